@@ -10,6 +10,7 @@ from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema
 from pyiceberg.types import NestedField
 
+from frazil.ingest.changes import with_others
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.decode import Decoded, Decoder, Rejection
 
@@ -59,7 +60,10 @@ class AliasedDecoder:
         good = pa.array(~lacking)
         kept = [array.filter(good) for array in arrays] if rejections else arrays
         rows = pa.Table.from_arrays(kept, schema=self._arrow_schema)
-        return Decoded(rows, decoded.kept[~lacking], [*decoded.rejections, *rejections], decoded.sighted)
+        others = decoded.rows.filter(good) if rejections else decoded.rows
+        return Decoded(
+            with_others(rows, others), decoded.kept[~lacking], [*decoded.rejections, *rejections], decoded.sighted
+        )
 
     def _column(self, field: pa.Field, rows: pa.Table) -> pa.ChunkedArray:
         column = rows.column(field.name)

@@ -11,6 +11,7 @@ from pyiceberg.schema import Schema
 
 from frazil.ingest.binary_arrays import arrow_binary, failures
 from frazil.ingest.binary_column import BinaryColumn
+from frazil.ingest.changes import with_others
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.decode import Decoded, Rejection
 from frazil.ingest.headers import header_column
@@ -52,4 +53,5 @@ class BesideValue:
             arrow_binary(columns[field.name], field.type) if field.name in columns else rows.column(field.name)
             for field in self._arrow_schema
         ]
-        return Decoded(pa.Table.from_arrays(arrays, schema=self._arrow_schema), kept, rejections)
+        whole = pa.Table.from_arrays(arrays, schema=self._arrow_schema)
+        return Decoded(with_others(whole, rows), kept, rejections)

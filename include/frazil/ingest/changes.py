@@ -66,7 +66,8 @@ class ChangeReader:
 
     def __call__(self, decoded: Decoded, chunk: Chunk) -> Decoded:
         """The rows with what each does; an upsert without a required value is a rejection."""
-        deletes = self._of_deletes(decoded.rows)
+        told = CHANGE in decoded.rows.column_names  # by the envelope
+        deletes = self._told(decoded.rows) if told else self._of_deletes(decoded.rows)
         if self._rules.tombstones:
             deletes = deletes | (chunk.values.lengths == NULL)[decoded.kept]
         rejections: dict[int, Rejection] = {}
@@ -75,15 +76,21 @@ class ChangeReader:
             for row in np.flatnonzero(missing).tolist():
                 text = f"{name}: required, and missing or null"
                 rejections.setdefault(row, Rejection(int(decoded.kept[row]), "MissingRequired", text))
-        rows = decoded.rows.append_column(CHANGE, pa.array(np.where(deletes, DELETE, UPSERT).astype(np.int32)))
-        rows = rows.append_column(KEPT, pa.nulls(rows.num_rows, pa.list_(pa.int32())))
+        rows = decoded.rows
+        if not told:
+            rows = rows.append_column(CHANGE, pa.array(np.where(deletes, DELETE, UPSERT).astype(np.int32)))
+            rows = rows.append_column(KEPT, pa.nulls(rows.num_rows, pa.list_(pa.int32())))
         found = Decoded(rows, decoded.kept, decoded.rejections, decoded.sighted)
         if not rejections:
             return found
         good = np.ones(rows.num_rows, np.bool_)
         good[list(rejections)] = False
-        told = [*decoded.rejections, *(rejections[row] for row in sorted(rejections))]
-        return Decoded(rows.filter(pa.array(good)), decoded.kept[good], told, decoded.sighted)
+        all_told = [*decoded.rejections, *(rejections[row] for row in sorted(rejections))]
+        return Decoded(rows.filter(pa.array(good)), decoded.kept[good], all_told, decoded.sighted)
+
+    @staticmethod
+    def _told(rows: pa.Table) -> NDArray[np.bool_]:
+        return pc.equal(rows.column(CHANGE), DELETE).to_numpy().astype(np.bool_)  # type: ignore[no-any-return]
 
     def _of_deletes(self, rows: pa.Table) -> NDArray[np.bool_]:
         if self._rules.delete_column is None or self._deletes is None:
@@ -91,3 +98,10 @@ class ChangeReader:
         values = rows.column(self._rules.delete_column)
         told: NDArray[np.bool_] = pc.is_in(values, self._deletes.cast(values.type)).to_numpy()
         return told
+
+
+def with_others(rows: pa.Table, decoded: pa.Table) -> pa.Table:
+    """The rows, with what a decoder tells of each beside its columns: what it changes."""
+    for name in CHANGE_COLUMNS & set(decoded.column_names):
+        rows = rows.append_column(name, decoded.column(name))
+    return rows

@@ -14,6 +14,8 @@ row is then written anew once for each tier, and a partition has few files of ea
 TOGETHER = 4
 SMALL_BYTES = 64 * 2**10
 """Files below this size cost readers the same."""
+REWRITTEN_BYTES = 2**20
+"""A file of no more bytes is written anew as soon as a row leaves it: a delete file would cost its readers more."""
 ROW_BYTES = 50
 """About the size of a row, where no file tells."""
 
@@ -27,7 +29,9 @@ def rewritten(how: How, leaving: Mapping[TableFile, int], files: Sequence[TableF
         return {file.path for file in leaving}
     if how == "merge-on-read":
         return {file.path for file, rows in leaving.items() if rows == file.records}
-    found = {file.path for file, rows in leaving.items() if rows > LEFT_MOST * file.records}
+    found = {
+        file.path for file, rows in leaving.items() if rows > LEFT_MOST * file.records or file.bytes <= REWRITTEN_BYTES
+    }
     return found | _joining(files, found, leaving, new_rows)
 
 

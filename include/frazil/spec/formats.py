@@ -54,6 +54,38 @@ class Registry(Model):
         return self
 
 
+POSITION = "position"
+"""In `Envelope.metadata`: an event's place in the source's log, as a text that is greater for a later event."""
+
+
+class Envelope(Model):
+    """Records are events of changes, as Debezium writes them; for `mode: upsert`."""
+
+    type: Literal["debezium"] = "debezium"
+    metadata: Annotated[Mapping[str, str], YamlForm("mapping of columns")] = Field(
+        default_factory=dict,
+        description="Columns that the envelope fills, each with a field of it (`source.lsn`, `source.ts_ms`, "
+        "`transaction.id`, `ts_ms`, `op`), or with `position`: a text that is greater for a later event of the "
+        "source's log, for `order-by`.",
+    )
+    times: Literal["numbers", "iso"] = Field(
+        default="numbers",
+        description="How columns of type `date` and `time` arrive: as days since 1970 and microseconds, which is "
+        "Debezium's default, or as text (`time.precision.mode: isostring`). Timestamps arrive in their column's unit.",
+    )
+    unavailable: str = Field(
+        default="__debezium_unavailable_value",
+        min_length=1,
+        description="What stands for a value that an event does not tell, because an update left it as it was: the "
+        "table's row keeps its own (`unavailable.value.placeholder`).",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _alone(cls, value: object) -> object:
+        return {"type": value} if isinstance(value, str) else value
+
+
 class JsonFormat(Model):
     """An object of JSON for each record, or several, each on a line of its own."""
 
@@ -70,6 +102,9 @@ class JsonFormat(Model):
     registry: Registry | None = Field(
         default=None,
         description="Where `frazil infer` finds the JSON Schema of each id. The writer reads objects without it.",
+    )
+    envelope: Envelope | None = Field(
+        default=None, description="`debezium`, or a mapping: records are events of changes in another database."
     )
 
     @model_validator(mode="before")
@@ -169,6 +204,9 @@ class AvroFormat(_SchemaFormat):
     """A record of Avro's binary encoding."""
 
     type: Literal["avro"] = "avro"
+    envelope: Envelope | None = Field(
+        default=None, description="`debezium`, or a mapping: records are events of changes in another database."
+    )
 
 
 class ProtobufFormat(_SchemaFormat):
@@ -191,6 +229,11 @@ class ProtobufFormat(_SchemaFormat):
         if self.registry is not None and (self.message is not None or self.framing != "none"):
             raise ValueError("has message or framing beside a registry, where each record says its message; remove it")
         return self
+
+
+def envelope_of(value: ValueFormat) -> Envelope | None:
+    """The envelope that records of a format have."""
+    return value.envelope if isinstance(value, JsonFormat | AvroFormat) else None
 
 
 ValueFormat = JsonFormat | StringFormat | BytesFormat | CsvFormat | AvroFormat | ProtobufFormat

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field, model_validator
 
 from frazil.spec.coordinates import RESERVED
+from frazil.spec.formats import POSITION, envelope_of
 from frazil.spec.inconsistent import Problem, did_you_mean
 from frazil.spec.values import Model
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from frazil.spec.model import Column, StreamSpec
 
 TOMBSTONES = "tombstones"
+ENVELOPE_FIELDS = ("source", "transaction", "op", "ts_ms", "ts_us", "ts_ns")
 UNKEYED = ("float", "double")
 """Types that are no key: NaN equals nothing, and numbers that look alike differ."""
 ORDERED = ("int", "long", "decimal", "date", "time", "timestamp", "timestamptz", "string")
@@ -51,6 +53,9 @@ How = Literal["auto", "copy-on-write", "merge-on-read"]
 def problems(spec: StreamSpec) -> Iterator[Problem]:
     """What is wrong with an upsert, or what only an upsert may have."""
     if spec.mode == "append":
+        if envelope_of(spec.source.format):
+            what = "has changes of rows, which an append would keep beside each other; add mode: upsert and a key"
+            yield Problem("source.format.envelope", None, what)
         for name, value in (("key", spec.key), ("order-by", spec.order_by), ("delete", spec.delete)):
             if value:
                 yield Problem(name, None, "is for mode: upsert; add that, or leave it out")
@@ -63,6 +68,7 @@ def problems(spec: StreamSpec) -> Iterator[Problem]:
     yield from _key(spec, columns)
     yield from _order(spec, columns)
     yield from _delete(spec, columns)
+    yield from _envelope(spec, columns)
     yield from _beside(spec)
 
 
@@ -108,6 +114,28 @@ def _delete(spec: StreamSpec, columns: dict[str, Column]) -> Iterator[Problem]:
     if delete.tombstones and (spec.source.key is None or spec.key != (spec.source.key.column,)):
         what = "needs the key of records as the one key column: declare source.key, and let key name its column"
         yield Problem("delete.tombstones", True, what)
+
+
+def _envelope(spec: StreamSpec, columns: dict[str, Column]) -> Iterator[Problem]:
+    if (envelope := envelope_of(spec.source.format)) is None:
+        return
+    if spec.delete is not None:
+        yield Problem("delete", None, "is told by the events themselves; leave it out")
+    if spec.evolution.mode != "off":
+        what = "does not see the fields within an event yet; leave it out, and add columns to the schema"
+        yield Problem("evolution", spec.evolution.mode, what)
+    for name, path in envelope.metadata.items():
+        place = f"source.format.envelope.metadata.{name}"
+        if (column := columns.get(name)) is None:
+            yield Problem(place, path, f"is not a column of the schema{did_you_mean(name, columns)}")
+        elif name in spec.key:
+            yield Problem(place, path, "is of the key, which rows have themselves")
+        elif path == POSITION:
+            if column.type not in {"string", ""}:
+                yield Problem(place, path, f"is a text, and the column is {column.type}; make it string")
+        elif path.split(".")[0] not in ENVELOPE_FIELDS or not all(path.split(".")):
+            what = f"is no field of an envelope; it begins with {', '.join(ENVELOPE_FIELDS)}, or is {POSITION}"
+            yield Problem(place, path, what)
 
 
 def _beside(spec: StreamSpec) -> Iterator[Problem]:

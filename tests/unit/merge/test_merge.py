@@ -159,7 +159,7 @@ def test_a_file_that_all_rows_leave_is_replaced_by_nothing(tmp_path: Path) -> No
 
 
 def test_few_rows_leave_a_large_file_by_one_delete_file_that_the_next_replaces(tmp_path: Path) -> None:
-    table = made(tmp_path)
+    table = made(tmp_path, "merge-on-read")
     table.land(rows(1000))
     for n, version in enumerate((2, 3)):
         table.merge(table.stage([{"id": 7 + n, "part": "a", "version": version}]))

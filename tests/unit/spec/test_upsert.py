@@ -106,3 +106,31 @@ def test_the_key_is_the_identifier_of_the_table_and_stays_required_whatever_evol
     schema = iceberg.schema(spec)
     assert schema.identifier_field_names() == {"id", "ref"}
     assert not {"id", "ref"} & declared_table(spec).relaxable
+
+
+def enveloped(mode: str = "upsert", **more: object) -> dict[str, str]:
+    envelope = more.pop("envelope", "debezium")
+    source = {**ORDERS["source"], "format": {"type": "json", "envelope": envelope}}  # type: ignore[dict-item]
+    return found(mode=mode, source=source, **more)
+
+
+def test_an_envelope_is_for_an_upsert() -> None:
+    assert enveloped(key="id") == {}
+    assert "add mode: upsert and a key" in enveloped("append")["source.format.envelope"]
+    assert "told by the events" in enveloped(key="id", delete={"column": "op", "values": ["d"]})["delete"]
+    assert "does not see the fields" in enveloped(key="id", evolution="additive")["evolution"]
+
+
+@pytest.mark.parametrize(
+    ("metadata", "said"),
+    [
+        ({"noe": "source.lsn"}, "did you mean note?"),
+        ({"id": "source.lsn"}, "is of the key"),
+        ({"at": "position"}, "is a text, and the column is timestamptz"),
+        ({"note": "after.note"}, "is no field of an envelope; it begins with source"),
+        ({"note": "source."}, "is no field of an envelope"),
+    ],
+)
+def test_metadata_of_an_envelope_is_checked(metadata: dict[str, str], said: str) -> None:
+    (message,) = enveloped(key="id", envelope={"metadata": metadata}).values()
+    assert said in message

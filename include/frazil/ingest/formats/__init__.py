@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 from pydantic import ValidationError
@@ -26,6 +27,7 @@ from frazil.spec.formats import (
     ProtobufFormat,
     StringFormat,
     ValueFormat,
+    envelope_of,
     format_of,
     schema_of,
 )
@@ -116,6 +118,11 @@ def decoder(
     cannot be decoded. Unless `evolution` is off, it also says what records have beyond the schema.
     """
     declared = _parsed(plain)
+    if envelope := envelope_of(declared):
+        from frazil.ingest.formats.envelope import EnvelopeDecoder  # noqa: PLC0415 - as above
+
+        content = declared.model_copy(update={"envelope": None})
+        return EnvelopeDecoder(partial(FORMATS[declared.type], content), schema, units, envelope)
     made = FORMATS[declared.type](declared, schema, units)
     if evolution != "off" and isinstance(made, SightingDecoder):
         made.sight(widening=evolution == "full")

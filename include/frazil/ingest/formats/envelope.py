@@ -1,0 +1,286 @@
+"""Debezium's envelopes: an event of a row's change, with its state before and after, as rows of a change file.
+
+An envelope is decoded as a record of nested structs, by the decoder of its format, and flattened in Arrow: `after` of
+what was created, updated or read in a snapshot, the key in `before` of what was deleted. In JSON it may be the
+`payload` of an object that has its schema as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+from pyiceberg.io.pyarrow import schema_to_pyarrow
+from pyiceberg.schema import Schema
+from pyiceberg.types import (
+    BinaryType,
+    DateType,
+    IcebergType,
+    IntegerType,
+    LongType,
+    NestedField,
+    StringType,
+    StructType,
+    TimeType,
+)
+
+from frazil.ingest.binary_column import NULL
+from frazil.ingest.changes import CHANGE, DELETE, KEPT, UPSERT
+from frazil.ingest.chunk import Chunk
+from frazil.ingest.decode import Decoded, Decoder, Rejection
+from frazil.spec.formats import POSITION, Envelope
+
+MakeDecoder = Callable[[Schema, Mapping[int, str]], Decoder]
+
+BEFORE_IDS, PAYLOAD_IDS, OWN_IDS = 1_000_000_000, 500_000_000, 1_900_000_000
+"""Where the field ids of `before`, of all within `payload`, and of fields that are no columns begin."""
+NOT_AN_ENVELOPE, TRUNCATED = "NotAnEnvelope", "Truncated"
+POSITIONS: Mapping[str, IcebergType] = {
+    "lsn": LongType(),
+    "file": StringType(),
+    "pos": LongType(),
+    "row": LongType(),
+}
+"""The fields of `source` that tell an event's place in the log of PostgreSQL, or of MySQL."""
+_SKIPPED = ("m",)
+"""Messages that an application wrote to the log."""
+_STATES = ("c", "u", "r")
+
+
+class EnvelopeDecoder:
+    """Decodes the events of one stream. A tombstone is neither row nor rejection: its delete came before it."""
+
+    def __init__(self, make: MakeDecoder, schema: Schema, units: Mapping[int, str], envelope: Envelope) -> None:
+        """`schema` has the columns that an event fills, of which only the key is required."""
+        self._envelope = envelope
+        self._schema = schema_to_pyarrow(schema, include_field_ids=True)
+        self._key = [field.name for field in schema.fields if field.required]
+        self._columns = [field for field in schema.fields if field.name not in envelope.metadata]
+        self._ids = {field.name: field.field_id for field in schema.fields}
+        layers = self._layers(schema)
+        payload = NestedField(OWN_IDS, "payload", StructType(*_moved(layers, PAYLOAD_IDS)), required=False)
+        of_before = {BEFORE_IDS + i: unit for i, unit in units.items()}
+        plain = {**units, **of_before}
+        shifted = {PAYLOAD_IDS + i: unit for i, unit in plain.items()}
+        self._decode = make(Schema(*layers, payload, schema_id=schema.schema_id), {**plain, **shifted})
+
+    def _layers(self, schema: Schema) -> list[NestedField]:
+        """The fields of an envelope."""
+        after = [_optional(field, self._arriving(field.field_type)) for field in self._columns]
+        before = _moved([field for field in after if field.name in self._key], BEFORE_IDS)
+        own = _Ids(OWN_IDS + 1)
+        tree: dict[str, object] = {"op": (StringType(), own()), "source": {}}
+        for column, path in self._envelope.metadata.items():
+            field = schema.find_field(column)
+            leaves = [(["source", name], (kind, own())) for name, kind in POSITIONS.items()]
+            for leaf, of in leaves if path == POSITION else [(path.split("."), (field.field_type, field.field_id))]:
+                _put(tree, leaf, of)
+        return [
+            NestedField(own(), "after", StructType(*after), required=False),
+            NestedField(own(), "before", StructType(*before), required=False),
+            *_fields(tree, own),
+        ]
+
+    def _arriving(self, kind: IcebergType) -> IcebergType:
+        """The type that a column's value arrives as."""
+        if self._envelope.times == "iso":
+            return kind
+        return IntegerType() if isinstance(kind, DateType) else LongType() if isinstance(kind, TimeType) else kind
+
+    def __call__(self, chunk: Chunk) -> Decoded:
+        decoded = self._decode(chunk)
+        absent = chunk.values.lengths == NULL
+        rejections = [r for r in decoded.rejections if not absent[r.index]]
+        parts = _Parts.of(decoded.rows)
+        op = parts.text("op")
+        deletes, states = _mask(pc.equal(op, "d")), _mask(pc.is_in(op, pa.array(_STATES)))
+        wrong = self._wrong(parts, op, deletes, states)
+        skipped = _mask(pc.is_in(op, pa.array(_SKIPPED)))
+        columns = self._values(parts, deletes)
+        for name in self._key:
+            for row in np.flatnonzero(_mask(columns[name].is_null()) & (deletes | states)).tolist():
+                where = "before" if deletes[row] else "after"
+                wrong.setdefault(row, ("MissingRequired", f"{where}.{name}: required, and missing or null"))
+        kept, columns = self._kept(columns)
+        good = ~skipped
+        good[list(wrong)] = False
+        arrays = [columns[field.name].cast(field.type) for field in self._schema]
+        change = pa.array(np.where(deletes, DELETE, UPSERT).astype(np.int32))
+        rows = pa.Table.from_arrays(arrays, schema=_nullable(self._schema)).append_column(CHANGE, change)
+        rows = rows.append_column(KEPT, kept).filter(pa.array(good))
+        told = [Rejection(int(decoded.kept[row]), *wrong[row]) for row in sorted(wrong)]
+        return Decoded(rows, decoded.kept[good], [*rejections, *told], decoded.sighted)
+
+    def _wrong(
+        self, parts: _Parts, op: pa.Array, deletes: NDArray[np.bool_], states: NDArray[np.bool_]
+    ) -> dict[int, tuple[str, str]]:
+        found: dict[int, tuple[str, str]] = {}
+        for row in np.flatnonzero(~deletes & ~states & ~_mask(pc.is_in(op, pa.array(_SKIPPED)))).tolist():
+            said = op[row].as_py()
+            if said == "t":
+                text = "op: t: the source's table was truncated; its rows are still in this one: delete them by hand"
+                found[row] = (TRUNCATED, text)
+            elif said is None:
+                text = "op: missing: this is no event of Debezium; if a transform unwraps them, declare no envelope"
+                found[row] = (NOT_AN_ENVELOPE, text)
+            else:
+                found[row] = (NOT_AN_ENVELOPE, f"op: {said!r:.50}: c, u, r, d, t or m is needed")
+        for name, rows in (("after", states), ("before", deletes)):
+            for row in np.flatnonzero(rows & ~parts.there(name)).tolist():
+                hint = "; let the source's table have a replica identity" if name == "before" else ""
+                found[row] = ("MissingRequired", f"{name}: required, and missing or null{hint}")
+        return found
+
+    def _values(self, parts: _Parts, deletes: NDArray[np.bool_]) -> dict[str, pa.Array]:
+        """The values of all columns; of a delete only the key's and the metadata's."""
+        found = {}
+        for field in self._columns:
+            values = parts.of_column("after", field.name)
+            if field.name in self._key and deletes.any():
+                values = _chosen(deletes, parts.of_column("before", field.name), values)
+            found[field.name] = _timed(values, field.field_type) if self._envelope.times != "iso" else values
+        for column, path in self._envelope.metadata.items():
+            found[column] = parts.position() if path == POSITION else parts.at(path.split("."))
+        return found
+
+    def _kept(self, columns: dict[str, pa.Array]) -> tuple[pa.Array, dict[str, pa.Array]]:
+        """Which columns each row keeps, because their values are not in the event; these values become null."""
+        count = len(next(iter(columns.values())))
+        masks: dict[int, NDArray[np.bool_]] = {}
+        for field in self._columns:
+            text = isinstance(field.field_type, StringType)
+            if not text and not isinstance(field.field_type, BinaryType):
+                continue
+            values = columns[field.name]
+            unavailable = self._envelope.unavailable
+            mask = _mask(pc.equal(values, pa.scalar(unavailable if text else unavailable.encode(), values.type)))
+            if mask.any():
+                masks[self._ids[field.name]] = mask
+                columns = {**columns, field.name: pc.if_else(pa.array(mask), pa.scalar(None, values.type), values)}
+        lists: list[list[int] | None] = [None] * count
+        for row in np.flatnonzero(np.any([*masks.values()], axis=0)).tolist() if masks else ():
+            lists[row] = [i for i, mask in masks.items() if mask[row]]
+        return pa.array(lists, pa.list_(pa.int32())), columns
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """Envelopes as decoded, each as it is or within `payload`."""
+
+    rows: dict[str, pa.Array]
+    payload: pa.StructArray
+    wrapped: NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, rows: pa.Table) -> _Parts:
+        columns = {name: _whole(rows.column(name)) for name in rows.column_names}
+        payload = columns.pop("payload")
+        return cls(columns, payload, _mask(payload.is_valid()))
+
+    def _field(self, name: str) -> pa.Array:
+        if not self.wrapped.any():
+            return self.rows[name]
+        return _chosen(self.wrapped, pc.struct_field(self.payload, name), self.rows[name])
+
+    def text(self, name: str) -> pa.Array:
+        return self._field(name)
+
+    def there(self, name: str) -> NDArray[np.bool_]:
+        return _mask(self._field(name).is_valid())
+
+    def of_column(self, layer: str, name: str) -> pa.Array:
+        return pc.struct_field(self._field(layer), name)
+
+    def at(self, path: list[str]) -> pa.Array:
+        found = self._field(path[0])
+        for name in path[1:]:
+            found = pc.struct_field(found, name)
+        return found
+
+    def position(self) -> pa.Array:
+        """A text for each event that is greater for a later one: of an LSN, or of a binlog's file, place and row."""
+        lsn, file, pos, row = (self.at(["source", name]) for name in POSITIONS)
+        text = pa.string()
+        of_log = pc.binary_join_element_wise(file.cast(text), _padded(pos), _padded(pc.fill_null(row, 0)), "/")
+        return pc.if_else(lsn.is_valid(), _padded(lsn), of_log)
+
+
+class _Ids:
+    def __init__(self, first: int) -> None:
+        self._next = first
+
+    def __call__(self) -> int:
+        self._next += 1
+        return self._next - 1
+
+
+def _optional(field: NestedField, kind: IcebergType) -> NestedField:
+    return field.model_copy(update={"required": False, "field_type": kind})
+
+
+def _moved(fields: list[NestedField], by: int) -> list[NestedField]:
+    """The fields with other ids, at every level."""
+    text = StructType(*fields).model_dump()
+
+    def moved(value: object) -> object:
+        if isinstance(value, dict):
+            return {
+                k: v + by if k in {"id", "element-id", "key-id", "value-id"} and isinstance(v, int) else moved(v)
+                for k, v in value.items()
+            }
+        return [moved(v) for v in value] if isinstance(value, list | tuple) else value
+
+    return list(StructType.model_validate(moved(text)).fields)
+
+
+def _put(tree: dict[str, object], path: list[str], of: tuple[IcebergType, int]) -> None:
+    for name in path[:-1]:
+        found = tree.setdefault(name, {})
+        assert isinstance(found, dict)
+        tree = found
+    tree[path[-1]] = of
+
+
+def _fields(tree: Mapping[str, object], ids: _Ids) -> list[NestedField]:
+    found = []
+    for name, of in tree.items():
+        if isinstance(of, tuple):
+            found.append(NestedField(of[1], name, of[0], required=False))
+        elif isinstance(of, dict) and of:
+            found.append(NestedField(ids(), name, StructType(*_fields(of, ids)), required=False))
+    return found
+
+
+def _timed(values: pa.Array, kind: IcebergType) -> pa.Array:
+    """Days and microseconds, as Debezium writes dates and times."""
+    if isinstance(kind, DateType):
+        return values.cast(pa.int32()).cast(pa.date32())
+    return values.cast(pa.time64("us")) if isinstance(kind, TimeType) else values
+
+
+def _padded(numbers: pa.Array) -> pa.Array:
+    return pc.utf8_lpad(numbers.cast(pa.string()), 20, "0")
+
+
+def _chosen(mask: NDArray[np.bool_], first: pa.Array, second: pa.Array) -> pa.Array:
+    """The first value where the mask is true, else the second; of any type."""
+    places = np.where(mask, np.arange(len(mask)), np.arange(len(mask)) + len(mask))
+    return pa.concat_arrays([first, second.cast(first.type)]).take(pa.array(places))
+
+
+def _nullable(schema: pa.Schema) -> pa.Schema:
+    return pa.schema([field.with_nullable(True) for field in schema])
+
+
+def _whole(column: pa.ChunkedArray) -> pa.Array:
+    found = column.combine_chunks()
+    return found if isinstance(found, pa.Array) else pa.concat_arrays(found.chunks)
+
+
+def _mask(array: pa.Array) -> NDArray[np.bool_]:
+    found: NDArray[np.bool_] = pc.fill_null(array, False).to_numpy(zero_copy_only=False).astype(np.bool_)
+    return found

@@ -1,0 +1,218 @@
+"""Debezium's events as changes: PostgreSQL's and MySQL's, as its connectors write them."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from datetime import UTC, date, datetime, time
+from typing import Any
+
+import fastavro
+import pytest
+from pyiceberg.schema import Schema
+
+from frazil.ingest.changes import CHANGE, DELETE, KEPT, UPSERT, change_schema
+from frazil.ingest.chunk import Chunk
+from frazil.ingest.coordinates import record_schema
+from frazil.ingest.decode import Decoded
+from frazil.ingest.formats import decoder
+from frazil.spec import iceberg
+from frazil.spec.formats import plain_format
+from frazil.spec.model import StreamSpec
+
+METADATA = {"lsn": "source.lsn", "place": "position", "tx": "transaction.id", "said_at": "ts_ms"}
+SPEC = {
+    "name": "orders",
+    "source": {
+        "topics": ["shop.public.orders"],
+        "bootstrap-servers": "127.0.0.1:1",
+        "format": {"type": "json", "envelope": {"metadata": METADATA}},
+    },
+    "table": "shop.orders",
+    "schema": {
+        "id": "long not null",
+        "name": "string",
+        "price": "decimal(10, 2)",
+        "day": "date",
+        "clock": "time",
+        "at": {"type": "timestamptz", "unit": "us"},
+        "lsn": "long",
+        "place": "string",
+        "tx": "string",
+        "said_at": {"type": "timestamptz", "unit": "ms"},
+    },
+    "event-time": "said_at",
+    "mode": "upsert",
+    "key": "id",
+    "order-by": "place",
+}
+SOURCE = {"version": "3.6.3.Final", "connector": "postgresql", "name": "shop", "ts_ms": 1_767_225_600_000,
+          "snapshot": "false", "db": "shop", "sequence": '["24023119","24023128"]', "schema": "public",
+          "table": "orders", "txId": 571, "lsn": 24_023_128, "xmin": None}  # fmt: skip
+ROW = {"id": 1, "name": "a", "price": "1.50", "day": 20_454, "clock": 3_723_000_000, "at": 1_767_225_600_000_001}
+
+
+def event(op: str, **parts: Any) -> dict[str, Any]:
+    transaction = {"id": "571:24023128", "total_order": 1, "data_collection_order": 1}
+    plain = {"before": None, "after": None, "source": SOURCE, "transaction": transaction, "op": op}
+    return {**plain, "ts_ms": 1_767_225_600_500, "ts_us": 1_767_225_600_500_000, **parts}
+
+
+def wrapped(value: dict[str, Any]) -> dict[str, Any]:
+    schema = {"type": "struct", "fields": [{"type": "struct", "optional": True, "field": "before"}], "optional": False}
+    return {"schema": schema, "payload": value}
+
+
+def decode(values: list[Any], **changed: Any) -> Decoded:
+    declared = {**SPEC, **changed}
+    spec = StreamSpec.model_validate(declared)
+    table = iceberg.schema(spec)
+    filled = record_schema(change_schema(table, spec.key), coordinates=True)
+    units = {table.find_field(name).field_id: unit for name, unit in spec.units.items()}
+    made = decoder(plain_format(spec.value_format), filled, units)
+    encoded = [v if v is None or isinstance(v, bytes) else json.dumps(v).encode() for v in values]
+    return made(Chunk.of_values(encoded))
+
+
+@pytest.fixture(params=[lambda value: value, wrapped], ids=["plain", "with its schema"])
+def form(request: pytest.FixtureRequest) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    found: Callable[[dict[str, Any]], dict[str, Any]] = request.param
+    return found
+
+
+def test_states_are_upserts_and_deletes_have_their_key(form: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    events = [
+        event("r", after=ROW),
+        event("c", after=ROW),
+        event("u", before={"id": 1}, after={**ROW, "name": "b"}),
+        event("d", before={"id": 1}),
+        None,
+        event("m"),
+    ]
+    decoded = decode([value and form(value) for value in events])
+    assert decoded.rejections == []
+    assert decoded.kept.tolist() == [0, 1, 2, 3]
+    first, _, updated, deleted = decoded.rows.to_pylist()
+    assert [row[CHANGE] for row in decoded.rows.to_pylist()] == [UPSERT, UPSERT, UPSERT, DELETE]
+    assert first == {
+        "id": 1,
+        "name": "a",
+        "price": pytest.approx(1.5),
+        "day": date(2026, 1, 1),
+        "clock": time(1, 2, 3),
+        "at": datetime(2026, 1, 1, microsecond=1, tzinfo=UTC),
+        "lsn": 24_023_128,
+        "place": "00000000000024023128",
+        "tx": "571:24023128",
+        "said_at": datetime(2026, 1, 1, microsecond=500_000, tzinfo=UTC),
+        CHANGE: UPSERT,
+        KEPT: None,
+    }
+    assert updated["name"] == "b"
+    assert {name: deleted[name] for name in ("id", "name", "lsn")} == {"id": 1, "name": None, "lsn": 24_023_128}
+
+
+def test_what_an_event_does_not_tell_is_kept() -> None:
+    unavailable = "__debezium_unavailable_value"
+    decoded = decode([event("u", after={**ROW, "name": unavailable}), event("u", after=ROW)])
+    name = iceberg.schema(StreamSpec.model_validate(SPEC)).find_field("name").field_id
+    assert decoded.rows[KEPT].to_pylist() == [[name], None]
+    assert decoded.rows["name"].to_pylist() == [None, "a"]
+
+
+@pytest.mark.parametrize(
+    ("value", "error_class", "said"),
+    [
+        (event("t"), "Truncated", "op: t: the source's table was truncated"),
+        ({"ts_ms": 1}, "NotAnEnvelope", "op: missing: this is no event of Debezium"),
+        (ROW, "NotAnEnvelope", "op: missing"),
+        (event("x", after=ROW), "NotAnEnvelope", "op: 'x': c, u, r, d, t or m is needed"),
+        (event("c"), "MissingRequired", "after: required, and missing or null"),
+        (event("d"), "MissingRequired", "before: required, and missing or null; let the source's table have a replica"),
+        (event("u", after={**ROW, "id": None}), "MissingRequired", "after.id: required, and missing or null"),
+        (event("d", before={"name": "x"}), "MissingRequired", "before.id: required, and missing or null"),
+        (event("u", after={**ROW, "price": "dear"}), "TypeMismatch", "after.price: "),
+        (b"nonsense", None, ""),
+    ],
+)
+def test_what_is_no_change_is_a_dead_letter(value: Any, error_class: str | None, said: str) -> None:
+    decoded = decode([event("c", after=ROW), value, event("c", after={**ROW, "id": 2})])
+    assert decoded.rows["id"].to_pylist() == [1, 2]
+    (rejection,) = decoded.rejections
+    assert rejection.index == 1
+    assert error_class in {None, rejection.error_class}
+    assert rejection.error.startswith(said)
+
+
+def test_dates_and_times_may_be_text() -> None:
+    source = {**SPEC["source"], "format": {"type": "json", "envelope": {"times": "iso", "metadata": METADATA}}}  # type: ignore[dict-item]
+    decoded = decode([event("c", after={**ROW, "day": "2026-01-02", "clock": "04:05:06Z"[:8]})], source=source)
+    assert decoded.rejections == []
+    (row,) = decoded.rows.to_pylist()
+    assert (row["day"], row["clock"]) == (date(2026, 1, 2), time(4, 5, 6))
+
+
+def test_places_in_mysqls_log_are_in_its_order() -> None:
+    places = [("mysql-bin.000003", 4, 0), ("mysql-bin.000003", 4, 1), ("mysql-bin.000003", 12, 0)]
+    places.append(("mysql-bin.000010", 1, 0))
+    keys = ("connector", "gtid", "file", "pos", "row")
+    events = [event("c", after=ROW, source=dict(zip(keys, ("mysql", None, *p), strict=True))) for p in places]
+    found = decode(events).rows["place"].to_pylist()
+    assert found == sorted(found)
+    assert len(set(found)) == len(found)
+
+
+def test_avro_has_the_same_events() -> None:
+    def record(name: str, fields: list[Any]) -> dict[str, Any]:
+        return {"type": "record", "name": name, "fields": fields}
+
+    def optional(name: str, kind: Any) -> dict[str, Any]:
+        return {"name": name, "type": ["null", kind], "default": None}
+
+    value = record("Value", [{"name": "id", "type": "long"}, optional("name", "string"), optional("day", "int")])
+    source = record("Source", [{"name": "connector", "type": "string"}, optional("lsn", "long")])
+    schema = record(
+        "Envelope",
+        [
+            optional("before", value),
+            optional("after", "Value"),
+            {"name": "source", "type": source},
+            {"name": "op", "type": "string"},
+            optional("ts_ms", "long"),
+        ],
+    )
+    parsed = fastavro.parse_schema(json.loads(json.dumps(schema)))
+
+    def encoded(**parts: Any) -> bytes:
+        out = io.BytesIO()
+        plain = {"before": None, "after": None, "source": {"connector": "postgresql", "lsn": 7}, "ts_ms": 5}
+        fastavro.schemaless_writer(out, parsed, {**plain, **parts})
+        return out.getvalue()
+
+    metadata = {"lsn": "source.lsn", "said_at": "ts_ms"}
+    of = {"type": "avro", "schema-text": json.dumps(schema), "envelope": {"metadata": metadata}}
+    columns = {"id": "long not null", "name": "string", "day": "date", "lsn": "long"}
+    changed = {
+        "source": {**SPEC["source"], "format": of},  # type: ignore[dict-item]
+        "schema": {**columns, "said_at": {"type": "timestamptz", "unit": "ms"}},
+        "order-by": "lsn",
+    }
+    values = [
+        encoded(op="c", after={"id": 1, "name": "__debezium_unavailable_value", "day": 1}),
+        encoded(op="d", before={"id": 2, "name": None, "day": None}),
+    ]
+    decoded = decode(values, **changed)
+    assert decoded.rejections == []
+    rows = [{n: row[n] for n in ("id", "name", "day", "lsn", CHANGE)} for row in decoded.rows.to_pylist()]
+    assert rows == [
+        {"id": 1, "name": None, "day": date(1970, 1, 2), "lsn": 7, CHANGE: UPSERT},
+        {"id": 2, "name": None, "day": None, "lsn": 7, CHANGE: DELETE},
+    ]
+    assert decoded.rows[KEPT].to_pylist() == [[2], None]
+
+
+def test_an_envelope_without_rows(form: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    decoded = decode([form(event("m"))])
+    assert (decoded.rows.num_rows, decoded.rejections) == (0, [])
+    assert isinstance(change_schema(Schema(), ()), Schema)
