@@ -9,8 +9,7 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.catalog.sql import IcebergTables, SqlCatalog
 from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.table import CommitTableResponse, StagedTable, Table
-from sqlalchemy import update
-from sqlalchemy.orm import Session
+from sqlalchemy import Connection, update
 
 from frazil.table.atomic_commit import TableChange
 from frazil.table.parallel import in_parallel
@@ -31,12 +30,12 @@ def commit_by_sql(catalog: SqlCatalog, changes: Sequence[TableChange]) -> list[C
             name = change.table.name()
             staged.append(catalog._update_and_stage_table(change.table, name, change.requirements, change.updates))
         in_parallel(lambda made: catalog._write_metadata(made.metadata, made.io, made.metadata_location), staged)
-        with Session(catalog.engine) as session:
+        with catalog.engine.connect() as connection:
             # In one order everywhere: two writers that lock the same rows never wait for each other.
             for change, made in sorted(zip(changes, staged, strict=True), key=lambda pair: pair[1].name()):
-                _move(session, catalog.name, change.table, made)
+                _move(connection, catalog.name, change.table, made)
             sent = True
-            session.commit()
+            connection.commit()
     except BaseException:
         if not sent:
             _delete(staged)
@@ -44,7 +43,7 @@ def commit_by_sql(catalog: SqlCatalog, changes: Sequence[TableChange]) -> list[C
     return [CommitTableResponse(metadata=made.metadata, metadata_location=made.metadata_location) for made in staged]
 
 
-def _move(session: Session, catalog: str, found: Table, made: StagedTable) -> None:
+def _move(connection: Connection, catalog: str, found: Table, made: StagedTable) -> None:
     moved = (
         update(IcebergTables)
         .where(
@@ -55,7 +54,7 @@ def _move(session: Session, catalog: str, found: Table, made: StagedTable) -> No
         )
         .values(metadata_location=made.metadata_location, previous_metadata_location=found.metadata_location)
     )
-    if session.execute(moved).rowcount != 1:  # type: ignore[attr-defined]
+    if connection.execute(moved).rowcount != 1:
         raise CommitFailedException(f"table {'.'.join(found.name())} was changed meanwhile")
 
 

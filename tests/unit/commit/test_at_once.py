@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.table import CommitTableResponse
+from sqlalchemy import Connection
 from sqlalchemy.exc import OperationalError
-from sqlalchemy.orm import Session
 
 from frazil.commit.committer import Committer
 from frazil.commit.stream_tables import StreamTables
@@ -160,15 +160,15 @@ def test_a_conflict_on_one_table_leaves_the_other_as_it_was(world, committer, at
 
 def test_a_commit_that_fails_before_the_database_is_asked_to_commit_leaves_no_metadata(world, committer, monkeypatch):
     journal, fails = staged(world, committer), [locked(), ConnectionError("reset")]
-    execute = Session.execute
+    execute = Connection.execute
 
-    def failing(self: Session, *args: Any, **kwargs: Any) -> Any:
+    def failing(self: Connection, *args: Any, **kwargs: Any) -> Any:
         result = execute(self, *args, **kwargs)
         if fails and "UPDATE" in str(args[0]):
             raise fails.pop()
         return result
 
-    monkeypatch.setattr(Session, "execute", failing)
+    monkeypatch.setattr(Connection, "execute", failing)
     committer.commit(journal)
     assert not fails
     assert landed(world)
@@ -180,15 +180,15 @@ def test_an_error_of_commit_itself_leaves_the_metadata_until_it_is_known_what_be
     world, committer, monkeypatch, done
 ):
     journal, fails = staged(world, committer), [locked()]
-    commit = Session.commit
+    commit = Connection.commit
 
-    def failing(self: Session) -> None:
+    def failing(self: Connection) -> None:
         if done or not fails:
             commit(self)
         if fails:
             raise fails.pop()
 
-    monkeypatch.setattr(Session, "commit", failing)
+    monkeypatch.setattr(Connection, "commit", failing)
     committer.commit(journal)
     assert not fails
     assert landed(world)
