@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
+
+import pyarrow as pa
 import pytest
 
+from frazil.commit.marker import BatchKey
+from frazil.commit.merging import Merging
+from frazil.commit.settle import batch_folder
+from frazil.commit.target import change_target, target_table
 from frazil.errors import SchemaIncompatible
+from frazil.ingest.changes import CHANGE, UPSERT
+from frazil.ingest.write import TableWriter, file_namer
+from frazil.merge.contract import MergeRules
+from frazil.partitions.open_windows import Alignment
+from frazil.partitions.windows import Grain
+from tests.unit.commit.conftest import event_time, new_world
 from tests.unit.commit.upserts import BY_BUCKET, BY_REGION, WHOLE, upsert_world
 
 
@@ -204,3 +217,28 @@ def test_a_long_merge_that_lost_a_race_is_planned_again(bucketed, catalog):
     bucketed.upsert(committer, [(0, ("us", 100))])
 
     assert bucketed.accounts() == {**dict(FIRST), 0: ("us", 100), 500: ("eu", 5)}
+
+
+def test_rows_that_waited_on_the_open_branch_are_in_main_before_a_merge(catalog, tmp_path):
+    world, key = new_world(catalog, tmp_path), ("kafka_partition", "kafka_offset")
+    world.tables = dataclasses.replace(world.tables, align=Alignment("ts", Grain.DAY))
+    world.run(world.begin(), {0: (0, 3)})
+    assert world.rows() == []
+    merging = Merging(lambda _: MergeRules(key))
+    world.tables = dataclasses.replace(world.tables, align=None, merging=merging)
+    committer = world.begin()
+    batch = BatchKey(committer.epoch, world.marker().at.batch + 1)
+    table = world.load()
+    target = change_target(target_table(table, folder=batch_folder(table, world.stream, batch)), key)
+    writer = TableWriter(target, "main", io=table.io, file_name=file_namer(0, 0))
+    change = {"ts": event_time(1), "name": "new", "kafka_topic": "events", "kafka_partition": 0, "kafka_offset": 1}
+    writer.add(pa.Table.from_pylist([{**change, CHANGE: UPSERT}], schema=writer.layout.arrow_schema))
+    files = tuple(dataclasses.replace(file, content="changes") for file in writer.finish())
+    journal = world.journal(batch, {0: (3, 4)}, files, seen=committer.letters_seen())
+    assert world.tables.journals.put(journal)
+
+    marker = committer.commit(journal)
+
+    assert marker.open_snapshot_id is None
+    rows = {row["kafka_offset"]: row["name"] for row in world.load().scan().to_arrow().to_pylist()}
+    assert rows == {0: "0-0", 1: "new", 2: "0-2"}
