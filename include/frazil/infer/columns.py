@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from statistics import median
 
 from frazil.infer.observed import MOST_DISTINCT, Observed
-from frazil.spec.coordinates import RESERVED
+from frazil.spec.coordinates import METADATA_COLUMNS, OF_ICEBERG, RESERVED
 
 REQUIRED_FROM = 100
 """A column is proposed as required if at least this many records were sampled, and all of them have it."""
@@ -73,6 +73,8 @@ def column_problem(name: str, before: Mapping[str, str]) -> str:
         return "no column can have this name"
     if name.lower() in RESERVED:
         return "frazil adds a column of this name"
+    if name.lower() in METADATA_COLUMNS:
+        return OF_ICEBERG
     same = before.get(name.lower())
     return f"differs from {same} only by case" if same else ""
 

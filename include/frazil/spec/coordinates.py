@@ -16,4 +16,23 @@ LINE = "kafka_line"
 """The column that frazil adds beside them where a record may be several rows, which it numbers from 0."""
 RESERVED = frozenset({*COORDINATES, LINE})
 
+METADATA_COLUMNS = frozenset(
+    {
+        "_file",
+        "_pos",
+        "_deleted",
+        "_spec_id",
+        "_partition",
+        "_row_id",
+        "_last_updated_sequence_number",
+        "_change_type",
+        "_change_ordinal",
+        "_commit_snapshot_id",
+    }
+)
+"""Columns that Iceberg has in each table beside its own, in lower case: no column of a table can have such a name."""
+OF_ICEBERG = (
+    "has the name of one of Iceberg's metadata columns, so engines would refuse the table or read the wrong one"
+)
+
 REQUIRED_COORDINATES = frozenset({"kafka_topic", "kafka_partition", "kafka_offset"})

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from frazil.spec import layout_rules, property_rules, route, sensitive, upsert
-from frazil.spec.coordinates import RESERVED
+from frazil.spec.coordinates import METADATA_COLUMNS, OF_ICEBERG, RESERVED
 from frazil.spec.formats import BytesFormat, CsvFormat, StringFormat
 from frazil.spec.inconsistent import Problem, did_you_mean
 from frazil.spec.resources import IMAGES, ClusterManager, DeployMode
@@ -42,12 +42,19 @@ def _overlaps(need: str, wrong: str) -> bool:
 
 def warnings(spec: StreamSpec) -> tuple[Problem, ...]:
     """Problems that are errors only for a stream whose table is new."""
-    return tuple(
-        Problem(place, name, f"{reason}. A table that has the column can still be written; a new one is refused")
+    found = [
+        (place, name, reason)
         for column in spec.columns
         for name, reason in UNREADABLE.items()
         for place in places_of(name, parse_type(column.type), f"schema.{column.name}")
-    )
+    ]
+    found += [
+        (f"schema.{column.name}", column.type, OF_ICEBERG)
+        for column in spec.columns
+        if column.name.lower() in METADATA_COLUMNS
+    ]
+    still = "A table that has the column can still be written; a new one is refused"
+    return tuple(Problem(place, value, f"{reason}. {still}") for place, value, reason in found)
 
 
 def _columns(spec: StreamSpec) -> Iterator[Problem]:

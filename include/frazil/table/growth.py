@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pyiceberg.schema import Schema, index_by_id
 from pyiceberg.types import IcebergType, ListType, MapType, NestedField, StructType
 
-from frazil.spec.coordinates import LINE
+from frazil.spec.coordinates import LINE, METADATA_COLUMNS, OF_ICEBERG
 from frazil.table.evolution import Addition, Change, Conflict, Path, Promotion, Relaxation, differences, widens
 
 ELEMENT, VALUE = "element", "value"
@@ -55,9 +55,7 @@ def growth(
                     changes.append(change)
             case Addition() if here is None and _parent(table, change.path) is not None:
                 size = len(index_by_id(Schema(NestedField(-1, change.path[-1], change.type))))
-                if tuple(map(str.lower, change.path)) == (LINE,):
-                    refused.append(Refusal(change.path, "has the name of a column that frazil adds"))
-                elif reason := _why_not(table, former, [*changes, change], change.path):
+                if reason := _taken(change.path) or _why_not(table, former, [*changes, change], change.path):
                     refused.append(Refusal(change.path, reason))
                 elif columns + size > max_columns:
                     what = f"would be column {columns + size} of the table, and evolution.max-columns is {max_columns}"
@@ -68,13 +66,27 @@ def growth(
     return Growth(tuple(changes), tuple(refused))
 
 
+def _taken(path: Path) -> str | None:
+    """Why no table can have this column, whatever else it has."""
+    match tuple(map(str.lower, path)):
+        case (name,) if name == LINE:
+            return "has the name of a column that frazil adds"
+        case (name,) if name in METADATA_COLUMNS:
+            return OF_ICEBERG
+    return None
+
+
 def _why_not(table: Schema, former: Sequence[Schema], changes: Sequence[Change], path: Path) -> str | None:
     """Why the last of these changes cannot be made beside the others; None if it can."""
     added = {change.path: change for change in changes if isinstance(change, Addition)}
     siblings = [other[-1] for other in added if other[:-1] == path[:-1] and other != path]
     if alike := next((name for name in siblings if name.lower() == path[-1].lower()), None):
         return f"has the name of the new column {alike} in other case, and names are case-insensitive"
-    wanted = Schema(*grown(table.as_struct(), (), {path: added[path]}).fields)
+    try:
+        Schema(*grown(table.as_struct(), (), added).fields)
+        wanted = Schema(*grown(table.as_struct(), (), {path: added[path]}).fields)
+    except ValueError:  # PyIceberg's, and Iceberg has the same rule
+        return "would have the full name of another field: Iceberg joins the names of nested fields with dots"
     conflicts = [d for d in differences(wanted, table, former) if isinstance(d, Conflict) and d.path == path]
     return conflicts[0].message if conflicts else None
 

@@ -16,6 +16,7 @@ from pyiceberg.table import Table
 from pyiceberg.types import NestedField
 
 from frazil.errors import CommitUnavailable, SchemaIncompatible
+from frazil.spec.coordinates import METADATA_COLUMNS, OF_ICEBERG
 from frazil.table.catalogs import catalog_errors
 from frazil.table.column_history import TOP, ColumnHistory
 
@@ -94,6 +95,8 @@ def problems(asked: Asked, table: Schema, former: Sequence[Schema], *, fixed: Ma
             found.append(f"the table already has the column {names[new.lower()]}")
         elif not new or "." in new or new != new.strip():
             found.append(f"{new!r} can be no column's name: it is empty, or has a dot or spaces around it")
+        elif new.lower() in METADATA_COLUMNS:
+            found.append(f"{new} {OF_ICEBERG}")
         elif others := [i for i in history.ids.get((TOP, new), ()) if i != ids.get(old)]:
             found.append(f"{new} was the name of another column (field id {others[0]}): choose one that is new")
     given = [new.lower() for new in asked.renames.values()]

@@ -12,7 +12,7 @@ from pyiceberg.table import Table
 from pyiceberg.types import NestedField
 
 from frazil.errors import CommitUnavailable, SchemaIncompatible, SpecError
-from frazil.spec.coordinates import RESERVED
+from frazil.spec.coordinates import METADATA_COLUMNS, OF_ICEBERG, RESERVED
 from frazil.spec.model import StreamSpec
 from frazil.spec.types import UNREADABLE
 from frazil.table.catalogs import catalog_errors
@@ -98,6 +98,9 @@ def _adoptable(declared: DeclaredTable, existing: Schema) -> Schema:
 
 def refuse_unreadable(coming: Schema, table: str) -> None:
     """Refuse to add a column that would make the whole table unreadable to an engine. Raises SpecError."""
+    for field in coming.fields:
+        if field.name.lower() in METADATA_COLUMNS:
+            raise SpecError(f"schema.{field.name}: would come into the table {table}, and {OF_ICEBERG}: rename it")
     for path in coming.column_names:
         if reason := UNREADABLE.get(str(coming.find_type(path))):
             raise SpecError(f"schema.{path}: {coming.find_type(path)} would come into the table {table}: {reason}")

@@ -38,6 +38,11 @@ def test_a_type_that_only_an_existing_table_may_have_is_a_warning(declare: Decla
     assert "schema.open.at.element: 'time': Spark cannot read a table with a time column" in line
     answer = json.loads(CliRunner().invoke(frazil, ["validate", "--json", "--streams", str(tmp_path)]).stdout)
     assert len(answer["warnings"]) == 1
+    declare(schema={"departed": "timestamptz not null", "_File": "string"})
+    result = CliRunner().invoke(frazil, ["validate", "--streams", str(tmp_path)])
+    assert result.exit_code == 0
+    (line,) = result.stderr.splitlines()
+    assert "schema._File: 'string': has the name of one of Iceberg's metadata columns" in line
 
 
 def test_what_the_writer_would_refuse_at_its_start_is_an_error(declare: Declare, tmp_path: Path) -> None:

@@ -116,6 +116,7 @@ def test_nested_records_become_structs_lists_and_maps() -> None:
                 "a.b": 1,
                 "Tags": 1,
                 "kafka_offset": 1,
+                "_pos": 1,
                 "on": True,
                 "two words": "x",
             }
@@ -141,6 +142,7 @@ def test_nested_records_become_structs_lists_and_maps() -> None:
         '"a.b": no column can have this name',
         "Tags: differs from tags only by case",
         "kafka_offset: frazil adds a column of this name",
+        "_pos: has the name of one of Iceberg's metadata columns",
         "only null was seen",
     ):
         assert remark in text

@@ -68,6 +68,36 @@ def test_the_name_of_a_column_that_frazil_may_add_later_is_refused():
     )
 
 
+def test_no_column_gets_the_name_of_one_of_icebergs_own():
+    changes, refused = asked(new("_file"), new("_Row_id"), new("_change_type"), new("place", "_file"), new("_other"))
+    assert changes == [new("_other"), new("place", "_file")]
+    assert [reason.split(" ")[0] for reason in refused] == ["_Row_id", "_change_type", "_file"]
+    assert all("has the name of one of Iceberg's metadata columns" in reason for reason in refused)
+
+
+@pytest.mark.parametrize(
+    ("path", "beside"),
+    [
+        (("place.a",), None),
+        (("stops.element.a",), None),
+        (("tags.value",), None),
+        (("stops", "element", "b"), ("stops.element.b",)),
+        (("x.y",), ("x",)),
+    ],
+)
+def test_a_field_with_dots_in_its_name_that_nested_fields_have_together_is_ignored(
+    path: tuple[str, ...], beside: tuple[str, ...] | None
+):
+    """PyIceberg and Iceberg refuse a schema with both."""
+    other = new(*beside, kind=StructType(NestedField(1, "y", LongType()))) if beside == ("x",) else None
+    other = other or (new(*beside) if beside else None)
+    changes, refused = asked(*filter(None, (other, new(*path))), new("dots.are.fine"))
+    assert new("dots.are.fine") in changes
+    assert len(changes) == 1 + bool(beside)
+    (reason,) = refused
+    assert "would have the full name of another field" in reason
+
+
 def test_a_column_that_was_dropped_or_renamed_does_not_come_back():
     before = Schema(NestedField(1, "key", LongType()), NestedField(20, "gone", StringType()))
     changes, refused = asked(new("gone"), new("key"), new("other"), former=(before,))

@@ -176,6 +176,14 @@ def test_no_column_comes_that_makes_the_table_unreadable(kind: str, catalog: Cat
     assert before.refresh().schema().column_names == [*COLUMNS, *before.schema().column_names[len(COLUMNS) :]]
 
 
+def test_no_column_comes_with_the_name_of_one_of_icebergs_own(catalog: Catalog, stream: Stream) -> None:
+    with pytest.raises(SpecError, match=r"schema\._row_id: .*one of Iceberg's metadata columns.*rename it"):
+        ensure_table(catalog, stream(schema=COLUMNS | {"_row_id": "long"}))
+    ensure_table(catalog, stream())
+    with pytest.raises(SpecError, match=r"schema\._row_id"):
+        ensure_table(catalog, stream(schema=COLUMNS | {"_row_id": "long"}))
+
+
 def test_a_table_that_has_such_a_column_already_is_written_on(catalog: Catalog, stream: Stream) -> None:
     table = ensure_table(catalog, stream())
     with table.update_schema() as update:
