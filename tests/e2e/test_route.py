@@ -126,6 +126,7 @@ def test_a_table_that_was_dropped_while_rows_wait_goes_on_only_when_a_person_say
         stream.catch_up()
     broken.clear()
     assert "test.of_a" in frazil("route", "events").stdout
+    assert "rows wait for test.of_a, and would be lost" in frazil("forget", "events", "--yes").stderr
     load_catalog(None).purge_table("test.of_a")
     stream.produce([record(3, "a")])
     with pytest.raises(RouteBehind, match=r"--give-up test\.of_a"):
@@ -141,7 +142,14 @@ def test_a_forgotten_stream_does_not_write_its_rows_twice(stream: Any, frazil: C
     stream.declare(BASE + "route: {by: field, name: note, tables: {a: test.a}}\n")
     stream.produce([record(0, "a")])
     stream.catch_up()
-    assert frazil("audit", "events").returncode == 10, "it would miss what is in other tables"
+    for command in (
+        ("audit", "events"),
+        ("backfill", "events", "--from", "2024-01-01T00:00:00Z", "--to", "2024-01-02T00:00:00Z", "--dry-run"),
+        ("dlq", "replay", "events"),
+        ("evolve", "events", "--rename", "note=kind", "--yes"),
+    ):
+        refused = frazil(*command)
+        assert (refused.returncode, "route" in refused.stderr) == (10, True), (command, refused)
     assert frazil("forget", "events", "--yes").returncode == 0
     with pytest.raises(AdoptionRequired, match=r"--give-up test\.a"):
         stream.catch_up()
