@@ -27,7 +27,6 @@ from frazil.merge.contract import Counts, MergeContext, MergeResult, MergeRules,
 from frazil.merge.task import merge
 from frazil.table.branches import head_of
 from frazil.table.storage import open_store
-from frazil.table.tables import data_location
 
 Run = Callable[[MergeContext, Sequence[MergeTask]], Sequence[MergeResult]]
 """Runs the tasks of a merge, and returns their results in the same order."""
@@ -69,6 +68,7 @@ class MergeWriter:
 
     stream: str
     changes: tuple[StagedFile, ...]
+    """One at least."""
     merging: Merging
     attempts: list[_Attempt] = field(default_factory=list)
     _results: dict[tuple[str, MergeTask], MergeResult] = field(default_factory=dict)
@@ -92,8 +92,8 @@ class MergeWriter:
             writer = last.writer  # its answer is unknown: try the same again
         else:
             writer = self._merged(table, context, head)
-        results = [result for _, result in self._of_plan(context)]
-        return writer.prepare(table, summary={**summary, **_told(results, context.rules)}, now_ms=now_ms)
+        told = _told(self._results_of(self._plan, context), context.rules)
+        return writer.prepare(table, summary={**summary, **told}, now_ms=now_ms)
 
     def _context(self, table: Table) -> MergeContext:
         """What tasks need, with the newest credentials. Results stay valid while nothing else of it changes."""
@@ -101,8 +101,7 @@ class MergeWriter:
         properties = tuple(sorted(target.properties.items()))
         key = (rules, target.schema_json, target.spec_json, target.sort_order_json, properties)
         if key not in self._folders:
-            batch = self.changes[0].path.rsplit("/", 1)[0] if self.changes else data_location(table)
-            self._folders[key] = f"{batch}/{MERGED}/{uuid.uuid4()}"
+            self._folders[key] = f"{self.changes[0].path.rsplit('/', 1)[0]}/{MERGED}/{uuid.uuid4()}"
         target = dataclasses.replace(target, folder=self._folders[key])
         return MergeContext(self.stream, rules, change_target(target, rules.key), target)
 
@@ -112,7 +111,7 @@ class MergeWriter:
         )
         self._run(context, plan.tasks)
         self._run(context, self._inserting(context, plan))
-        results = [result for _, result in self._of_plan(context)]
+        results = self._results_of(plan, context)
         files = tuple(file for result in results for file in result.files)
         if files:  # they must outlive a loss of power, as the marker does
             open_store(files[0].path, table.io.properties).sync_files([file.path for file in files])
@@ -139,10 +138,11 @@ class MergeWriter:
             found.append(last.task(matched.serialize() if matched else b""))
         return found
 
-    def _of_plan(self, context: MergeContext) -> list[tuple[MergeTask, MergeResult]]:
-        assert self._plan is not None
-        tasks = [*self._plan.tasks, *self._inserting(context, self._plan)]
-        return [(task, self._results[context.target.folder, task]) for task in tasks]
+    def _results_of(self, plan: MergePlan | None, context: MergeContext) -> list[MergeResult]:
+        if plan is None:
+            return []
+        tasks = [*plan.tasks, *self._inserting(context, plan)]
+        return [self._results[context.target.folder, task] for task in tasks]
 
     def delete_unused(self, table: Table) -> None:
         for attempt in self.attempts:
