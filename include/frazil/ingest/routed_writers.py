@@ -92,7 +92,8 @@ class RoutedWriters:
 
     def _layout(self, table: TargetTable, target: Target) -> FileLayout:
         """Parsed once for all tables that are alike: that costs more than writing a few rows."""
-        alike = (table.schema_json, table.spec_json, table.sort_order_json, *sorted(table.properties.items()))
+        properties = sorted((name, text) for name, text in table.properties.items() if not name.startswith("frazil."))
+        alike = (table.schema_json, table.spec_json, table.sort_order_json, *properties)
         if alike not in self._layouts:
             self._layouts[alike] = FileLayout.of(table, target)
         return self._layouts[alike]

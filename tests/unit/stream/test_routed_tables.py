@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
 from pyiceberg.catalog import Catalog
+from pyiceberg.io.pyarrow import schema_to_pyarrow
+from pyiceberg.schema import Schema
 
 from frazil.commit.committer import Committer
 from frazil.commit.followers import Behind
@@ -14,6 +19,10 @@ from frazil.commit.stream_tables import StreamTables
 from frazil.commit.swap import Patience
 from frazil.errors import RouteBehind
 from frazil.ingest.contract import StageContext
+from frazil.ingest.decode import Decoded
+from frazil.ingest.destinations import Divided
+from frazil.ingest.routed_writers import RoutedWriters
+from frazil.ingest.write import file_namer
 from frazil.kafka.identity import SourceIdentity
 from frazil.spec.model import StreamSpec
 from frazil.stream.routed_tables import RoutedTables, made_anew, value_property
@@ -151,3 +160,40 @@ def test_values_of_another_route_stay_where_they_are() -> None:
     )
     routed = shop.open()
     assert (routed.targets, routed.made) == ({"a": "shop.declared"}, 0)
+
+
+def test_tables_that_are_alike_are_parsed_once_by_a_task() -> None:
+    shop = Shop(template="shop.of_{value}")
+    routed = shop.open()
+    routed.make(["a", "b"], shop.home())
+    context = shop.context(routed)
+    writers = RoutedWriters(context, file_name=file_namer(0, 0))
+    schema = schema_to_pyarrow(Schema.model_validate_json(context.main.schema_json), include_field_ids=True)
+    at = datetime(2024, 1, 1, tzinfo=UTC)
+    found = {"kafka_topic": "t", "kafka_partition": 0, "at": at}
+    rows = pa.Table.from_pylist([{**found, "id": n, "kind": "ab"[n % 2], "kafka_offset": n} for n in range(6)], schema)
+    divided = Divided(Decoded(rows, np.arange(6)), ("shop.of_a", "main", "shop.of_b"), np.array([0, 2, 0, 2, 0, 1]))
+    writers.rehearse(divided)
+    writers.add(divided)
+    files = writers.finish()
+    assert sorted((file.target, file.records) for file in files) == [("shop.of_a", 3), ("shop.of_b", 2)]
+    assert all(file.path.startswith(context.targets[file.target].folder) for file in files)
+    assert len(writers._layouts) == len(writers._ios) == 1
+
+
+def test_many_tables_share_the_memory_of_one_writer() -> None:
+    shop = Shop(template="shop.of_{value}")
+    routed = shop.open()
+    routed.make(["a", "b"], shop.home())
+    context = shop.context(routed)
+    writers = RoutedWriters(context, file_name=file_namer(0, 0), buffer_bytes=1, undivided_bytes=1)
+    schema = schema_to_pyarrow(Schema.model_validate_json(context.main.schema_json), include_field_ids=True)
+    found = {"kafka_topic": "t", "kafka_partition": 0, "at": datetime(2024, 1, 1, tzinfo=UTC), "kind": "a"}
+    for start in (0, 4):
+        rows = pa.Table.from_pylist([{**found, "id": n, "kafka_offset": n} for n in range(start, start + 4)], schema)
+        writers.add(Divided(Decoded(rows, np.arange(4)), ("shop.of_a", "shop.of_b"), np.array([0, 1, 0, 1])))
+        assert writers._held == 0
+    assert (
+        sorted((file.target, file.records) for file in writers.finish())
+        == [("shop.of_a", 2)] * 2 + [("shop.of_b", 2)] * 2
+    )
