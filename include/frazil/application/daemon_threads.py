@@ -19,12 +19,16 @@ class DaemonThreads:
         self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
+        self._closed = False
 
     def submit(self, call: Callable[[], T]) -> Future[T]:
-        """The result of `call`, which a thread makes."""
+        """The result of `call`, which a thread makes; cancelled if this is closed."""
         answer: Future[T] = Future()
-        self._calls.put((answer, call))
         with self._lock:
+            if self._closed:
+                answer.cancel()
+                return answer
+            self._calls.put((answer, call))
             if len(self._threads) < self._count:
                 number = len(self._threads)
                 self._threads.append(threading.Thread(target=self._run, name=f"{self._name}_{number}", daemon=True))
@@ -33,6 +37,8 @@ class DaemonThreads:
 
     def close(self) -> None:
         """Cancel the calls that wait; a thread ends after its current call. Waits for none, and is called once."""
+        with self._lock:
+            self._closed = True
         while True:
             try:
                 waiting = self._calls.get_nowait()

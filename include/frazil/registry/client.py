@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -24,6 +25,8 @@ MOST_UNKNOWN = 100_000
 UNKNOWN_FOR_S = 60.0
 """How long it is believed that an id has no schema."""
 MOST_REFERENCES = 1000
+REFERENCES_WITHIN = 5
+"""So many times the registry's timeout may pass while the references of one schema are asked for, one after another."""
 DEEPEST_REFERENCES = 200
 """So long a chain of schemas, each of which refers to the next."""
 MOST_AT_ONCE = 8
@@ -88,6 +91,8 @@ class SchemaRegistry:
             self._session.auth = (resolve(declared.username, environment), password)
         self._known: OrderedDict[int, SchemaText] = OrderedDict()
         self._unknown: OrderedDict[int, tuple[float, str]] = OrderedDict()
+        self._referred: OrderedDict[tuple[str, int], Mapping[str, Any]] = OrderedDict()
+        """Answers to references, so that a try that took too long is gone on with."""
         self._lock = Lock()
 
     def ask(self, schema_ids: Sequence[int]) -> None:
@@ -152,7 +157,7 @@ class SchemaRegistry:
     def _text_of(self, answer: Mapping[str, Any]) -> SchemaText:
         references: dict[tuple[str, int], tuple[str, str]] = {}
         try:
-            self._refer(answer, references, inside=())
+            self._refer(answer, references, inside=(), until_s=time.monotonic() + self._timeout_s * REFERENCES_WITHIN)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             # Not the records' fault, as an error of another kind would be taken for.
             raise self._unavailable(f"gives references that are none ({type(error).__name__})") from None
@@ -163,8 +168,9 @@ class SchemaRegistry:
         answer: Mapping[str, Any],
         found: dict[tuple[str, int], tuple[str, str]],
         inside: tuple[tuple[str, int], ...],
+        until_s: float,
     ) -> None:
-        """Add what a schema refers to, each after what that refers to itself."""
+        """Add what a schema refers to, each after what that refers to itself; `until_s` is of the monotonic clock."""
         for reference in answer.get("references") or ():
             key = (str(reference["subject"]), int(reference["version"]))
             if key in found or key in inside:
@@ -173,16 +179,29 @@ class SchemaRegistry:
                 raise UnknownSchema(f"the schema refers to more than {MOST_REFERENCES} others")
             if len(inside) >= DEEPEST_REFERENCES:
                 raise UnknownSchema(f"the schema refers to a chain of more than {DEEPEST_REFERENCES} others")
-            path = f"/subjects/{quote(key[0], safe='')}/versions/{key[1]}?deleted=true"
-            referred = self._asked(path)
-            if referred is None:
-                raise UnknownSchema(f"the schema refers to version {key[1]} of {key[0]}, which the registry lacks")
-            self._refer(referred, found, (*inside, key))
+            referred = self._referred_to(key, until_s)
+            self._refer(referred, found, (*inside, key), until_s)
             found[key] = (str(reference["name"]), str(referred["schema"]))
 
-    def _asked(self, path: str) -> Mapping[str, Any] | None:
+    def _referred_to(self, key: tuple[str, int], until_s: float) -> Mapping[str, Any]:
+        if (kept := self._referred.get(key)) is not None:
+            return kept
+        if time.monotonic() >= until_s:
+            within_s = self._timeout_s * REFERENCES_WITHIN
+            raise self._unavailable(
+                f"did not give all references of a schema within {within_s:g} s; the next try goes on from there"
+            )
+        subject, version = key
+        answer = self._asked(f"/subjects/{quote(subject, safe='')}/versions/{version}?deleted=true", until_s=until_s)
+        if answer is None:
+            raise UnknownSchema(f"the schema refers to version {version} of {subject}, which the registry lacks")
+        self._referred[key] = answer
+        _limit(self._referred, MOST_SCHEMAS)
+        return answer
+
+    def _asked(self, path: str, *, until_s: float = math.inf) -> Mapping[str, Any] | None:
         """The registry's answer; None if it says that it has no such thing."""
-        deadline = time.monotonic() + self._timeout_s
+        deadline = min(until_s, time.monotonic() + self._timeout_s)
         tries = 0
         while True:
             left = max(0.05, deadline - time.monotonic())
@@ -239,7 +258,7 @@ class _Bearer(requests.auth.AuthBase):
         return request
 
 
-def _limit(kept: OrderedDict[int, Any], most: int) -> None:
+def _limit(kept: OrderedDict[Any, Any], most: int) -> None:
     while len(kept) > most:
         kept.popitem(last=False)
 

@@ -109,7 +109,7 @@ def _value(reference: str, environment: Mapping[str, str]) -> str:
         if not value and match["default"] is not None:  # like a shell's ${NAME:-default}, empty counts as unset
             return match["default"]
         if value is None:
-            raise SpecError(f"the environment variable {match['name']} is not set; set it, or write a default")
+            raise SpecError(f"the environment variable {match['name']} is not set where this runs: set it there")
         return value
     if match := _AIRFLOW.fullmatch(reference):
         return _connection_field(match["connection"], match["field"], environment)

@@ -409,6 +409,7 @@ def test_calls_that_wait_when_the_threads_are_closed_are_cancelled() -> None:
     assert second.cancelled()
     answers.set()
     assert first.result(20)
+    assert threads.submit(lambda: True).cancelled(), "nobody would ever answer it"
     third = DaemonThreads(1, "another").submit(lambda: 1 // 0)
     with pytest.raises(ZeroDivisionError):
         third.result(20)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import socket
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -147,6 +149,27 @@ def test_a_long_chain_of_references_is_an_unknown_schema(server: MadeRegistry) -
     said = "a chain of more than 8 others"
     with mock.patch.object(client, "DEEPEST_REFERENCES", 8), pytest.raises(UnknownSchema, match=said):
         opened(server.url).get(1)
+
+
+def test_slow_references_end_in_time_and_the_next_try_goes_on(server: MadeRegistry) -> None:
+    """1,000 references, each given within the timeout, would hold the client's lock for hours."""
+    for i in range(6):
+        reference = {"name": f"n{i}", "subject": f"s{i}", "version": 1}
+        path = f"/subjects/s{i - 1}/versions/1?deleted=true" if i else "/schemas/ids/1"
+        server.answers[path] = [(200, {"schema": str(i), "references": [reference] if i < 5 else []})]
+    clock = iter(float(i) for i in itertools.count())  # a second passes with each look at it
+    found = opened(server.url, timeout_s=2)
+    said = "did not give all references of a schema within 10 s; the next try goes on from there"
+    with mock.patch.object(client, "time", mock.Mock(monotonic=lambda: next(clock), sleep=time.sleep)):
+        with pytest.raises(RegistryUnavailable, match=said):
+            found.get(1)
+        with suppress(RegistryUnavailable):
+            found.get(1)
+        schema = found.get(1)
+    assert len(schema.references) == 5
+    assert [path for path in server.asked if "subjects" in path] == [
+        f"/subjects/s{i}/versions/1?deleted=true" for i in range(5)
+    ]
 
 
 def test_a_passing_error_is_asked_over(server: MadeRegistry) -> None:
