@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 
+from frazil.home import run_folder
 from tests.faults.exactness import parquet_files
 from tests.polling import eventually
 
@@ -84,6 +85,24 @@ def test_the_table_has_the_newest_version_of_each_key(stream: Any, source: Sourc
     assert sum(told.values()) == source.sent
     assert min(told.values()) > 0
     assert frazil("status", "events").returncode == 0
+    assert frazil("audit", "events", "--last", "1h").returncode == 0
+    assert frazil("audit", "events", "--source").returncode == 0
+
+
+def test_the_audit_finds_what_others_changed(stream: Any, source: Source, frazil: Callable[..., Any]) -> None:
+    source.send(100)
+    stream.catch_up()
+    gone, changed = sorted(source.rows)[:2]
+    stream.table().delete(f"id == {gone}")
+    row = stream.table().scan(f"id == {changed}").to_arrow()
+    note = row.schema.get_field_index("note")
+    stream.table().overwrite(row.set_column(note, row.schema.field(note), [["odd"]]), f"id == {changed}")
+    found = frazil("audit", "events", "--source")
+    assert found.returncode == 1
+    assert "1 key" in found.stdout
+    assert "is not in the table, though Kafka's newest record of it is no delete" in found.stdout
+    assert "has other values in the table than in Kafka's newest record of it" in found.stdout
+    assert not [*run_folder("events").glob("audit-*")]
 
 
 def test_a_record_that_lacks_its_key_is_a_dead_letter(stream: Any) -> None:

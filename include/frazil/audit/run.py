@@ -130,6 +130,21 @@ def audit_stream(
     The main table is read first, at one snapshot: dead letters and commit records are written before it.
     """
     table = tables.main.refresh()
+    marker = marker_of(tables, table)
+    run = _Run(tables, table, marker, window, ask_kafka)
+    claimed = run.claims()
+    before = _before(table, marker, claimed)
+    if not (coordinates and has_coordinates(table)):
+        return _result(run, claimed, (), (*before, *_without_coordinates(run, claimed)))
+    evidence, notes = run.evidence(claimed)
+    if _replayed_meanwhile(run):
+        return audit_stream(tables, coordinates=coordinates, window=window, ask_kafka=ask_kafka)
+    evidence = _looked_at_twice(run, claimed, evidence)
+    return _result(run, claimed, evidence, (*before, *notes, *(f for e in evidence for f in compare(e))))
+
+
+def marker_of(tables: StreamTables, table: Table) -> Marker:
+    """The marker of a stream that can be audited. Raises AdoptionRequired without one, SpecError for a route's."""
     marker = read_marker(table.properties, tables.stream)
     if marker is None:
         raise AdoptionRequired(
@@ -141,16 +156,16 @@ def audit_stream(
             f"stream {tables.stream!r} has, or had, a route: an audit compares {tables.main.identifier} with Kafka, "
             "and does not know yet which records went to other tables"
         )
-    run = _Run(tables, table, marker, window, ask_kafka)
-    claimed = run.claims()
-    before = (*_rolled_back(table, marker), *_gone(claimed, marker), *_lost(claimed, marker))
-    if not (coordinates and has_coordinates(table)):
-        return _result(run, claimed, (), (*before, *_without_coordinates(run, claimed)))
-    evidence, notes = run.evidence(claimed)
-    if _replayed_meanwhile(run):
-        return audit_stream(tables, coordinates=coordinates, window=window, ask_kafka=ask_kafka)
-    evidence = _looked_at_twice(run, claimed, evidence)
-    return _result(run, claimed, evidence, (*before, *notes, *(f for e in evidence for f in compare(e))))
+    return marker
+
+
+def standing_findings(table: Table, marker: Marker, claimed: Claims, window: Period | None) -> tuple[Finding, ...]:
+    """What is wrong with the table and its commit records, whatever the rows are."""
+    return (*_before(table, marker, claimed), *_changed(table, stream=marker.stream, window=window))
+
+
+def _before(table: Table, marker: Marker, claimed: Claims) -> tuple[Finding, ...]:
+    return (*_rolled_back(table, marker), *_gone(claimed, marker), *_lost(claimed, marker))
 
 
 def _replayed_meanwhile(run: _Run) -> bool:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from pathlib import Path
 
 import click
 
-from frazil.audit.run import Audit, audit_stream
-from frazil.audit.source import ask_kafka
+from frazil.audit.declared import audit as audit_declared
+from frazil.audit.run import Audit
 from frazil.cli.options import json_option, streams_option
 from frazil.cli.output import echo_json, echo_table
 from frazil.cli.positions import MomentText
-from frazil.commit.opened import open_stream
 from frazil.commit.period import Period, last, period
 from frazil.errors import AdoptionRequired
 from frazil.spec.load import find_stream
@@ -100,12 +98,7 @@ def window_of(
 
 def _audited(spec: StreamSpec, window: Period | None, *, with_source: bool) -> Audit:
     try:
-        return audit_stream(
-            open_stream(spec).tables,
-            coordinates=spec.coordinates,
-            window=window,
-            ask_kafka=partial(ask_kafka, spec) if with_source else None,
-        )
+        return audit_declared(spec, window=window, with_source=with_source)
     except AdoptionRequired as not_begun:  # nothing is to be adopted: its name would mislead
         click.echo(str(not_begun), err=True)
         raise SystemExit(not_begun.exit_code) from None

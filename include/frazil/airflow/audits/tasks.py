@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import logging
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from airflow.sdk.exceptions import AirflowSkipException
 
 from frazil.airflow.declared import declared_stream
-from frazil.audit.run import Audit, audit_stream
-from frazil.audit.source import ask_kafka
-from frazil.commit.opened import open_stream
+from frazil.audit.declared import audit
+from frazil.audit.run import Audit
 from frazil.commit.period import Period, complete_hours
 from frazil.errors import AdoptionRequired
 from frazil.spec.model import StreamSpec
@@ -57,12 +55,7 @@ def _audited(spec: StreamSpec, window: Period, *, with_source: bool) -> Audit:
             f"stream {spec.name!r} has no table {spec.table.identifier} yet: its writer never ran. Nothing to audit"
         )
     try:
-        return audit_stream(
-            open_stream(spec).tables,
-            coordinates=spec.coordinates,
-            window=window,
-            ask_kafka=partial(ask_kafka, spec) if with_source else None,
-        )
+        return audit(spec, window=window, with_source=with_source)
     except AdoptionRequired as not_begun:
         raise AirflowSkipException(str(not_begun)) from not_begun
 

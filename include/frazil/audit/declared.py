@@ -1,0 +1,24 @@
+"""The audit of a declared stream, whatever its records do to its table."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from frazil.audit.run import Audit, audit_stream
+from frazil.audit.source import ask_kafka
+from frazil.audit.upserts import audit_upserts
+from frazil.commit.opened import open_stream
+from frazil.commit.period import Period
+from frazil.spec.model import StreamSpec
+
+
+def audit(spec: StreamSpec, *, window: Period | None, with_source: bool) -> Audit:
+    """Audit what was committed in a period, or ever; with its source, against what Kafka still has.
+
+    Raises what `audit_stream` raises, and what opening the stream raises.
+    """
+    tables = open_stream(spec).tables
+    if spec.mode == "upsert":
+        return audit_upserts(spec, tables, window=window, with_source=with_source)
+    asked = partial(ask_kafka, spec) if with_source else None
+    return audit_stream(tables, coordinates=spec.coordinates, window=window, ask_kafka=asked)

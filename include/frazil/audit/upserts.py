@@ -1,0 +1,165 @@
+"""The audit of an upsert table: a merge of what Kafka has, made again beside the table, would change nothing.
+
+Rows of an upsert cannot be counted against records, since most records replace a row. So the committed ranges are read
+from Kafka again, up to the marker, into change files in a folder of their own, and merged with the table's files as
+they were with that marker. What that merge would insert, update or delete is what the table has wrong. Memory and CPU
+are those of a batch of these records.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pyarrow.parquet as pq
+from pyiceberg.table import Table
+from pyroaring import BitMap64
+
+from frazil.audit.claims import Claims, claims, window_claims
+from frazil.audit.compare import Finding, FindingKind
+from frazil.audit.run import Audit, PartitionAudit, marker_of, standing_findings
+from frazil.commit.marker import BatchKey, Marker
+from frazil.commit.merge_plan import plan_merge
+from frazil.commit.opened import open_kafka
+from frazil.commit.period import Period
+from frazil.commit.stream_tables import StreamTables
+from frazil.commit.target import target_table
+from frazil.home import run_folder
+from frazil.ingest.contract import OffsetRange, StagedFile, StageTask
+from frazil.ingest.stage import stage
+from frazil.merge.contract import Counts, MergeContext, MergeResult
+from frazil.merge.task import merge
+from frazil.offsets.spans import TopicPartition
+from frazil.spec.model import StreamSpec
+from frazil.spec.references import executors_kafka_properties
+from frazil.spec.units import counted
+from frazil.stream.stage_context import merge_rules, stage_context
+
+KEYS_NAMED = 3
+
+
+def audit_upserts(
+    spec: StreamSpec, tables: StreamTables, *, window: Period | None = None, with_source: bool = False
+) -> Audit:
+    """Audit the table; without its source only that all commit records are there. Raises as `audit_stream` does."""
+    table = tables.main.refresh()
+    marker = marker_of(tables, table)
+    claimed = (
+        claims(tables.journals, marker, table.metadata)
+        if window is None
+        else window_claims(tables.journals, marker, table.metadata, window)
+    )
+    findings = standing_findings(table, marker, claimed, window)
+    if with_source:
+        findings = (*findings, *_compared(spec, tables, table, marker, claimed))
+    else:
+        sentence = "rows of an upsert are compared with Kafka's records alone: ask for them (--source)"
+        findings = (*findings, Finding(FindingKind.UNCHECKED, 1, sentence, spec.name))
+    clean = not any(f.kind.is_wrong for f in findings)
+    return Audit(spec.name, clean, tuple(_numbers(claimed)), findings, claimed.batches, window)
+
+
+def _numbers(claimed: Claims) -> Iterator[PartitionAudit]:
+    for (topic, partition), of in sorted(claimed.ranges.items()):
+        start, end, records = min(r.start for r in of), max(r.end for r in of), sum(r.records for r in of)
+        rejected = sum(r.rejected for r in of)
+        yield PartitionAudit(topic, partition, start, end, records, records, 0, None, rejected)
+
+
+def _compared(
+    spec: StreamSpec, tables: StreamTables, table: Table, marker: Marker, claimed: Claims
+) -> Iterator[Finding]:
+    starts = {tp: min(r.start for r in of) for tp, of in claimed.ranges.items() if of and tp in marker.offsets}
+    with open_kafka(spec) as kafka:
+        found = kafka.describe()
+        if (found.identity.cluster_id, *_ids(found.identity.topic_ids, starts)) != (
+            marker.source.cluster_id,
+            *_ids(marker.source.topic_ids, starts),
+        ):
+            sentence = "the topic is not (any more) the one that was read: nothing is checked against Kafka"
+            yield Finding(FindingKind.UNCHECKED, 1, sentence, spec.name)
+            return
+        first, ends = kafka.earliest(found.partitions), kafka.log_ends(found.partitions)
+    gone = {tp: first[tp] - start for tp, start in starts.items() if first.get(tp, 0) > start}
+    if gone:
+        sentence = f"Kafka has deleted {counted(sum(gone.values()), 'record')} of them: nothing is known about these"
+        yield Finding(FindingKind.UNCHECKED, len(gone), sentence, spec.name)
+    # Everything up to the marker: a later record of a key is what the table has.
+    ranges = tuple(
+        OffsetRange(*tp, max(start, first.get(tp, start)), min(marker.offsets[tp], ends[tp].stable))
+        for tp, start in sorted(starts.items())
+        if tp in ends
+    )
+    ranges = tuple(r for r in ranges if r.start < r.end)
+    if ranges:
+        yield from _differences(_Replay(spec, tables, table, found.identity.topic_ids, ranges))
+
+
+def _ids(topic_ids: Mapping[str, str], starts: Mapping[TopicPartition, int]) -> list[str | None]:
+    return [topic_ids.get(topic) for topic in sorted({topic for topic, _ in starts})]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Replay:
+    """The records to read again, and the table that they are held against."""
+
+    spec: StreamSpec
+    tables: StreamTables
+    table: Table
+    topic_ids: Mapping[str, str]
+    ranges: tuple[OffsetRange, ...]
+
+    def staged(self, folder: Path) -> tuple[tuple[StagedFile, ...], MergeContext]:
+        """Change files of the records, and the context of a merge that writes beside them."""
+        kafka = executors_kafka_properties(self.spec, os.environ)
+        found = stage_context(self.spec, self.tables, BatchKey(0, 0), kafka_properties=kafka, topic_ids=self.topic_ids)
+        targets = {
+            target: dataclasses.replace(of, folder=(folder / target).as_uri()) for target, of in found.targets.items()
+        }
+        context = dataclasses.replace(found, targets=targets)
+        result = stage(context, StageTask(0, self.ranges), attempt=0, on_progress=lambda _: None)
+        # Only what a merge would write anew is of interest, and no file as a whole.
+        rules = dataclasses.replace(merge_rules(self.spec, self.table), how="merge-on-read")
+        target = target_table(self.table, folder=(folder / "merged").as_uri())
+        changes = tuple(file for file in result.files if file.target == "main")
+        return changes, MergeContext(self.spec.name, rules, context.main, target)
+
+
+def _differences(replay: _Replay) -> Iterator[Finding]:
+    folder, stream = run_folder(replay.spec.name), replay.spec.name
+    folder.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=folder, prefix="audit-") as name:
+        changes, context = replay.staged(Path(name))
+        results = _merged(replay.table, changes, context)
+        counts = sum((result.counts for result in results), Counts())
+        keys = _keys(results, context.rules.key)
+    for kind, count, what in (
+        (FindingKind.MISSING, counts.inserted, "is not in the table, though Kafka's newest record of it is no delete"),
+        (FindingKind.MISCOUNTED, counts.updated, "has other values in the table than in Kafka's newest record of it"),
+        (FindingKind.UNCLAIMED, counts.deleted, "is in the table, though Kafka's newest record of it deletes it"),
+    ):
+        if count:
+            some = f" ({'; '.join(keys)})" if keys and kind is not FindingKind.UNCLAIMED else ""
+            yield Finding(kind, count, f"{counted(count, 'key')}{some}: each {what}", stream)
+
+
+def _merged(table: Table, changes: tuple[StagedFile, ...], context: MergeContext) -> list[MergeResult]:
+    plan = plan_merge(table, changes, context.rules.key, parallelism=1)
+    results = {task.index: merge(context, task) for task in plan.tasks}
+    for last in plan.inserting:
+        matched = BitMap64.union(*(BitMap64.deserialize(m) for i in last.after if (m := results[i].matched)))
+        results[last.index] = merge(context, last.task(matched.serialize()))
+    return [*results.values()]
+
+
+def _keys(results: list[MergeResult], key: tuple[str, ...]) -> list[str]:
+    """Some keys of rows that the merge wrote."""
+    for result in results:
+        for file in result.files:
+            if file.content == "data":
+                rows = pq.read_table(file.path.removeprefix("file://"), columns=list(key)).slice(0, KEYS_NAMED)
+                return [", ".join(f"{name} {value}" for name, value in row.items()) for row in rows.to_pylist()]
+    return []
