@@ -139,7 +139,7 @@ class Troubled:
 def main() -> None:
     uri, warehouse, last, seed = sys.argv[1:]
     catalog = open_catalog(uri, warehouse)
-    at_once, tables = Troubled(catalog, random.Random(f"{seed}-{os.getpid()}")), handles(catalog)
+    at_once, tables = Troubled(catalog, random.Random(seed)), handles(catalog)
     first = int(tables[0].current().metadata.properties.get(NUMBER, 0))
     for number in range(first + 1, int(last) + 1):
         commit_number(tables, number, at_once=at_once)

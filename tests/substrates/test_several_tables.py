@@ -11,12 +11,12 @@ from threading import Event, Thread
 from uuid import uuid4
 
 import pytest
-from pyiceberg.catalog.sql import SqlCatalog
 
 from frazil.table.atomic_catalogs import commit_tables_of
 from tests.several_tables import NAMES, NAMESPACE, Cuts, commit_number, handles, make_tables, open_catalog
 
-Open = Callable[[], SqlCatalog]
+FIRST_SEED = 103
+"""With the seed after it, a process loses answers and commits late before it kills itself at its seventh attempt."""
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -55,7 +55,7 @@ def beside(work: Callable[[], object]) -> Iterator[list[BaseException]]:
         thread.join()
 
 
-@pytest.mark.parametrize("commits", [20, pytest.param(500, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("commits", [10, pytest.param(500, marks=pytest.mark.soak)])
 def test_a_reader_never_sees_a_mixed_cut(address: tuple[str, str], commits: int) -> None:
     """Through kills, lost answers, commits that land late, and somebody else who commits to one of the tables."""
     catalog, rival = open_catalog(*address), open_catalog(*address)
@@ -71,12 +71,13 @@ def test_a_reader_never_sees_a_mixed_cut(address: tuple[str, str], commits: int)
     starts = 0
     with beside(look) as blind, beside(interfere):
         for starts in range(1, commits + 2):
-            command = [sys.executable, "-m", "tests.several_tables", *address, str(commits), str(starts)]
+            command = [sys.executable, "-m", "tests.several_tables", *address, str(commits), str(FIRST_SEED + starts)]
             ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=300)
             if ended.returncode == 0:
                 break
             assert ended.returncode == -9, ended.stderr
     look()
+    assert starts > 1, "no kill"
     assert blind == []
     assert [cut for cut in seen if len(set(cut.values())) != 1] == []
     assert set(seen[-1].values()) == {commits}
