@@ -288,7 +288,7 @@ VALUES = [
 )
 def test_keys_of_every_type_find_their_files(catalog, kind, one, other, transform):
     if isinstance(transform, BucketTransform) and not transform.can_transform(kind):
-        pytest.skip("Iceberg has no buckets of it")
+        transform = None  # Iceberg has no buckets of it
     field = NestedField(1, "key", kind, required=True)
     parts = [] if transform is None else [PartitionField(1, 1000, transform, "part")]
     table = catalog.inner.create_table("demo.keyed", Schema(field), partition_spec=PartitionSpec(*parts))
