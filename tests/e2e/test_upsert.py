@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 
+from frazil.errors import SchemaIncompatible
 from frazil.home import run_folder
 from tests.faults.exactness import parquet_files
 from tests.polling import eventually
@@ -124,6 +125,21 @@ def test_another_commit_in_between_is_merged_into(stream: Any, source: Source) -
             # Foreign commits, each of which may make a merge begin anew.
             stream.table().append(rows.slice(0, 0))
         eventually(lambda: sum(counts(stream).values()) == source.sent, within_s=60)
+    source.check()
+
+
+def test_what_would_give_a_key_two_rows_is_refused(stream: Any, source: Source, frazil: Callable[..., Any]) -> None:
+    source.send(20)
+    stream.produce([b"no JSON"])
+    stream.catch_up()
+    refused = [
+        frazil("backfill", "events", "--from", "2026-01-01T00:00:00Z", "--yes"),
+        frazil("dlq", "replay", "events", "--yes"),
+    ]
+    assert ["mode: upsert" in done.stderr for done in refused] == [True, True]
+    stream.declare(UPSERT.replace("key: [id]", "key: [id, at]"))
+    with pytest.raises(SchemaIncompatible, match="has one row for each id, its identifier fields"):
+        stream.catch_up()
     source.check()
 
 

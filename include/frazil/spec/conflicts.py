@@ -94,6 +94,10 @@ def _applications(streams: Mapping[Path, StreamSpec]) -> Iterator[str]:
                 )
 
 
+def _mode(spec: StreamSpec) -> str:
+    return spec.mode if spec.mode == "append" else f"upsert by {', '.join(spec.key)}"
+
+
 def _one_table(feeding: Mapping[Path, StreamSpec]) -> Iterator[str]:
     """Conflicts between streams of one table: each is compared to the first, and its topics to those of all others."""
     (first_path, first), *others = feeding.items()
@@ -101,6 +105,11 @@ def _one_table(feeding: Mapping[Path, StreamSpec]) -> Iterator[str]:
         beside = f"the stream in {first_path}, which feeds {spec.table.identifier} too,"
         for key, mine, its in _completeness(spec, first):
             yield f"{path}: {key}: {mine}, and {beside} has: {its}; declare the same"
+        if (spec.mode, spec.key) != (first.mode, first.key):
+            yield (
+                f"{path}: mode: {_mode(spec)}, and {beside} has: {_mode(first)}; a table has one row a key, or a row a "
+                "record, so declare the same"
+            )
         if first.maintenance != spec.maintenance:
             yield f"{path}: maintenance: differs from that of {beside[:-1]}; declare the same, or neither"
         if (spec.evolution.mode == "full") != (first.evolution.mode == "full"):

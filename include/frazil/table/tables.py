@@ -19,6 +19,7 @@ from frazil.table.catalogs import catalog_errors, existing_catalog
 from frazil.table.declared import FORMAT_VERSION, DeclaredTable, declared_dead_letters, declared_table, name_of
 from frazil.table.lost import lost_sentence, remains_in_place
 from frazil.table.remains import STATE
+from frazil.table.renamed import former_columns
 from frazil.table.schema_update import evolutions, evolve_to, refuse_unreadable
 
 logger = logging.getLogger(__name__)
@@ -62,6 +63,19 @@ def check_stageable(main: Table, dead_letters: Table, spec: StreamSpec) -> None:
                 f"stream {spec.name}: the table {name_of(table)} does not have all that is declared yet ({columns}); "
                 f"the writer's next start brings it: `frazil restart {spec.name}`"
             )
+    _check_key(main, spec)
+
+
+def _check_key(main: Table, spec: StreamSpec) -> None:
+    """A table of upserts has one row for each value of its identifier fields, and stays so. A renamed column counts."""
+    schema, former = main.schema(), former_columns(main.properties)
+    ids = {former.get(name) or schema.find_field(name).field_id for name in spec.key}
+    if spec.mode == "upsert" and schema.identifier_field_ids and ids != set(schema.identifier_field_ids):
+        names = schema.identifier_field_names()
+        raise SchemaIncompatible(
+            f"stream {spec.name}: key: {', '.join(spec.key)}, and the table {name_of(main)} has one row for each "
+            f"{', '.join(sorted(names))}, its identifier fields. Declare that key, or write to a new table"
+        )
 
 
 def data_location(table: Table) -> str:
