@@ -10,10 +10,21 @@ from frazil.backfill.request import BackfillRequest
 from frazil.commit.history import ancestors
 from frazil.commit.lane import Lane
 from frazil.commit.rules import files_fit
-from frazil.errors import Fenced, StaleBatch, WriterBusy
+from frazil.errors import Fenced, SpecError, StaleBatch, WriterBusy
 from frazil.ingest.contract import StagedFile
+from frazil.spec.model import StreamSpec
 
 _MOVES = frozenset({"reset", "adopt", "forget"})
+
+
+def check_appends(spec: StreamSpec, act: str) -> None:
+    """Check that a stream's records are rows. Raises SpecError for `mode: upsert`: `act` is what is not done."""
+    if spec.mode == "upsert":
+        raise SpecError(
+            f"stream {spec.name!r} has mode: upsert: {act} looks for records that the table lacks, and the table of an "
+            "upsert lacks every change that a later one replaced. Nothing was changed. To apply records again that "
+            f"Kafka still has, move the stream back: `frazil reset {spec.name}`"
+        )
 
 
 def taken(lane: Lane | None, request: BackfillRequest) -> Lane:

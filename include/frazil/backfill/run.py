@@ -24,6 +24,7 @@ from frazil.backfill import audit as backfill_audit
 from frazil.backfill.audit import Staged, spans_of
 from frazil.backfill.commit import LaneCommitter, abandon, clear_ended
 from frazil.backfill.files import FileSource
+from frazil.backfill.lane_rules import check_appends
 from frazil.backfill.plan import missing
 from frazil.backfill.request import BackfillRequest
 from frazil.backfill.source import KafkaSource, RecordSource
@@ -252,7 +253,8 @@ class Backfill:
 def open_backfill(
     spec: StreamSpec, request: BackfillRequest, *, kafka_timeout_s: float = TIMEOUT_S
 ) -> Iterator[Backfill]:
-    """Open the request's stream and source. Raises SpecError if there is no table yet, or no file."""
+    """Open the request's stream and source. Raises SpecError if there is no table yet, or no file, or with upserts."""
+    check_appends(spec, "a backfill")
     opened = open_stream(spec)
     if request.files:
         files = FileSource.open(request.files, opened.tables.main.current())

@@ -29,6 +29,7 @@ from frazil.host.lock import WriterLock
 from frazil.spec.load import find_stream
 from frazil.spec.units import counted
 from frazil.status.reset_target import NotInKafka, ResetTarget, available_now, consequences, target_of
+from frazil.table.branches import live_rows
 from frazil.table.lost import lost_table
 from frazil.table.tables import ensure_table, load_stream_table
 from frazil.timetext import utc
@@ -232,6 +233,6 @@ def _show(plan: tuple[Move, ...]) -> None:
 def _rows_since(table: Table) -> str:
     oldest = min((s.timestamp_ms for s in table.metadata.snapshots), default=None)
     head = table.current_snapshot()
-    rows = head.summary.get("total-records") if head and head.summary else None
-    count = "0 rows" if head is None else counted(int(rows), "row") if rows else "an unknown number of rows"
+    rows = live_rows(head) if head else 0
+    count = "an unknown number of rows" if rows is None else counted(rows, "row")
     return count if oldest is None else f"{count}; its oldest snapshot is of {utc(oldest)}"

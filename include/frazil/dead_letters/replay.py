@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 
 from frazil.backfill.commit import clear_ended, unfinished
 from frazil.backfill.files import FileSource
+from frazil.backfill.lane_rules import check_appends
 from frazil.backfill.request import BackfillRequest, parse_request
 from frazil.backfill.run import Backfill
 from frazil.backfill.stage import run
@@ -56,9 +57,10 @@ class Replayed:
 def replay(opened: OpenStream, selection: Selection) -> tuple[Replayed, ...]:
     """Replay the selected letters, after one that was interrupted; each that was done.
 
-    Raises SpecError for a stream with a route, WriterBusy while a backfill of the stream is under way, and what a
-    backfill raises.
+    Raises SpecError for a stream with a route or with upserts, WriterBusy while a backfill of the stream is under way,
+    and what a backfill raises.
     """
+    check_appends(opened.spec, "a replay of dead letters")
     if opened.spec.route is not None:
         raise SpecError(
             f"stream {opened.spec.name!r} has a route, and a replay does not know its tables yet: its rows would all "

@@ -30,7 +30,7 @@ from frazil.maintenance.health import RecentFiles, StreamHealth, TableHealth, p1
 from frazil.maintenance.lag import heartbeat_lag, kafka_lag
 from frazil.maintenance.tables import MaintainedTable, TableKind
 from frazil.spec.model import StreamSpec
-from frazil.table.branches import head_of
+from frazil.table.branches import head_of, live_rows
 from frazil.table.catalogs import catalog_errors
 from frazil.table.storage import open_store
 from frazil.table.tables import state_location
@@ -63,7 +63,7 @@ def _measured(table: Table, maintained: MaintainedTable, *, now_ms: int, deep: b
     manifests = head.manifests(table.io) if head else []
     data = [m for m in manifests if m.content is ManifestContent.DATA]
     deletes = [m for m in manifests if m.content is ManifestContent.DELETES]
-    rows = sum((m.added_rows_count or 0) + (m.existing_rows_count or 0) for m in data)
+    rows = live_rows(head) if head else 0
     compacted_at_ms, files_since, bytes_since = _since_compaction(metadata)
     main_at_ms = [snapshot.timestamp_ms for snapshot in ancestors(metadata)]
     target = target_file_bytes(table)
@@ -75,7 +75,7 @@ def _measured(table: Table, maintained: MaintainedTable, *, now_ms: int, deep: b
         target_file_bytes=target,
         data_files=_number(head, "total-data-files", _live_files(data)),
         data_bytes=_number(head, "total-files-size"),
-        rows=_number(head, "total-records", rows),
+        rows=max(_live_rows(data) - _live_rows(deletes), 0) if rows is None else rows,
         delete_files=_number(head, "total-delete-files", _live_files(deletes)),
         manifests=len(manifests),
         manifests_bytes=sum(m.manifest_length for m in manifests),
@@ -103,6 +103,10 @@ def _number(snapshot: Snapshot | None, name: str, otherwise: int = 0) -> int:
 def _live_files(manifests: Sequence[ManifestFile]) -> int:
     """The counts of the manifest list itself."""
     return sum((m.added_files_count or 0) + (m.existing_files_count or 0) for m in manifests)
+
+
+def _live_rows(manifests: Sequence[ManifestFile]) -> int:
+    return sum((m.added_rows_count or 0) + (m.existing_rows_count or 0) for m in manifests)
 
 
 def _metadata_bytes(table: Table) -> int:

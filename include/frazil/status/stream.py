@@ -26,7 +26,7 @@ from frazil.spec.references import kafka_properties
 from frazil.supervise.desired import DesiredStore
 from frazil.supervise.liveness import beating, has_committed, known_lag
 from frazil.supervise.observed import error_name
-from frazil.table.branches import head_of
+from frazil.table.branches import head_of, live_rows
 from frazil.table.lost import missing_table
 from frazil.table.schema_update import undeclared_columns
 from frazil.table.tables import check_fits, load_stream_table
@@ -322,10 +322,7 @@ def _desired(spec: StreamSpec, table: Table | None) -> tuple[str, str | None]:
 
 def _rows(metadata: TableMetadata) -> int | None:
     head = head_of(metadata)
-    if head is None:
-        return 0
-    text = head.summary.get("total-records") if head.summary else None
-    return int(text) if text else None
+    return live_rows(head) if head else 0
 
 
 def _words(error: Exception) -> str:

@@ -11,6 +11,7 @@ from frazil.backfill.request import parse_request
 from frazil.backfill.run import open_backfill
 from frazil.backfill.stage import log_notices
 from frazil.commit.marker import BatchKey
+from frazil.errors import SpecError
 from frazil.ingest import stage as stage_module
 from frazil.ingest.contract import OffsetRange, StageResult, StageTask
 from frazil.table.catalogs import load_catalog
@@ -32,6 +33,14 @@ def test_the_closure_of_a_chunk_holds_references_that_tasks_resolve(
     monkeypatch.setattr(stage_module, "kafka_reader", lambda properties, _, **__: opened.append(properties))
     stage_module._reader(context, StageTask(0, (OffsetRange("flights", 0, 0, 1),)))
     assert opened == [{"bootstrap.servers": "127.0.0.1:1", "sasl.password": "hunter2"}]
+
+
+@pytest.mark.parametrize("files", [None, "/nowhere"])
+def test_a_stream_with_upserts_is_not_backfilled(files: str | None) -> None:
+    upserts = SPEC.model_copy(update={"mode": "upsert"})
+    request = parse_request({"stream": "flights", "files": files})
+    with pytest.raises(SpecError, match="mode: upsert: a backfill looks for"), open_backfill(upserts, request):
+        pass
 
 
 def test_a_notice_of_tasks_is_logged_once_however_many_chunks_repeat_it(caplog: pytest.LogCaptureFixture) -> None:
