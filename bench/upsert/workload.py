@@ -42,11 +42,28 @@ class Order:
             "day": str(FIRST_DAY + timedelta(days=self.day)),
             "id": self.id,
             "updated_at": (FIRST_UPDATE + timedelta(seconds=updated_s)).isoformat().replace("+00:00", "Z"),
-            "amount": (self.id * 31 + number * 7919) % 1_000_000 / 100,
+            "amount": mixed(self.id, number) % 1_000_000 / 100,
             "state": STATES[(self.id + number) % len(STATES)],
-            "customer": f"customer {(self.id * 7919) % 500_000:06}",
-            "note": f"n{(self.id * 104_729 + number * 31) % 10_000_019:08}",
+            "customer": f"customer {mixed(self.id, 0) % 500_000:06}",
+            "note": f"{mixed(self.id, number):016x}",
         }
+
+
+def mixed(id: int, number: int) -> int:
+    """63 bits that look random, so that a column does not compress to nothing."""
+    value = (id * 0x9E3779B97F4A7C15 + number * 0xC2B2AE3D27D4EB4F) & (2**64 - 1)
+    value ^= value >> 29
+    return (value * 0xBF58476D1CE4E5B9 & (2**64 - 1)) >> 1
+
+
+def all_mixed(ids: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+    """As `mixed`."""
+    value = ids.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + numbers.astype(np.uint64) * np.uint64(
+        0xC2B2AE3D27D4EB4F
+    )
+    value ^= value >> np.uint64(29)
+    found: np.ndarray = (value * np.uint64(0xBF58476D1CE4E5B9) >> np.uint64(1)).astype(np.int64)
+    return found
 
 
 def base(rows: int, days: int) -> Iterator[pa.Table]:
@@ -67,10 +84,10 @@ def columns(ids: np.ndarray, days: np.ndarray, updated_s: np.ndarray, numbers: n
             ),
             "id": pa.array(ids),
             "updated_at": pa.array((updated_s + start) * 1_000_000).cast(pa.timestamp("us", "UTC")),
-            "amount": pa.array((ids * 31 + numbers * 7919) % 1_000_000 / 100),
+            "amount": pa.array(all_mixed(ids, numbers) % 1_000_000 / 100),
             "state": pa.array(np.array(STATES)[(ids + numbers) % len(STATES)]),
-            "customer": pa.array([f"customer {n:06}" for n in ((ids * 7919) % 500_000).tolist()]),
-            "note": pa.array([f"n{n:08}" for n in ((ids * 104_729 + numbers * 31) % 10_000_019).tolist()]),
+            "customer": pa.array([f"customer {n:06}" for n in (all_mixed(ids, 0 * ids) % 500_000).tolist()]),
+            "note": pa.array([f"{n:016x}" for n in all_mixed(ids, numbers).tolist()]),
             "op": pa.array(["u"] * len(ids)),
         }
     )
