@@ -166,11 +166,6 @@ class Backfill:
                 f"stream {name!r} has, or had, a route: what its table lacks may be in other tables, and a backfill "
                 "does not know them yet"
             )
-        if self.spec.mode == "upsert":
-            raise SpecError(
-                f"stream {name!r} is declared with mode: upsert: a backfill appends rows, and would give keys a second "
-                f"one. To apply earlier records again, move the stream back: `frazil reset {name}`"
-            )
         if not (self.spec.coordinates and has_coordinates(table)):
             raise SpecError(
                 f"stream {name!r} keeps no Kafka coordinates (coordinates: false): nothing can tell which records its "

@@ -66,11 +66,6 @@ def replay(opened: OpenStream, selection: Selection) -> tuple[Replayed, ...]:
             f"stream {opened.spec.name!r} has a route, and a replay does not know its tables yet: its rows would all "
             f"go to {opened.spec.table.identifier}"
         )
-    if opened.spec.mode == "upsert":
-        raise SpecError(
-            f"stream {opened.spec.name!r} is declared with mode: upsert: a replay appends rows, and would give keys a "
-            "second one. Let the producer send the mended records, and discard these letters"
-        )
     done = []
     lane = unfinished(opened.tables)
     if lane and lane.is_open and not lane.replays:
