@@ -105,6 +105,11 @@ def _fields(one: StreamStatus, *, now_ms: int) -> dict[str, str]:
         "watermark": utc(one.watermark_ms),
         "snapshot": "none" if one.snapshot_id is None else str(one.snapshot_id),
         "rows": "no table yet" if one.table_exists is False else "unknown" if one.rows is None else f"{one.rows:,}",
+        **(
+            {"last changes": ", ".join(f"{n:,} {what}" for what, n in one.changes.items() if n) or "none"}
+            if one.changes
+            else {}
+        ),
         **({"undeclared": ", ".join(one.undeclared)} if one.undeclared else {}),
         **({"distribution": one.distribution} if one.distribution else {}),
     }

@@ -7,7 +7,8 @@ Whatever cannot be read is named in the stream's problems, and never hides the r
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
@@ -32,6 +33,7 @@ from frazil.table.schema_update import undeclared_columns
 from frazil.table.tables import check_fits, load_stream_table
 from frazil.timetext import ago
 
+CHANGES = ("inserted", "updated", "deleted", "stale", "superseded", "unchanged")
 KAFKA_ANSWERS_WITHIN_S = 1.0
 WORDS_MOST = 1000
 """Characters of a writer's last words."""
@@ -87,6 +89,8 @@ class StreamStatus:
     """The table's columns that are not declared, such as `gate string`: others, or evolution, added them."""
     notices: tuple[str, ...] = ()
     """What the live writer, or the last one that ended, wants people to know; no problems."""
+    changes: Mapping[str, int] = field(default_factory=dict)
+    """What became of the changes of the last batch, of an upsert stream."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +105,7 @@ class TableView:
     desired_reason: str | None = None
     problems: tuple[str, ...] = ()
     undeclared: tuple[str, ...] = ()
+    changes: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +154,7 @@ def stream_status(spec: StreamSpec, *, now_ms: int) -> StreamStatus:
         distribution=beat_now.distribution if beat_now else None,
         undeclared=view.undeclared,
         notices=_notices(spec, observation),
+        changes=view.changes,
     )
 
 
@@ -312,7 +318,15 @@ def _view(table: Table, spec: StreamSpec) -> TableView:
         desired_reason=reason,
         problems=tuple(problems),
         undeclared=undeclared,
+        changes=_changes(table.metadata, marker) if marker else {},
     )
+
+
+def _changes(metadata: TableMetadata, marker: Marker) -> dict[str, int]:
+    """By the summary of the marker's snapshot, which may have expired."""
+    snapshot = metadata.snapshot_by_id(marker.snapshot_id)
+    summary = snapshot.summary if snapshot else None
+    return {name: int(text) for name in CHANGES if summary and (text := summary.get(f"frazil.{name}")) is not None}
 
 
 def _desired(spec: StreamSpec, table: Table | None) -> tuple[str, str | None]:
