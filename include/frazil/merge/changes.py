@@ -38,7 +38,7 @@ def newest_by_key(changes: pa.Table, rules: MergeRules, ids: Mapping[str, int]) 
     count = changes.num_rows
     keys = codes_of([column(changes, name) for name in rules.key], count)
     order = ranks(column(changes, rules.order_by)) if rules.order_by else np.zeros(count, np.int64)
-    places = codes_of([column(changes, TOPIC), column(changes, PARTITION)], count)
+    places = _places(changes)
     ordered = np.lexsort((column(changes, OFFSET).to_numpy(), order, places, keys))
     last = ordered[_ends(keys[ordered], places[ordered])]
     if count and places.max() != places.min():
@@ -48,6 +48,14 @@ def newest_by_key(changes: pa.Table, rules: MergeRules, ids: Mapping[str, int]) 
     rows = changes.take(pa.array(numbers))
     earlier = _Earlier(changes, ordered, keys, places) if count else None
     return Newest(earlier.told(rows, numbers, ids) if earlier else rows, numbers, count - len(numbers))
+
+
+def _places(changes: pa.Table) -> NDArray[np.int64]:
+    """A number for each row's topic-partition, in the order of topics and partitions: it decides between equals."""
+    topics = column(changes, TOPIC).dictionary_encode()
+    by_name = ranks(topics.dictionary)[topics.indices.to_numpy()]
+    places: NDArray[np.int64] = (by_name << 32) + column(changes, PARTITION).to_numpy().astype(np.int64)
+    return places
 
 
 def _ends(*groups: NDArray[np.int64]) -> NDArray[np.bool_]:

@@ -224,3 +224,15 @@ def test_of_several_topic_partitions_the_later_timestamp_wins(tmp_path: Path) ->
         ]
         table.merge(table.stage(changes))
         assert [row["version"] for row in table.rows()] == [1]
+
+
+def test_of_equal_timestamps_the_greater_topic_and_partition_wins_in_any_order(tmp_path: Path) -> None:
+    places = [("a", 11), ("b", 2), ("b", 10)]
+    for number, order in enumerate(itertools.permutations(range(3))):
+        table = made(tmp_path / str(number), order_by=None)
+        changes = [
+            {"id": 1, "part": "a", "version": at, "kafka_topic": places[at][0], "kafka_partition": places[at][1]}
+            for at in order
+        ]
+        table.merge(table.stage(changes))
+        assert [row["version"] for row in table.rows()] == [2]
