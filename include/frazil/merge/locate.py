@@ -42,6 +42,11 @@ class KeyIndex:
         self._values = columns[self._first].unique()
         self._keys = pa.table({**columns, CHANGE_ROW: pa.array(np.arange(newest.rows.num_rows))})
 
+    @property
+    def together(self) -> int:
+        """So many rows are looked up at once, as each time costs what the keys cost, however few the rows are."""
+        return max(2**18, int(self._keys.num_rows))
+
     def places(self, rows: pa.Table) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The places of rows that have one of the keys, in order, and the change of each."""
         columns = {name: column(rows, name) for name in self._key}
@@ -62,14 +67,42 @@ class KeyIndex:
 
 def located(reader: Reader, files: tuple[TableFile, ...], index: KeyIndex, keys: Schema) -> Iterator[Located]:
     """What of each file the changes have, file by file; `keys` is the schema of the key columns."""
-    for file in files:
-        positions, changes = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    found: list[list[_Part]] = [[] for _ in files]
+    pending: list[tuple[int, int, pa.Table]] = []
+    yielded = 0
+    for number, file in enumerate(files):
         with reader.open(file.path) as data:
             for start, rows in data.groups(keys):
-                places, of = index.places(rows)
-                positions.append(places + start)
-                changes.append(of)
-        deleted = reader.deleted(file)
-        found, of = np.concatenate(positions), np.concatenate(changes)
-        there = ~np.isin(found, deleted)
-        yield Located(file, found[there], of[there], deleted)
+                pending.append((number, start, rows))
+                if sum(rows.num_rows for _, _, rows in pending) >= index.together:
+                    _match(index, pending, found)
+                    pending = []
+        whole = pending[0][0] if pending else number + 1
+        yield from (_located(reader, files[n], found[n]) for n in range(yielded, whole))
+        yielded = whole
+    _match(index, pending, found)
+    yield from (_located(reader, files[n], found[n]) for n in range(yielded, len(files)))
+
+
+_Part = tuple[NDArray[np.int64], NDArray[np.int64]]
+
+
+def _match(index: KeyIndex, pending: list[tuple[int, int, pa.Table]], found: list[list[_Part]]) -> None:
+    """Look the rows of several row groups up at once, and tell each file its own."""
+    if not pending:
+        return
+    places, of = index.places(pa.concat_tables([rows for _, _, rows in pending]))
+    first = 0
+    for number, start, rows in pending:
+        mine = slice(*np.searchsorted(places, (first, first + rows.num_rows)))
+        found[number].append((places[mine] - first + start, of[mine]))
+        first += rows.num_rows
+
+
+def _located(reader: Reader, file: TableFile, parts: list[_Part]) -> Located:
+    none = np.zeros(0, np.int64)
+    positions = np.concatenate([none, *(positions for positions, _ in parts)])
+    changes = np.concatenate([none, *(changes for _, changes in parts)])
+    deleted = reader.deleted(file)
+    there = ~np.isin(positions, deleted)
+    return Located(file, positions[there], changes[there], deleted)
