@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
@@ -24,10 +24,15 @@ class Newest:
     numbers: NDArray[np.int64]
     """The number of each row's change among all changes."""
     superseded: int
+    told_by: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
+    """By column, for each row the number of the change that tells its value, where an earlier one of the batch does."""
+    orders: pa.Array | None = None
+    """The values by which all changes are ordered."""
 
     def without(self, taken: NDArray[np.bool_]) -> Newest:
         stays = ~taken
-        return Newest(self.rows.filter(pa.array(stays)), self.numbers[stays], 0)
+        told_by = {name: numbers[stays] for name, numbers in self.told_by.items()}
+        return Newest(self.rows.filter(pa.array(stays)), self.numbers[stays], 0, told_by, self.orders)
 
 
 def newest_by_key(changes: pa.Table, rules: MergeRules, ids: Mapping[str, int]) -> Newest:
@@ -45,9 +50,11 @@ def newest_by_key(changes: pa.Table, rules: MergeRules, ids: Mapping[str, int]) 
         later = np.lexsort((places[last], ranks(column(changes, TIMESTAMP))[last], order[last], keys[last]))
         last = last[later[_ends(keys[last][later])]]
     numbers = np.sort(last)
-    rows = changes.take(pa.array(numbers))
-    earlier = _Earlier(changes, ordered, keys, places) if count else None
-    return Newest(earlier.told(rows, numbers, ids) if earlier else rows, numbers, count - len(numbers))
+    found = Newest(changes.take(pa.array(numbers)), numbers, count - len(numbers))
+    if not count:
+        return found
+    orders = column(changes, rules.order_by) if rules.order_by else None
+    return replace(_Earlier(changes, ordered, keys, places).told(found, ids), orders=orders)
 
 
 def _places(changes: pa.Table) -> NDArray[np.int64]:
@@ -75,24 +82,25 @@ class _Earlier:
     keys: NDArray[np.int64]
     places: NDArray[np.int64]
 
-    def told(self, rows: pa.Table, numbers: NDArray[np.int64], ids: Mapping[str, int]) -> pa.Table:
-        """`rows`, the changes with these numbers, with what changes before them tell of the columns that they keep."""
+    def told(self, newest: Newest, ids: Mapping[str, int]) -> Newest:
+        """The newest changes, with what changes before them tell of the columns that they keep."""
+        rows, numbers = newest.rows, newest.numbers
         kept = rows.column(KEPT).to_pylist() if rows.column(KEPT).null_count < rows.num_rows else []
         wanting = [row for row, of in enumerate(kept) if of]
         if not wanting:
-            return rows
+            return newest
         where = np.empty_like(self.ordered)
         where[self.ordered] = np.arange(len(self.ordered))
         sources = {field_id: numbers.copy() for field_id in ids.values()}
         for row in wanting:
             kept[row] = self._told(int(where[numbers[row]]), kept[row], sources, row)
-        for name, field_id in ids.items():
-            if (sources[field_id] != numbers).any():
-                at = rows.schema.get_field_index(name)
-                taken = self.changes.column(name).take(pa.array(sources[field_id]))
-                rows = rows.set_column(at, rows.schema.field(at), taken)
+        told_by = {name: sources[i] for name, i in ids.items() if (sources[i] != numbers).any()}
+        for name, of in told_by.items():
+            at = rows.schema.get_field_index(name)
+            rows = rows.set_column(at, rows.schema.field(at), self.changes.column(name).take(pa.array(of)))
         at = rows.schema.get_field_index(KEPT)
-        return rows.set_column(at, rows.schema.field(at), pa.array(kept, rows.schema.field(at).type))
+        rows = rows.set_column(at, rows.schema.field(at), pa.array(kept, rows.schema.field(at).type))
+        return replace(newest, rows=rows, told_by=told_by)
 
     def _told(self, at: int, missing: list[int], sources: Mapping[int, NDArray[np.int64]], row: int) -> list[int]:
         """Look back from a change at `at`; returns what none before it tells."""
@@ -103,9 +111,9 @@ class _Earlier:
             before = self.ordered[at]
             if (self.keys[before], self.places[before]) != (self.keys[of], self.places[of]):
                 break
-            if self.changes.column(CHANGE)[int(before)].as_py() == DELETE:
-                return []  # what the row had is gone
-            untold = set(self.changes.column(KEPT)[int(before)].as_py() or ())
+            # A delete tells that all is gone: it has no value but its key's.
+            deletes = self.changes.column(CHANGE)[int(before)].as_py() == DELETE
+            untold = set() if deletes else set(self.changes.column(KEPT)[int(before)].as_py() or ())
             for field_id in left - untold:
                 sources[field_id][row] = before
             left &= untold

@@ -21,7 +21,7 @@ from frazil.merge.contract import Counts, MergeContext, MergeResult, MergeTask, 
 from frazil.merge.locate import KeyIndex, Located, located
 from frazil.merge.rewriting import rewritten
 from frazil.merge.table_files import Reader, arrow_schema, write_position_deletes
-from frazil.merge.verdict import deletes, filled, stale, unchanged
+from frazil.merge.verdict import deletes, filled, fresh, stale, unchanged
 
 
 def merge(context: MergeContext, task: MergeTask) -> MergeResult:
@@ -108,7 +108,7 @@ class _Merge:
         rules = self.context.rules
         rows = self._rows(found.file, found.positions)
         changes = newest.rows.take(pa.array(found.changes))
-        changes = filled(changes, rows, self.ids)
+        changes = filled(fresh(changes, rows, found.changes, newest, rules), rows, self.ids)
         old = stale(changes, rows, rules)
         same = unchanged(changes, rows, rules) & ~old
         gone = deletes(changes) & ~old
@@ -121,7 +121,7 @@ class _Merge:
         )
         self._write(changes.filter(pa.array(new & first)))
         self._saw(rows.filter(pa.array(gone & first)))
-        return found.positions[gone | new]
+        return found.positions[(gone | new) & first | ~old & ~first]  # of a key that others wrote twice, one row stays
 
     def _rows(self, file: TableFile, positions: NDArray[np.int64]) -> pa.Table:
         """Rows of a file by their positions, which are in order."""

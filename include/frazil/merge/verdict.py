@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from frazil.ingest.changes import CHANGE, DELETE, KEPT
-from frazil.merge.changes import column
+from frazil.merge.changes import Newest, column
 from frazil.merge.contract import MergeRules
 
 
@@ -52,6 +52,22 @@ def filled(changes: pa.Table, rows: pa.Table, ids: dict[str, int]) -> pa.Table:
             old = rows.column(name).combine_chunks()
             new = changes.column(name).combine_chunks().cast(old.type)
             changes = changes.set_column(at, name, chosen(pa.array(mask), old, new))
+    return changes
+
+
+def fresh(changes: pa.Table, rows: pa.Table, of: NDArray[np.int64], newest: Newest, rules: MergeRules) -> pa.Table:
+    """The changes, rows `of` of the newest, with the values of the rows beside them where a stale change told more."""
+    if newest.orders is None or rules.order_by is None:
+        return changes
+    theirs = column(rows, rules.order_by)
+    for name, numbers in newest.told_by.items():
+        told = newest.orders.take(pa.array(numbers[of])).cast(theirs.type)
+        older = _mask(pc.fill_null(pc.less(told, theirs), False)) | (_mask(told.is_null()) & _mask(theirs.is_valid()))
+        older &= numbers[of] != newest.numbers[of]
+        if older.any():
+            at, old = changes.schema.get_field_index(name), rows.column(name).combine_chunks()
+            new = changes.column(name).combine_chunks().cast(old.type)
+            changes = changes.set_column(at, name, chosen(pa.array(older), old, new))
     return changes
 
 
