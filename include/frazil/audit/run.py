@@ -67,6 +67,8 @@ class Audit:
     """How many commit records were read."""
     window: Period | None = None
     """None for everything that was ever committed."""
+    by_key: bool = False
+    """Records changed rows of their keys: `rows` of a partition are its changes, and nothing is counted by offset."""
 
     @property
     def wrong(self) -> tuple[Finding, ...]:

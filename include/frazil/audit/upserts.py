@@ -59,11 +59,11 @@ def audit_upserts(
         sentence = "rows of an upsert are compared with Kafka's records alone: ask for them (--source)"
         findings = (*findings, Finding(FindingKind.UNCHECKED, 1, sentence, spec.name))
     clean = not any(f.kind.is_wrong for f in findings)
-    return Audit(spec.name, clean, tuple(_numbers(claimed)), findings, claimed.batches, window)
+    return Audit(spec.name, clean, tuple(_numbers(claimed)), findings, claimed.batches, window, by_key=True)
 
 
 def _numbers(claimed: Claims) -> Iterator[PartitionAudit]:
-    for (topic, partition), of in sorted(claimed.ranges.items()):
+    for (topic, partition), of in sorted(item for item in claimed.ranges.items() if item[1]):
         start, end, records = min(r.start for r in of), max(r.end for r in of), sum(r.records for r in of)
         rejected = sum(r.rejected for r in of)
         yield PartitionAudit(topic, partition, start, end, records, records, 0, None, rejected)

@@ -105,6 +105,22 @@ def _audited(spec: StreamSpec, window: Period | None, *, with_source: bool) -> A
 
 
 def _show(result: Audit) -> None:
+    if result.by_key:
+        columns = ("topic-partition", "committed", "changes", "dead letters")
+        changes = [
+            (f"{p.topic}-{p.partition}", f"{p.start:,} to {p.end:,}", f"{p.rows:,}", f"{p.dead_letters:,}")
+            for p in result.partitions
+        ]
+        if changes:
+            echo_table(columns, changes, numbers=frozenset(columns[1:]))
+    else:
+        _show_offsets(result)
+    for finding in result.findings:
+        click.echo(f"{'OFF ' if finding.kind.is_wrong else 'note'}  {finding.where}: {finding.sentence}")
+    click.echo(_verdict(result))
+
+
+def _show_offsets(result: Audit) -> None:
     columns = ("topic-partition", "committed", "rows", "distinct", "duplicates", "gaps", "dead letters")
     rows = [
         (
@@ -122,9 +138,6 @@ def _show(result: Audit) -> None:
         echo_table(columns, rows, numbers=frozenset(columns[1:]))
     if any(p.gaps is None and p.start is not None for p in result.partitions):
         click.echo("gaps: not asked (--source compares with Kafka)")
-    for finding in result.findings:
-        click.echo(f"{'OFF ' if finding.kind.is_wrong else 'note'}  {finding.where}: {finding.sentence}")
-    click.echo(_verdict(result))
 
 
 def _verdict(result: Audit) -> str:
@@ -141,6 +154,7 @@ def _verdict(result: Audit) -> str:
     if result.partitions and not rows and all(p.start is None for p in result.partitions):
         return f"Stream {result.stream} has committed nothing yet. `frazil status {result.stream}` says what waits."
     if result.partitions:
-        said = "; see the notes" if result.findings else ", each offset once"
-        return f"Stream {result.stream} is clean: {counted(rows, 'row')}{when}{said}."
+        all_well = ", and each key is as Kafka's newest record has it" if result.by_key else ", each offset once"
+        said = "; see the notes" if result.findings else all_well
+        return f"Stream {result.stream} is clean: {counted(rows, 'change' if result.by_key else 'row')}{when}{said}."
     return f"Stream {result.stream}: nothing is off, as far as counts tell."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 from pyiceberg.table import Table
@@ -83,7 +83,10 @@ def reset(stream: str, streams_folder: Path, *, yes: bool, **wanted: Any) -> Non
             raise click.BadParameter(str(error), param_hint="--offsets") from error
     plan = moves(target, held=of_same_topics(seen.held, seen.source, now.source), available=now)
     _show(plan)
-    for sentence in consequences(plan, seen=seen, now=now):
+    merged: Literal["no", "by order", "by arrival"] = "no"
+    if spec.mode == "upsert":
+        merged = "by order" if spec.order_by else "by arrival"
+    for sentence in consequences(plan, seen=seen, now=now, merged=merged):
         click.echo(sentence)
     if spec.route is not None and any(move.repeated for move in plan):
         click.echo("What is read again comes a second time to the tables of the route too.")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Literal
 
 from frazil.commit.marker import Marker, of_same_topics, of_topics
 from frazil.commit.reset import Available, Move, Offsets, Standing, before_cuts, clamped
@@ -91,8 +92,20 @@ def check_available(offsets: Offsets, now: Available) -> None:
             )
 
 
-def consequences(plan: Sequence[Move], *, seen: Standing, now: Available) -> list[str]:
-    """What a reset costs, in sentences: what the table never gets, and what it may hold twice. Pure."""
+_AGAIN: Mapping[str, str] = {
+    "no": "their rows will be in it twice, unless they are deleted first.",
+    "by order": "their changes are merged once more, and those that are older than the table's row are dropped.",
+    "by arrival": "until the writer has caught up, rows that they change are as they were then.",
+}
+
+
+def consequences(
+    plan: Sequence[Move], *, seen: Standing, now: Available, merged: Literal["no", "by order", "by arrival"] = "no"
+) -> list[str]:
+    """What a reset costs, in sentences: what the table never gets, and what it may hold twice. Pure.
+
+    `merged`: how an upsert tells that a change is newer; `no` if each record is a row.
+    """
     said = []
     if seen.rolled_back:
         said.append("The table was rolled back behind the marker: its remaining rows say what it holds.")
@@ -113,10 +126,7 @@ def consequences(plan: Sequence[Move], *, seen: Standing, now: Available) -> lis
         also = f", {gone:,} of which Kafka has deleted already" if gone else ""
         said.append(f"It skips {counted(skipped, 'offset')}{also}: their records never reach the table.")
     if repeated:
-        said.append(
-            f"It reads {counted(repeated, 'offset')} again that the table holds: their rows will be in it twice, "
-            "unless they are deleted first."
-        )
+        said.append(f"It reads {counted(repeated, 'offset')} again that the table holds: {_AGAIN[merged]}")
     if not skipped and not repeated and not seen.unknown:
         said.append("It skips nothing, and reads nothing again that the table holds.")
     return said

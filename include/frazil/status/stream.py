@@ -318,15 +318,17 @@ def _view(table: Table, spec: StreamSpec) -> TableView:
         desired_reason=reason,
         problems=tuple(problems),
         undeclared=undeclared,
-        changes=_changes(table.metadata, marker) if marker else {},
+        changes=_changes(table.metadata, spec.name) if spec.mode == "upsert" else {},
     )
 
 
-def _changes(metadata: TableMetadata, marker: Marker) -> dict[str, int]:
-    """By the summary of the marker's snapshot, which may have expired."""
-    snapshot = metadata.snapshot_by_id(marker.snapshot_id)
-    summary = snapshot.summary if snapshot else None
-    return {name: int(text) for name in CHANGES if summary and (text := summary.get(f"frazil.{name}")) is not None}
+def _changes(metadata: TableMetadata, stream: str) -> dict[str, int]:
+    """By the summary of the newest batch that has not expired."""
+    for snapshot in reversed(metadata.snapshots):
+        told = snapshot.summary
+        if told and told.get("frazil.stream") == stream and told.get("frazil.inserted") is not None:
+            return {name: int(told.get(f"frazil.{name}") or 0) for name in CHANGES}
+    return {}
 
 
 def _desired(spec: StreamSpec, table: Table | None) -> tuple[str, str | None]:
