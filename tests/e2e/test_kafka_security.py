@@ -22,6 +22,7 @@ from frazil.ingest.kafka_columns import ColumnReader
 from frazil.ingest.kafka_messages import MessageReader
 from frazil.ingest.readers import kafka_reader
 from frazil.kafka.admin import KafkaOffsets
+from frazil.spec.topics import TopicPattern
 from tests import polling
 from tests.conftest import DeclaredStream
 from tests.secured_kafka import PASSWORD, USER, SecuredKafka, TokenServer
@@ -146,6 +147,15 @@ def test_who_is_refused_is_told_by_whom_and_what_to_check(
     assert said in text
     assert check in text[text.rindex(" Check ") :]
     assert "\n" not in text
+
+
+def test_a_topic_that_the_broker_hides_is_told_from_one_that_it_lacks(source: Source) -> None:
+    pattern = TopicPattern("ours|theirs|hidden|never-made")
+    with KafkaOffsets(source.ways["PLAIN"], pattern, stream="flights") as kafka:
+        assert kafka.describe().identity.topic_ids.keys() == {source.topic, source.of_others}
+        kafka.check_not_hidden([source.topic, source.of_others, "never-made"])
+        with pytest.raises(AccessDenied, match=r"stream flights, brokers .* has read: hidden\. Grant"):
+            kafka.check_not_hidden([source.hidden, "never-made"])
 
 
 def declared(stream: DeclaredStream, source: Source, way: str, topic: str) -> DeclaredStream:

@@ -14,7 +14,7 @@ from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCol
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
-from frazil.errors import FrazilError, KafkaUnavailable, SpecError, TopicMissing
+from frazil.errors import AccessDenied, FrazilError, KafkaUnavailable, SpecError, TopicMissing
 from frazil.kafka.client import AdminClient, client_errors, refusal
 from frazil.kafka.identity import SourceIdentity
 from frazil.kafka.truncation import LogEnd, diverged
@@ -102,6 +102,33 @@ class KafkaOffsets:
             SourceIdentity(cluster_id, {name: str(topic.topic_id) for name, topic in sorted(described.items())}),
             tuple((name, p.id) for name, topic in sorted(described.items()) for p in topic.partitions),
         )
+
+    def check_not_hidden(self, topics: Collection[str]) -> None:
+        """Raise AccessDenied if Kafka hides one of these topics, which a list of topics lacks, from the principal.
+
+        A list leaves out what the principal may not describe, as if it were deleted. Asked by its name, a hidden topic
+        is refused, and a deleted one is unknown.
+        """
+        hidden = []
+        for name, answer in sorted(self._asked_of(topics).items()):
+            try:
+                self._result(answer)
+            except (KafkaException, TimeoutError) as error:
+                code = error.args[0].code() if isinstance(error, KafkaException) else None
+                if code == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+                    hidden.append(name)
+                elif code != KafkaError.UNKNOWN_TOPIC_OR_PART:
+                    raise self._translated(error, "describing") from error
+        if hidden:
+            place = (
+                f"brokers {self._servers}"
+                if self._stream is None
+                else f"stream {self._stream}, brokers {self._servers}"
+            )
+            raise AccessDenied(
+                f"{place}: Kafka does not let the stream describe topics that it has read: {', '.join(hidden)}. Grant "
+                "Describe and Read on them. If they were deleted, grant Describe on their names, so that Kafka says so"
+            )
 
     def _matching(self, pattern: TopicPattern) -> list[str]:
         """The topics of the cluster that match now."""
@@ -248,6 +275,8 @@ class KafkaOffsets:
             return refused
         what = f"{topics} at {self._servers}"
         if code == KafkaError.UNKNOWN_TOPIC_OR_PART:
+            if isinstance(self._topics, TopicPattern):
+                return TopicMissing(f"{what}: a topic that matched was deleted. The next look leaves it out")
             return TopicMissing(f"{what}: a topic does not exist. Create it, or correct source.topics")
         is_late = is_silence(error)
         why = f" within {self._timeout_s:g} s" if is_late else f": {error.args[0].str()}"

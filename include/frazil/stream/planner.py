@@ -196,6 +196,7 @@ class BatchPlanner:
         found = self.kafka.describe()
         check_same_source(self.source, found.identity, stream=self.settings.stream)
         self.source = merged_identity(self.source, found.identity)
+        self._check_not_hidden(found.identity.topic_ids)
         self.looks += 1
         self._miss(found.identity.topic_ids)
         beginnings = self.kafka.earliest(found.partitions)
@@ -205,6 +206,15 @@ class BatchPlanner:
             log.info("new partitions: %s", sorted(new))
             self.began.update(new)
             self.position = replace(self.position, offsets={**self.position.offsets, **new})
+
+    def _check_not_hidden(self, present: Container[str]) -> None:
+        """Raise AccessDenied if a topic of the position is there, and only hidden: the watermark must wait for it.
+
+        One that counts as deleted already is not asked for: its ACLs may be deleted after it.
+        """
+        read = {topic for topic, _ in self.position.offsets if topic in self.settings.topics}
+        if missing := sorted(t for t in read if t not in present and self.absent.get(t, 0) < GONE_LOOKS):
+            self.kafka.check_not_hidden(missing)
 
     def _miss(self, present: Container[str]) -> None:
         """Count how often each topic of the position was not there. Only those of a pattern may be missing at all."""

@@ -7,13 +7,14 @@ from concurrent.futures import Future
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from frazil.errors import NO_RESTART, SpecError, TopicMissing
+from frazil.errors import NO_RESTART, AccessDenied, KafkaUnavailable, SpecError, TopicMissing
 from frazil.ingest.contract import OffsetRange
 from frazil.ingest.kafka_columns import ColumnReader
 from frazil.ingest.kafka_messages import MessageReader
 from frazil.kafka.admin import KafkaOffsets
 from frazil.kafka.properties import property_problems
 from frazil.spec.property_rules import JAVA_ONLY, SET_BY_FRAZIL
+from frazil.spec.topics import TopicPattern
 
 UNKNOWN = {"bootstrap.servers": "127.0.0.1:1", "no.such": "x"}
 
@@ -35,12 +36,14 @@ def test_a_missing_topic_is_told_from_brokers_that_are_away_and_is_waited_for() 
     assert found.exit_code not in NO_RESTART
 
 
-def test_all_topics_that_are_missing_are_named_and_no_other() -> None:
-    def answer(error: int | None) -> Future[str]:
-        future: Future[str] = Future()
-        future.set_exception(KafkaException(KafkaError(error))) if error is not None else future.set_result("there")
-        return future
+def answer(error: int | None) -> Future[str]:
+    """What a client answers of one topic."""
+    future: Future[str] = Future()
+    future.set_exception(KafkaException(KafkaError(error))) if error is not None else future.set_result("there")
+    return future
 
+
+def test_all_topics_that_are_missing_are_named_and_no_other() -> None:
     missing = KafkaError.UNKNOWN_TOPIC_OR_PART
     with KafkaOffsets({"bootstrap.servers": "127.0.0.1:1"}, ["a", "b", "c"]) as offsets:
         with pytest.raises(TopicMissing, match=r"has no topic a, c\. Create it"):
@@ -48,6 +51,22 @@ def test_all_topics_that_are_missing_are_named_and_no_other() -> None:
         with pytest.raises(KafkaException):
             offsets._described({"a": answer(missing), "b": answer(KafkaError._TRANSPORT)})
         assert offsets._described({"b": answer(None)}) == {"b": "there"}
+
+
+def test_a_hidden_topic_is_told_from_a_deleted_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    deleted, hidden = KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_AUTHORIZATION_FAILED
+    found = {"a": answer(hidden), "b": answer(deleted), "c": answer(None), "d": answer(hidden)}
+    with KafkaOffsets({"bootstrap.servers": "127.0.0.1:1"}, TopicPattern("."), stream="s") as offsets:
+        monkeypatch.setattr(offsets, "_asked_of", lambda topics: {name: found[name] for name in topics})
+        offsets.check_not_hidden(["b", "c"])
+        with pytest.raises(AccessDenied, match=r"stream s, .*that it has read: a, d\. Grant Describe and Read"):
+            offsets.check_not_hidden(["a", "b", "c", "d"])
+        found["b"] = answer(KafkaError._TRANSPORT)
+        with pytest.raises(KafkaUnavailable):
+            offsets.check_not_hidden(["b"])
+        missing = offsets._translated(KafkaException(KafkaError(deleted)), "listing offsets of")
+    assert isinstance(missing, TopicMissing)
+    assert "source.topics" not in str(missing)
 
 
 def test_an_answer_that_does_not_come_says_how_long_was_waited() -> None:

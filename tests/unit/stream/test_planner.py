@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from frazil.errors import KafkaUnavailable, OffsetGap, TopicMissing, TopicRecreated
+from frazil.errors import AccessDenied, KafkaUnavailable, OffsetGap, TopicMissing, TopicRecreated
 from frazil.host.exchange import open_exchange
 from frazil.kafka.admin import Topics
 from frazil.kafka.identity import SourceIdentity
@@ -41,6 +41,13 @@ class StandInKafka:
         self.gone: set[str] = set()
         """Topics of which no leader answers, because they were deleted."""
         self.described = 0
+        self.hidden: set[str] = set()
+        """Topics that the stream may not describe (any more)."""
+
+    def check_not_hidden(self, topics):
+        self._answer()
+        if hidden := self.hidden & set(topics):
+            raise AccessDenied(f"may not describe {hidden}")
 
     def describe(self) -> Topics:
         self.described += 1
@@ -280,6 +287,24 @@ def test_topics_that_are_deleted_between_two_looks_are_looked_for_at_once(patter
     patterned.kafka.end[TP0] = 6
     assert patterned.after(70).offsets[TP0] == 6
     assert patterned.planner.silent_since is None
+
+
+def test_a_topic_that_kafka_hides_ends_the_epoch_and_never_counts_as_deleted(patterned: World):
+    without(patterned, "u")
+    patterned.kafka.hidden = {"u"}
+    with pytest.raises(AccessDenied, match="may not describe"):
+        patterned.after(11)
+    assert not patterned.planner.absent
+    assert not patterned.planner.is_gone("u")
+
+
+def test_a_deleted_topic_whose_acls_are_deleted_after_it_stays_deleted(patterned: World):
+    without(patterned, "u")
+    for _ in range(3):
+        patterned.after(11)
+    patterned.kafka.hidden = {"u"}
+    patterned.after(11)
+    assert patterned.planner.is_gone("u")
 
 
 def test_nobody_waits_for_a_topic_that_is_missed_in_three_lists(patterned: World):
