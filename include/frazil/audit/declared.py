@@ -6,7 +6,6 @@ from functools import partial
 
 from frazil.audit.run import Audit, audit_stream
 from frazil.audit.source import ask_kafka
-from frazil.audit.upserts import audit_upserts
 from frazil.commit.opened import open_stream
 from frazil.commit.period import Period
 from frazil.spec.model import StreamSpec
@@ -19,6 +18,8 @@ def audit(spec: StreamSpec, *, window: Period | None, with_source: bool) -> Audi
     """
     tables = open_stream(spec).tables
     if spec.mode == "upsert":
+        from frazil.audit.upserts import audit_upserts  # noqa: PLC0415 - staging and merging, which others need not
+
         return audit_upserts(spec, tables, window=window, with_source=with_source)
     asked = partial(ask_kafka, spec) if with_source else None
     return audit_stream(tables, coordinates=spec.coordinates, window=window, ask_kafka=asked)
