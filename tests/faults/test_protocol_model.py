@@ -462,9 +462,11 @@ class Protocol(RuleBasedStateMachine):
     def _ask_for_adoption(self, stream: str) -> None:
         """Where it was forgotten, or no stream is known, a stream does not begin by itself in a table with rows."""
         unknown = not any(self.world.marker(of) for of in STREAMS)
+        if self.world.marker(stream) is not None:
+            self.forgotten.pop(stream, None)
         if rows_of(self.world.catalog.metadata[MAIN]) and (stream in self.forgotten or unknown):
             self._adopt(stream)
-        elif self.forgotten.pop(stream, None):  # it begins at what Kafka has
+        elif stream in self.forgotten:  # it begins at what Kafka has, or another time if it is killed before it does
             self._give_up_below(stream, {})
 
     def _adopt(self, stream: str) -> None:

@@ -1,0 +1,158 @@
+"""A real PostgreSQL, a real Debezium: after random transactions and kills, the table equals the source."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg2  # type: ignore[import-untyped]
+import pytest
+
+from frazil.dev.kafka import EmbeddedKafka
+from frazil.dev.postgres import EmbeddedPostgres
+from tests.debezium import Debezium
+from tests.polling import eventually
+
+pytestmark = pytest.mark.soak
+STREAM = """\
+name: events
+source:
+  topics: [shop_{identity}.public.orders]
+  bootstrap-servers: '{bootstrap}'
+  format: {{type: json, envelope: {{metadata: {{place: position, said_at: source.ts_ms}}}}}}
+table: test.events
+schema:
+  id: long not null
+  name: string
+  total: decimal(10, 2)
+  day: date
+  at: {{type: timestamp, unit: us}}
+  zoned: timestamptz
+  big: string
+  raw: binary
+  place: string
+  said_at: {{type: timestamptz, unit: ms}}
+event-time: said_at
+mode: upsert
+key: id
+order-by: place
+commit: {{interval: 1s}}
+"""
+TABLE = """
+create table orders (id bigint primary key, name text, total numeric(10, 2), day date, at timestamp, zoned timestamptz,
+big text, raw bytea)
+"""
+COLUMNS = ("id", "name", "total", "day", "at", "zoned", "big", "raw")
+
+
+class Source:
+    """The database, and random transactions on it."""
+
+    def __init__(self, postgres: EmbeddedPostgres, *, kinds: int, seed: int = 3) -> None:
+        self.connection = psycopg2.connect(postgres.uri.replace("+psycopg2", ""))
+        self.draw, self._kinds = random.Random(seed), kinds
+
+    def run(self, sql: str, *values: object) -> None:
+        with self.connection.cursor() as cursor:
+            cursor.execute(sql, values)
+
+    def transactions(self, count: int) -> None:
+        for _ in range(count):
+            for _ in range(self.draw.randrange(1, 6)):
+                self._change(self.draw.randrange(40))
+            if self.draw.random() < 0.1:
+                self.connection.rollback()
+            else:
+                self.connection.commit()
+
+    def _change(self, key: int) -> None:
+        large = "".join(chr(self.draw.randrange(33, 126)) for _ in range(9000))  # so long that it is stored apart
+        match self.draw.randrange(self._kinds):
+            case 0 | 1:
+                self.run(
+                    "insert into orders values (%s, %s, %s, %s, %s, %s, %s, %s) on conflict (id) do update set "
+                    "name = excluded.name, total = excluded.total",
+                    *(key, self.draw.choice("abc"), f"{key}.25", "2026-02-03", "2026-02-03 04:05:06.000007"),
+                    *("2026-02-03 04:05:06+02", large, b"\x00\xff" * 3),
+                )
+            case 2:
+                self.run("update orders set name = %s where id = %s", self.draw.choice("xyz"), key)
+            case 3:
+                self.run("delete from orders where id = %s", key)
+            case 4:
+                self.run("delete from orders where id = %s", key + 100)
+                self.run("update orders set id = id + 100 where id = %s", key)
+
+    def rows(self) -> list[tuple[Any, ...]]:
+        with self.connection.cursor() as cursor:
+            cursor.execute(f"select {', '.join(COLUMNS)} from orders order by id")
+            found = [(*row[:-1], None if row[-1] is None else bytes(row[-1])) for row in cursor.fetchall()]
+        self.connection.rollback()
+        return found
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[EmbeddedPostgres]:
+    """A server of its own, that writes what a connector needs to its log."""
+    # Where root runs the tests, another user must reach the data, and pytest's folders are for their owner alone.
+    with tempfile.TemporaryDirectory(prefix="frazil-postgres-") as folder:
+        Path(folder).chmod(0o755)
+        with EmbeddedPostgres(tmp_path / "postgres", data=Path(folder) / "data") as server:
+            connection = psycopg2.connect(server.uri.replace("+psycopg2", ""))
+            connection.autocommit = True
+            with connection.cursor() as cursor:
+                cursor.execute("alter system set wal_level = logical")
+            connection.close()
+            server.stop()
+            yield server.start()
+
+
+def landed(stream: Any) -> list[tuple[Any, ...]]:
+    rows = stream.table().scan(selected_fields=COLUMNS).to_arrow().sort_by("id").to_pylist()
+    return [tuple(row[name] for name in COLUMNS) for row in rows]
+
+
+@pytest.mark.parametrize("identity", ["default", "full"])
+def test_the_table_equals_the_source_whatever_dies(
+    stream: Any, kafka: EmbeddedKafka, database: EmbeddedPostgres, tmp_path: Path, identity: str
+) -> None:
+    (stream.streams / "events.yaml").write_text(STREAM.format(bootstrap=kafka.bootstrap, identity=identity))
+    # Of a row whose key changes, the log has all values with a full identity alone.
+    source = Source(database, kinds=5 if identity == "full" else 4)
+    source.run(TABLE)
+    source.run(f"alter table orders replica identity {identity}")
+    source.transactions(30)
+    user, _, rest = database.uri.partition("//")[2].partition(":")
+    password, _, place = rest.partition("@")
+    settings = {
+        "topic.prefix": f"shop_{identity}",
+        "database.hostname": "127.0.0.1",
+        "database.port": place.partition(":")[2].partition("/")[0],
+        "database.user": user,
+        "database.password": password,
+        "database.dbname": place.partition("/")[2],
+        "table.include.list": "public.orders",
+    }
+    debezium = Debezium(tmp_path / "debezium", bootstrap=kafka.bootstrap, settings=settings)
+    try:
+        for round_ in range(4):
+            debezium.start()
+            source.transactions(60)
+            if round_ == 1:
+                debezium.kill()
+                source.transactions(20)
+                debezium.start()
+
+            def equal() -> bool:
+                stream.catch_up()
+                return landed(stream) == source.rows()
+
+            eventually(equal, within_s=90)
+            if round_ == 2:
+                debezium.kill()
+    finally:
+        debezium.stop()
+    assert stream.table("_dead_letters").scan().to_arrow().num_rows == 0
