@@ -32,6 +32,8 @@ LIVE_EVERY_S = 0.5
 LINES_WAIT_MOST = 1000
 """Lines that wait for a terminal that takes none; complaints have as much room again."""
 CLEAR = "\r\x1b[K"
+SIGNALS_SEEN_S = 0.5
+"""How late a signal's handler may run."""
 
 
 class Voice(logging.Handler):
@@ -101,11 +103,22 @@ class Terminal:
         self._printer = Thread(target=self._print, args=(writer,), name="terminal", daemon=True)
         self._printer.start()
         rest = b""
-        while data := os.read(fd, 65_536):
+        while data := self._read(fd):
             *lines, rest = (rest + data).split(b"\n")
             for line in lines:
                 kind, text = json.loads(line)
                 {"complain": self.complain, "warn": self.warn}.get(kind, self.say)(text)
+
+    @staticmethod
+    def _read(fd: int) -> bytes:
+        """What there is to read. Signal handlers run meanwhile.
+
+        A signal that arrives just before a call blocks does not interrupt it, and its handler would run when the call
+        returns: hence the time limit.
+        """
+        while not select.select([fd], [], [], SIGNALS_SEEN_S)[0]:
+            pass
+        return os.read(fd, 65_536)
 
     def close(self) -> None:
         """Wait until the terminal has taken every line."""

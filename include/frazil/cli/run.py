@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import textwrap
+import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+ENDED_SEEN_S = 0.05
 CRASHED = 1
 GROUP_ENDS_WITHIN_S = 10.0
 """How long the writer's JVM may take to follow it."""
@@ -146,7 +148,8 @@ class Follower:
             self._ask()
         self.terminal.listen(hear, writer=writer)
         # Until it is reaped, no other process gets its id; from then on, no signal may be sent to it.
-        os.waitid(os.P_PID, writer, os.WEXITED | os.WNOWAIT)
+        while os.waitid(os.P_PID, writer, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
+            time.sleep(ENDED_SEEN_S)  # a call that blocks may miss a signal that arrives just before it
         self._writer = None
         _, status = os.waitpid(writer, 0)
         end_group(writer, within_s=GROUP_ENDS_WITHIN_S)
