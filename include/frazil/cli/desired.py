@@ -64,6 +64,8 @@ def pause(stream: str, streams_folder: Path, reason: str) -> None:
     desired = open_desired(spec)
     desired.pause(by=person(), reason=reason)
     stops = _foreground(stream) or "its writer stops after the current batch"
+    if spec.resources.driver_in_cluster:
+        stops = "its driver in the cluster sees that within half a minute, and stops after its current batch"
     click.echo(f"{stream} is paused: {stops}. No supervisor starts one before `frazil resume {stream}`.")
     _say_where(spec, desired, _lost(spec, desired))
     if problem:

@@ -31,6 +31,7 @@ from frazil.cli.options import streams_option
 from frazil.errors import FrazilError
 from frazil.extras import extras_named
 from frazil.home import run_folder
+from frazil.host.agents import AGENT_KILLED, is_agent
 from frazil.host.endings import record_exit
 from frazil.host.lock import WriterLock, read_launch
 from frazil.host.processes import end_group, mark
@@ -133,7 +134,7 @@ class Follower:
         self.terminal = Terminal(folder, on_gone=self._ask)
         self.ended_by: str | None = None
         """Why it ended, where it cannot say so itself."""
-        self._log = folder / LOG_FILE
+        self._folder, self._log = folder, folder / LOG_FILE
         self._writer: int | None = None
         self._asked = False
 
@@ -156,7 +157,8 @@ class Follower:
         code = os.waitstatus_to_exitcode(status)
         code = code if code >= 0 else 128 - code
         if code == 128 + signal.SIGKILL:  # whatever its log ends with is not the reason
-            self.ended_by = self.ended_by or "somebody killed it, or the kernel did for lack of memory"
+            killed = "somebody killed it, or the kernel did for lack of memory"
+            self.ended_by = self.ended_by or (AGENT_KILLED if is_agent(self._folder, writer) else killed)
         if code and not self.terminal.complained:
             how = f"by signal {code - 128}" if code > 128 else f"with exit code {code}"
             self.terminal.complain(f"the writer ended {how}; what it said last is in {self._log}")
@@ -167,8 +169,14 @@ class Follower:
         if self._writer is None:
             return
         if again and number == signal.SIGINT:
-            self.terminal.say("Ended at once; the next start goes on where the table stands.")
             self.ended_by = "a person ended it at once, by a second Ctrl-C"
+            if is_agent(self._folder, self._writer):
+                self.terminal.say(
+                    "The agent ended at once; the driver in the cluster may go on. The next start follows it."
+                )
+                self.ended_by = f"{self.ended_by}; its driver in the cluster may go on, and the next start follows it"
+            else:
+                self.terminal.say("Ended at once; the next start goes on where the table stands.")
             end_group(self._writer, within_s=0)
         else:
             self.terminal.say("The current batch commits, then the writer ends. Ctrl-C again ends it at once.")

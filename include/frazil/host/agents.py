@@ -14,6 +14,11 @@ from frazil.host.records import ProcessMark
 AGENT_FILE = "agent.json"
 KILL = signal.SIGUSR1
 """Asks an agent to kill its driver, and then to end."""
+AGENT_KILLED = (
+    "its agent was killed, or the agent's host went down; its driver in the cluster may go on, and the next start "
+    "follows it"
+)
+"""All that this host knows after the end of an agent that left no word."""
 KILLS_WITHIN_MS = 60_000
 """After that, an agent that was asked is killed itself; the next one finds in its order that the driver is to go."""
 
@@ -21,6 +26,15 @@ KILLS_WITHIN_MS = 60_000
 def record_agent(folder: Path) -> None:
     """Let the folder know that this process is an agent, which takes the signal KILL."""
     replace_json(folder / AGENT_FILE, {"pid": os.getpid()})
+
+
+def is_agent(folder: Path, pid: int | None) -> bool:
+    """Whether the process of a run folder is, or was, the agent of a driver."""
+    try:
+        agent = read_json(folder / AGENT_FILE)
+    except ValueError:
+        return False
+    return pid is not None and isinstance(agent, dict) and agent.get("pid") == pid
 
 
 def ask_agent_to_kill(folder: Path, writer: ProcessMark, *, now_ms: int) -> bool:

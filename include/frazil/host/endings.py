@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import signal
 from pathlib import Path
 
+from frazil.host.agents import AGENT_KILLED, is_agent
 from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase
 from frazil.host.records import ExitRecord, Launch, LaunchKind, append_exit, read_notes
@@ -41,6 +43,8 @@ def record_exit(  # noqa: PLR0913 - an exit has so many parts
     `error` is why, where the parent knows better; `stopped_for` the cause of a stop that no note asked for.
     """
     heartbeat = read_heartbeat(folder, launch)
+    if code == 128 + signal.SIGKILL and _was_killed_agent(folder, launch, heartbeat):
+        error = error or AGENT_KILLED
     error = None if code == 0 else error or _last_words(folder, launch, heartbeat)
     _append(folder, _exit(launch, heartbeat, code=code, ended_at_ms=ended_at_ms, error=error), stopped_for)
 
@@ -52,9 +56,17 @@ def record_unseen_exit(folder: Path, launch: Launch) -> None:
     code = 0 if ended_well else None
     ended_at_ms = heartbeat.written_at_ms if heartbeat else launch.launched_at_ms
     error = None if ended_well else _last_words(folder, launch, heartbeat)
+    if _was_killed_agent(folder, launch, heartbeat):
+        error = AGENT_KILLED
     # Which of its streams made a process die is unknown, and no stream is given up for another one's sake.
     stopped_for = WITH_APPLICATION if launch.kind is LaunchKind.HOSTED else None
     _append(folder, _exit(launch, heartbeat, code=code, ended_at_ms=ended_at_ms, error=error), stopped_for)
+
+
+def _was_killed_agent(folder: Path, launch: Launch, heartbeat: Heartbeat | None) -> bool:
+    """Whether the process was an agent that left no word: the end of its log tells of its driver."""
+    spoke = heartbeat is not None and heartbeat.phase is Phase.ENDED
+    return not spoke and is_agent(folder, launch.writer.pid if launch.writer else None)
 
 
 def _last_words(folder: Path, launch: Launch, heartbeat: Heartbeat | None) -> str | None:

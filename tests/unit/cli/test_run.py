@@ -15,6 +15,7 @@ import pytest
 from frazil.cli import run
 from frazil.errors import WriterBusy
 from frazil.home import run_folder
+from frazil.host.agents import AGENT_KILLED, is_agent
 from frazil.host.launcher import Observation, ProcessState
 from frazil.host.launchers import open_launcher
 from frazil.host.lock import WriterLock
@@ -128,6 +129,34 @@ def test_a_writer_that_was_killed_is_not_blamed_on_the_end_of_its_log(start: Sta
     status = ended(process)
     assert (process.returncode, status.exit_code) == (137, 137)
     assert status.error == "somebody killed it, or the kernel did for lack of memory"
+
+
+AGENT = """
+    from frazil.home import run_folder
+    from frazil.host.agents import record_agent
+    record_agent(run_folder("ticks"))
+"""
+
+
+def test_of_an_agent_that_was_killed_nobody_says_that_its_driver_ended(start: Start, tmp_path: Path):
+    process = start(f"{AGENT}    asked.wait()")
+    writer = began(tmp_path)
+    eventually(lambda: is_agent(run_folder("ticks"), writer), within_s=30)
+    os.kill(writer, signal.SIGKILL)
+    status = ended(process)
+    assert (status.exit_code, status.error) == (137, AGENT_KILLED)
+
+
+def test_a_second_ctrl_c_ends_an_agent_and_not_its_driver(start: Start, tmp_path: Path):
+    process = start(f"{AGENT}    signal.signal(signal.SIGTERM, signal.SIG_IGN); asked.wait()")
+    writer = began(tmp_path)
+    eventually(lambda: is_agent(run_folder("ticks"), writer), within_s=30)
+    process.send_signal(signal.SIGINT)
+    assert process.stdout
+    assert "The current batch commits" in process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    assert "the driver in the cluster may go on" in process.stdout.readline()
+    assert "its driver in the cluster may go on" in (ended(process).error or "")
 
 
 def test_a_writer_whose_run_was_killed_ends_in_order_and_is_known_to_have_ended(start: Start, tmp_path: Path):
