@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pyiceberg.io import FileIO, load_file_io
 from pyiceberg.schema import Schema
@@ -22,6 +23,9 @@ from frazil.merge.locate import KeyIndex, Located, located
 from frazil.merge.rewriting import rewritten
 from frazil.merge.table_files import Reader, arrow_schema, write_position_deletes
 from frazil.merge.verdict import deletes, filled, fresh, stale, unchanged
+
+NEVER = np.iinfo(np.int64).min
+"""Stands for a missing event time."""
 
 
 def merge(context: MergeContext, task: MergeTask) -> MergeResult:
@@ -120,8 +124,20 @@ class _Merge:
             updated=int((new & first).sum()),
         )
         self._write(changes.filter(pa.array(new & first)))
-        self._saw(rows.filter(pa.array(gone & first)))
+        self._saw(rows.filter(pa.array(first & (gone | new & self._moved(rows, changes)))))
         return found.positions[(gone | new) & first | ~old & ~first]  # of a key that others wrote twice, one row stays
+
+    def _moved(self, rows: pa.Table, changes: pa.Table) -> NDArray[np.bool_]:
+        """The rows that their changes take to another window: both windows have changed."""
+        rules = self.context.rules
+        if rules.event_time is None or rules.window_us is None:
+            return np.zeros(rows.num_rows, np.bool_)
+        before, after = (
+            pc.fill_null(column(of, rules.event_time).cast(pa.int64()), NEVER).to_numpy() // rules.window_us
+            for of in (rows, changes)
+        )
+        moved: NDArray[np.bool_] = before != after
+        return moved
 
     def _rows(self, file: TableFile, positions: NDArray[np.int64]) -> pa.Table:
         """Rows of a file by their positions, which are in order."""

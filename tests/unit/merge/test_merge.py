@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.transforms import BucketTransform
-from pyiceberg.types import DoubleType, IntegerType, ListType, LongType, NestedField, StringType
+from pyiceberg.types import DoubleType, IntegerType, ListType, LongType, NestedField, StringType, TimestamptzType
 
 from frazil.ingest.changes import CHANGE, DELETE, KEPT
 from frazil.merge.contract import Counts, How, MergeRules
@@ -247,3 +248,29 @@ def test_of_equal_timestamps_the_greater_topic_and_partition_wins_in_any_order(t
         ]
         table.merge(table.stage(changes))
         assert [row["version"] for row in table.rows()] == [2]
+
+
+def test_windows_of_old_and_new_event_times_are_counted(tmp_path: Path) -> None:
+    timed = Schema(
+        NestedField(1, "id", LongType(), required=True),
+        NestedField(2, "at", TimestamptzType(), required=False),
+        NestedField(3, "note", StringType(), required=False),
+    )
+    hour = 3_600_000_000
+    table = MadeTable(tmp_path, timed, MergeRules(("id",), event_time="at", window_us=hour))
+
+    def at(hours: int) -> datetime:
+        return datetime(2026, 1, 1, hours, 30, tzinfo=UTC)
+
+    table.land([{"id": n, "at": at(n)} for n in range(4)])
+    changes = [
+        {"id": 0, "at": at(0), "note": "in its window"},
+        {"id": 1, "at": at(9)},
+        {"id": 2, "at": None},
+        deleted(id=3),
+        {"id": 4, "at": at(20)},
+    ]
+    table.merge(table.stage(changes))
+    midnight = int(datetime(2026, 1, 1, tzinfo=UTC).timestamp() * 1_000_000)
+    found = Counter({(start - midnight) // hour: n for r in table.last for start, n in r.windows.items()})
+    assert found == {0: 1, 1: 1, 9: 1, 2: 1, 3: 1, 20: 1}
