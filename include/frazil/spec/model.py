@@ -27,6 +27,8 @@ from frazil.spec.types import parse_type
 from frazil.spec.upsert import Delete, How
 from frazil.spec.values import Bytes, Duration, Model, Moment, Percent, PositiveDuration, Properties, YamlForm
 
+MERGED_RECORDS = 1_000_000
+"""The most changes in one batch of an upsert, if it declares no other number."""
 STREAM_NAME = r"^[a-z][a-z0-9_-]{0,62}$"
 _IDENTIFIER = re.compile(r"[\w-]+(\.[\w-]+)+")
 _NOT_NULL = re.compile(r"\s+not\s+null\s*$", re.IGNORECASE)
@@ -92,7 +94,12 @@ class Commit(Model):
         default=timedelta(seconds=60), description="How old the oldest uncommitted record may become."
     )
     size: Bytes = Field(default=128 * 2**20, description="The Parquet size at which a batch is due at once.")
-    max_records: int = Field(default=20_000_000, gt=0, description="The most records in one batch, after a downtime.")
+    max_records: int = Field(
+        default=20_000_000,
+        gt=0,
+        description="The most records in one batch, after a downtime. A task of an upsert holds the changes of a batch "
+        "in memory, so its default is a twentieth of that.",
+    )
     throttle: Literal["off", "warn", "stretch"] = Field(
         default="warn",
         description="When the table's metadata grows faster than maintenance shrinks it: `warn` logs it; `stretch` "
@@ -299,6 +306,13 @@ class StreamSpec(Model):
         """The table's partition transforms of the event time."""
         terms = [layout.parse_term(text) for text in self.partition_by]
         return tuple(term.transform for term in terms if term.column == self.event_time.column)
+
+    @property
+    def max_records(self) -> int:
+        """The most records in one batch."""
+        if self.mode == "upsert" and "max_records" not in self.commit.model_fields_set:
+            return MERGED_RECORDS
+        return self.commit.max_records
 
     def fingerprint(self) -> str:
         """A digest of what a writer depends on: it changes exactly when a running writer must be restarted.

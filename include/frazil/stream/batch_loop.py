@@ -122,7 +122,7 @@ class BatchLoop:
                 interval_s=interval_s - early_s,
                 longest_interval_s=spec.commit.longest_interval / timedelta(seconds=1),
                 size_bytes=spec.commit.size,
-                max_records=spec.commit.max_records,
+                max_records=spec.max_records,
                 target_file_bytes=target_file_bytes(self.runner.tables.main.current()),
                 parallelism=spec.resources.cores,
                 drain=self.drain,

@@ -134,3 +134,10 @@ def test_an_envelope_is_for_an_upsert() -> None:
 def test_metadata_of_an_envelope_is_checked(metadata: dict[str, str], said: str) -> None:
     (message,) = enveloped(key="id", envelope={"metadata": metadata}).values()
     assert said in message
+
+
+def test_a_batch_of_an_upsert_is_smaller_unless_it_says_how_large() -> None:
+    upsert = {**ORDERS, "mode": "upsert", "key": "id"}
+    assert StreamSpec.model_validate(upsert).max_records == 1_000_000
+    assert StreamSpec.model_validate({**upsert, "commit": {"max-records": 20_000_000}}).max_records == 20_000_000
+    assert StreamSpec.model_validate(ORDERS).max_records == 20_000_000
