@@ -12,6 +12,8 @@ import pytest
 
 from frazil.dev.airflow import COMPONENTS, EmbeddedAirflow
 from frazil.dev.airflow_client import AirflowClient, wait_for
+from frazil.doctor import airflow as doctor
+from frazil.doctor.finding import State
 from frazil.errors import EnvironmentUnusable
 from tests.polling import eventually
 
@@ -83,6 +85,16 @@ def test_a_viewer_may_look_but_not_act(airflow: EmbeddedAirflow) -> None:
     assert viewer.dags()
     with pytest.raises(EnvironmentUnusable, match="403"):
         viewer.set_paused("hello", True)
+
+
+def test_frazil_doctor_asks_it(airflow: EmbeddedAirflow, tmp_path: Path) -> None:
+    found = {one.subject: one for one in doctor.airflow(tmp_path, airflow.environment())}
+    assert {one.state for one in found.values()} == {State.OK}, found
+    assert found.keys() == {"airflow", "scheduler", "dag-processor", "triggerer", "pool", "connection", "dags"}
+    without = {**airflow.environment(), "FRAZIL_SPARK_POOL": "nowhere", "FRAZIL_WRITER_QUEUE": "writers"}
+    wrong = {one.subject: one for one in doctor.airflow(tmp_path, without) if one.state is State.WRONG}
+    assert wrong.keys() == {"pool", "triggerer"}
+    assert wrong["pool"].mend == 'airflow pools set nowhere 1 "Spark applications"'
 
 
 def test_a_wrong_password_is_refused(airflow: EmbeddedAirflow) -> None:

@@ -9,7 +9,7 @@ import click
 
 from frazil.audit.declared import audit as audit_declared
 from frazil.audit.run import Audit
-from frazil.cli.options import json_option, streams_option
+from frazil.cli.options import json_option, stream_argument, streams_option
 from frazil.cli.output import echo_json, echo_table
 from frazil.cli.positions import MomentText
 from frazil.commit.period import Period, last, period
@@ -33,7 +33,7 @@ class Length(click.ParamType[timedelta]):
 
 
 @click.command()
-@click.argument("stream")
+@stream_argument()
 @streams_option
 @json_option
 @click.option(

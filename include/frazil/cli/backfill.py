@@ -13,7 +13,7 @@ from frazil.backfill.commit import abandon
 from frazil.backfill.request import BackfillRequest, parse_request
 from frazil.backfill.run import open_backfill
 from frazil.cli.light import allow_pandas
-from frazil.cli.options import json_option, streams_option
+from frazil.cli.options import json_option, stream_argument, streams_option
 from frazil.cli.output import ask, echo_fields, echo_json
 from frazil.cli.positions import MomentText, OffsetsText
 from frazil.commit.lane import Lane, LaneState, branch_name, read_lane
@@ -38,7 +38,7 @@ class Bound(click.ParamType[datetime | Offsets]):
 
 
 @click.command()
-@click.argument("stream")
+@stream_argument()
 @streams_option
 @json_option
 @click.option("--from", "begin", type=Bound(), help="Kafka's timestamp (ISO 8601 with a zone), or offsets as JSON.")

@@ -11,7 +11,7 @@ from typing import Literal, get_args
 import click
 from pyiceberg.table import Table
 
-from frazil.cli.options import json_option, streams_option
+from frazil.cli.options import json_option, streams_argument, streams_option
 from frazil.cli.output import echo_json, echo_table
 from frazil.cli.positions import MomentText
 from frazil.commit.cut import TAG, Cut, CutTable, StreamHistory, cut_of, remove_tag, set_tag
@@ -26,7 +26,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
 @click.command()
-@click.argument("streams", nargs=-1, required=True)
+@streams_argument()
 @streams_option
 @json_option
 @click.option("--at", type=MomentText(), help="As of this time: ISO 8601 with a zone. Now, unless given.")

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from frazil import clock
-from frazil.cli.options import streams_option
+from frazil.cli.options import stream_argument, streams_option
 from frazil.cli.person import person
 from frazil.host.launcher import ProcessState
 from frazil.host.launchers import open_launcher
@@ -42,7 +42,8 @@ def _arguments(command: Callable[..., None]) -> Callable[..., Any]:
         if command.__name__ != "pause":  # its task in Airflow may have been marked failed
             DesiredStore.of_application(stream).resume(by=person(), reason=reason)
 
-    return click.argument("stream")(streams_option(_reason_option(each)))
+    asked: Callable[..., Any] = stream_argument()(streams_option(_reason_option(each)))
+    return asked
 
 
 @click.command()

@@ -151,9 +151,11 @@ def down() -> None:
     Example:
       frazil dev down
     """
-    parts = _parts()
-    running = [name for name, server in parts.servers().items() if server]
-    for part in (parts.airflow, parts.spark, parts.kafka, parts.registry, parts.store, parts.database):
+    all_parts = parts()
+    running = [name for name, server in all_parts.servers().items() if server]
+    for part in (
+        all_parts.airflow, all_parts.spark, all_parts.kafka, all_parts.registry, all_parts.store, all_parts.database
+    ):  # fmt: skip
         part.stop()
     click.echo(f"ended {', '.join(running)}" if running else "nothing was running")
 
@@ -167,8 +169,8 @@ def status(as_json: bool) -> None:
     Example:
       frazil dev status --json
     """
-    parts = _parts()
-    servers, addresses = parts.servers(), parts.addresses()
+    all_parts = parts()
+    servers, addresses = all_parts.servers(), all_parts.addresses()
     if as_json:
         click.echo(json.dumps(_document(servers, addresses), indent=2))
     else:
@@ -181,7 +183,7 @@ def status(as_json: bool) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Parts:
+class Parts:
     """All that `up` may have started in this home."""
 
     kafka: EmbeddedKafka
@@ -212,8 +214,9 @@ class _Parts:
         }
 
 
-def _parts() -> _Parts:
-    return _Parts(
+def parts() -> Parts:
+    """Each where it last ran, or else on its default port."""
+    return Parts(
         _kafka(None),
         _registry(None),
         _object_store(None, None),

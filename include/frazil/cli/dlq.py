@@ -14,7 +14,7 @@ import click
 from frazil import clock
 from frazil.backfill.commit import unfinished
 from frazil.cli.light import allow_pandas
-from frazil.cli.options import json_option, streams_option
+from frazil.cli.options import json_option, stream_argument, streams_option
 from frazil.cli.output import ask, echo_json, echo_table
 from frazil.cli.person import person
 from frazil.cli.positions import MomentText
@@ -40,7 +40,7 @@ def _is_a_word(_: click.Context, __: click.Parameter, reasons: tuple[str, ...]) 
 def _selecting(command: Callable[..., None]) -> Callable[..., None]:
     """The argument and the options that say which letters are meant."""
     options = (
-        click.argument("stream"),
+        stream_argument(),
         streams_option,
         json_option,
         click.option(

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 from pyiceberg.table import Table
 
-from frazil.cli.options import streams_option
+from frazil.cli.options import stream_argument, streams_option
 from frazil.cli.output import ask
 from frazil.commit.opened import open_stream
 from frazil.errors import SpecError
@@ -34,7 +34,7 @@ class RenameText(click.ParamType[tuple[str, str]]):
 
 
 @click.command()
-@click.argument("stream")
+@stream_argument()
 @streams_option
 @click.option("--rename", "renames", type=RenameText(), multiple=True, help="A column's old and new name: `a=b`.")
 @click.option("--drop", "drops", multiple=True, help="A column that the table shall no longer have.")

@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from frazil import clock
-from frazil.cli.options import json_option, streams_option
+from frazil.cli.options import json_option, streams_option, table_argument
 from frazil.cli.output import echo_fields, echo_json, echo_table
 from frazil.cli.status import AT_ONCE
 from frazil.errors import SpecError
@@ -52,7 +52,7 @@ class StreamReport:
 
 
 @click.command()
-@click.argument("table", required=False)
+@table_argument(required=False)
 @streams_option
 @json_option
 @click.option("--deep", is_flag=True, help="Read the manifests too: files by partition.")

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import click
+from click.shell_completion import CompletionItem
 
 from frazil import __version__
 from frazil.cli import light
@@ -18,6 +19,7 @@ from frazil.table.configuration import check_configuration
 
 COMMANDS = {
     "dev": "frazil.cli.dev:dev",
+    "doctor": "frazil.cli.doctor:doctor",
     "infer": "frazil.cli.infer:infer",
     "validate": "frazil.cli.validate:validate",
     "run": "frazil.cli.run:run",
@@ -41,9 +43,10 @@ COMMANDS = {
     "orphans": "frazil.cli.orphans:orphans",
     "catalog": "frazil.cli.catalog:catalog",
     "package": "frazil.cli.package:package",
+    "completion": "frazil.cli.completion:completion",
 }
 
-WITHOUT_CATALOG = frozenset({"dev", "infer", "package", "reveal", "validate"})
+WITHOUT_CATALOG = frozenset({"completion", "dev", "doctor", "infer", "package", "reveal", "validate"})
 
 
 class LazyGroup(click.Group):
@@ -61,6 +64,13 @@ class LazyGroup(click.Group):
         command: click.Command = getattr(import_module(module), attribute)
         light.imported()
         return command
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Without the modules of the commands: a shell asks at each key."""
+        if incomplete.startswith("-"):
+            return super().shell_complete(ctx, incomplete)
+        names = [name for name in COMMANDS if name.startswith(incomplete)]
+        return [CompletionItem(name, help=_summary(name).get_short_help_str()) for name in names]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         width = formatter.width - 6 - max(map(len, COMMANDS))

@@ -15,7 +15,7 @@ from pyiceberg.exceptions import NoSuchTableError
 
 from frazil import clock
 from frazil.cli.light import allow_pandas
-from frazil.cli.options import json_option, streams_option
+from frazil.cli.options import json_option, streams_option, table_argument
 from frazil.cli.output import echo_json, echo_table
 from frazil.maintenance.compaction import CompactionPlan
 from frazil.maintenance.due import Action, enabled
@@ -50,7 +50,7 @@ class Actions(click.ParamType[tuple[Action, ...]]):
 
 
 @click.command()
-@click.argument("table")
+@table_argument()
 @streams_option
 @json_option
 @click.option("--actions", type=Actions(), default=",".join(Action), show_default=True, help="Only these.")

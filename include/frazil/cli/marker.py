@@ -11,7 +11,7 @@ import click
 from pyiceberg.table import Table
 
 from frazil import clock
-from frazil.cli.options import streams_option
+from frazil.cli.options import stream_argument, streams_option
 from frazil.cli.output import ask, echo_table
 from frazil.cli.positions import MomentText, OffsetsText
 from frazil.commit import marker_change
@@ -38,7 +38,7 @@ yes_option = click.option("--yes", is_flag=True, help="Do not ask; for scripts."
 
 
 @click.command()
-@click.argument("stream")
+@stream_argument()
 @streams_option
 @click.option(
     "--to",
@@ -102,7 +102,7 @@ def reset(stream: str, streams_folder: Path, *, yes: bool, **wanted: Any) -> Non
 
 
 @click.command()
-@click.argument("stream")
+@stream_argument()
 @streams_option
 @yes_option
 def adopt(stream: str, streams_folder: Path, yes: bool) -> None:
@@ -160,7 +160,7 @@ def _tell_of_earlier_readers(stream: str, others: Mapping[str, Mapping[str, obje
 
 
 @click.command()
-@click.argument("stream")
+@stream_argument()
 @streams_option
 @yes_option
 def forget(stream: str, streams_folder: Path, yes: bool) -> None:

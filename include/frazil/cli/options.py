@@ -2,18 +2,69 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
+from click.shell_completion import CompletionItem
+
+if TYPE_CHECKING:
+    from frazil.spec.model import StreamSpec
+
+DEFAULT_STREAMS = Path("include/streams")
+STREAMS_VARIABLE = "FRAZIL_STREAMS"
 
 streams_option = click.option(
     "--streams",
     "streams_folder",
     type=click.Path(path_type=Path, file_okay=False),
-    envvar="FRAZIL_STREAMS",
-    default=Path("include/streams"),
+    envvar=STREAMS_VARIABLE,
+    default=DEFAULT_STREAMS,
     show_default=True,
     help="The folder of declared streams (also: FRAZIL_STREAMS).",
 )
 
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
+
+
+def _completed(names: Callable[[StreamSpec], Iterable[str]]) -> Callable[..., list[CompletionItem]]:
+    """What a shell offers for an argument: what `names` says of each sound stream of the folder."""
+
+    def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG001
+        from frazil.errors import SpecError  # noqa: PLC0415 - only when a shell asks
+        from frazil.spec.load import sound_streams  # noqa: PLC0415 - as above
+
+        given = ctx.params.get("streams_folder") or os.environ.get(STREAMS_VARIABLE) or DEFAULT_STREAMS
+        try:
+            specs, _ = sound_streams(Path(given))
+        except SpecError:  # no stream is declared there
+            return []
+        offered = {name for spec in specs for name in names(spec)}
+        return [CompletionItem(name) for name in sorted(offered) if name.startswith(incomplete)]
+
+    return complete
+
+
+def _stream_names(spec: StreamSpec) -> Iterable[str]:
+    return (spec.name,)
+
+
+def _table_names(spec: StreamSpec) -> Iterable[str]:
+    return (spec.table.identifier, spec.dead_letter_table)
+
+
+def stream_argument(**options: Any) -> Callable[[Any], Any]:
+    """STREAM; a shell completes the names of declared streams."""
+    return click.argument("stream", shell_complete=_completed(_stream_names), **options)
+
+
+def streams_argument() -> Callable[..., Any]:
+    """One STREAM or more."""
+    return click.argument("streams", nargs=-1, required=True, shell_complete=_completed(_stream_names))
+
+
+def table_argument(**options: Any) -> Callable[..., Any]:
+    """TABLE; a shell completes the tables of declared streams."""
+    return click.argument("table", shell_complete=_completed(_table_names), **options)

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from frazil import clock
-from frazil.cli.options import json_option, streams_option
+from frazil.cli.options import json_option, streams_option, table_argument
 from frazil.cli.output import echo_json
 from frazil.maintenance.orphan_cleanup import clean_orphans
 from frazil.maintenance.tables import find_maintained
@@ -16,7 +16,7 @@ from frazil.table.catalogs import existing_catalog
 
 
 @click.command()
-@click.argument("table")
+@table_argument()
 @streams_option
 @json_option
 @click.option("--delete", is_flag=True, help="Delete what an earlier run with --delete found as well.")

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import signal
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import click
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, RenderableType
+    from rich.table import Table
 
 WIDTH_OF_A_PIPE = 200
 """Where no terminal says how wide it is, nothing is broken that a program may want to read."""
@@ -22,8 +27,8 @@ def echo_json(document: object) -> None:
     click.echo(json.dumps(_plain(document), indent=2, default=str))
 
 
-def echo_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: frozenset[str] = frozenset()) -> None:
-    """A table on standard output; columns named in `numbers` are aligned to the right."""
+def table_of(columns: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: frozenset[str] = frozenset()) -> Table:
+    """A table; columns named in `numbers` are aligned to the right."""
     from rich.table import Table  # noqa: PLC0415 - only where people look
 
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -31,14 +36,67 @@ def echo_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, numbers
         table.add_column(column, justify="right" if column in numbers else "left", overflow="fold")
     for row in rows:
         table.add_row(*row)
-    _console().print(table)
+    return table
+
+
+def fields_of(fields: Mapping[str, str]) -> list[str]:
+    """Names and values, a line each."""
+    width = max(map(len, fields), default=0)
+    return [f"{name:<{width}}  {value}" for name, value in fields.items()]
+
+
+def echo_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: frozenset[str] = frozenset()) -> None:
+    """A table on standard output: see `table_of`."""
+    _console().print(table_of(columns, rows, numbers=numbers))
 
 
 def echo_fields(fields: Mapping[str, str]) -> None:
-    """Names and values, a line each."""
-    width = max(map(len, fields), default=0)
-    for name, value in fields.items():
-        click.echo(f"{name:<{width}}  {value}")
+    """Names and values, a line each, on standard output."""
+    echo_lines(fields_of(fields))
+
+
+def echo_lines(lines: Iterable[RenderableType]) -> None:
+    """Sentences, which no line's end breaks, and tables."""
+    for line in lines:
+        if isinstance(line, str):
+            click.echo(line)
+        else:
+            _console().print(line)
+
+
+def echo_line(line: str, *, style: str, head: int) -> None:
+    """A line whose first `head` characters have a style, where a terminal shows it."""
+    from rich.text import Text  # noqa: PLC0415 - only where people look
+
+    text = Text(line)
+    text.stylize(style, 0, head)
+    _console().print(text, soft_wrap=True)
+
+
+def watched(look: Callable[[], Iterable[RenderableType]], *, every_s: float) -> None:
+    """Show what `look` finds on a screen of its own, again and again, until Ctrl-C.
+
+    Raises click.UsageError without a terminal.
+    """
+    from rich.console import Group  # noqa: PLC0415 - only where people look
+    from rich.live import Live  # noqa: PLC0415 - as above
+    from rich.text import Text  # noqa: PLC0415 - as above
+
+    console = _console()
+    if not console.is_terminal:
+        raise click.UsageError("--watch needs a terminal")
+    ended = threading.Event()
+    previous = signal.signal(signal.SIGINT, lambda *_: ended.set())
+    try:
+        with Live(console=console, screen=True, auto_refresh=False) as live:
+            while not ended.is_set():
+                began = time.monotonic()
+                seen = list(look())
+                head = Text(f"{datetime.now(UTC):%H:%M:%S} UTC, every {every_s:g} s; Ctrl-C ends\n", style="dim")
+                live.update(Group(head, *seen), refresh=True)
+                ended.wait(max(0.0, every_s - (time.monotonic() - began)))
+    finally:
+        signal.signal(signal.SIGINT, previous)
 
 
 def ask(question: str, *, yes: bool) -> None:

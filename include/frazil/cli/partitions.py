@@ -11,7 +11,7 @@ import click
 from pyiceberg.catalog import Catalog
 
 from frazil import clock
-from frazil.cli.options import json_option, streams_option
+from frazil.cli.options import json_option, streams_option, table_argument
 from frazil.cli.output import echo_fields, echo_json, echo_table
 from frazil.cli.person import person
 from frazil.errors import SpecError
@@ -53,7 +53,7 @@ class Partitions:
 
 
 @click.command()
-@click.argument("table")
+@table_argument()
 @streams_option
 @json_option
 @click.option("--last", default=24, show_default=True, help="How many of the windows signalled last to show.")

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import click
 
-from frazil.cli.options import streams_option
+from frazil.cli.options import stream_argument, streams_option
 from frazil.errors import SpecError
 from frazil.ingest.sealing import Secret
 from frazil.spec.load import find_stream
 
 
 @click.command()
-@click.argument("stream")
+@stream_argument()
 @click.argument("tokens", nargs=-1)
 @streams_option
 def reveal(stream: str, tokens: tuple[str, ...], streams_folder: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 from pyiceberg.exceptions import NoSuchTableError
 
-from frazil.cli.options import streams_option
+from frazil.cli.options import stream_argument, streams_option
 from frazil.cli.output import ask, echo_table
 from frazil.commit import followers
 from frazil.commit.followers import Behind, lacking
@@ -21,7 +21,7 @@ from frazil.timetext import utc
 
 
 @click.command()
-@click.argument("stream")
+@stream_argument()
 @streams_option
 @click.option("--give-up", metavar="TABLE", help="Let this table go on without the rows that wait for it.")
 @click.option("--yes", is_flag=True, help="Do not ask; for scripts.")

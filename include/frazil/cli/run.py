@@ -27,7 +27,7 @@ import click
 from frazil import clock
 from frazil.cli.foreground import Terminal, Totals, Voice
 from frazil.cli.light import allow_pandas
-from frazil.cli.options import streams_option
+from frazil.cli.options import stream_argument, streams_option
 from frazil.errors import FrazilError
 from frazil.extras import extras_named
 from frazil.home import run_folder
@@ -56,7 +56,7 @@ WORDS_MOST = 300
 
 
 @click.command()
-@click.argument("stream")
+@stream_argument()
 @streams_option
 @click.option("--until-caught-up", is_flag=True, help="End when all that is in Kafka now is committed.")
 def run(stream: str, streams_folder: Path, until_caught_up: bool) -> None:

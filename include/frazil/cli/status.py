@@ -1,22 +1,27 @@
-"""`frazil status`: where each stream stands, for people as words and for programs as JSON."""
+"""`frazil status`: where each stream stands, for people as words, once or again and again, and for programs as JSON."""
 
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from frazil import clock
-from frazil.cli.options import json_option, streams_option
-from frazil.cli.output import echo_fields, echo_json, echo_table
+from frazil.cli.options import json_option, stream_argument, streams_option
+from frazil.cli.output import echo_json, echo_lines, fields_of, table_of, watched
 from frazil.errors import SpecError
 from frazil.host.launchers import open_launcher
 from frazil.spec.application import find_application
 from frazil.spec.last_sound import declared_streams, find_or_recall
 from frazil.status.stream import StreamStatus, WriterStatus, exit_words, stream_status
 from frazil.timetext import ago, utc
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 AT_ONCE = 8
 """Streams that are looked at together: a catalog that does not answer costs its timeout once, not once a stream."""
@@ -26,10 +31,19 @@ NAMED = 3
 
 
 @click.command()
-@click.argument("stream", required=False)
+@stream_argument(required=False)
 @streams_option
 @json_option
-def status(stream: str | None, streams_folder: Path, as_json: bool) -> None:
+@click.option(
+    "--watch",
+    "every_s",
+    type=click.FloatRange(min=1),
+    is_flag=False,
+    flag_value=5,
+    metavar="[SECONDS]",
+    help="Look again every so many seconds, by default 5, until Ctrl-C.",
+)
+def status(stream: str | None, streams_folder: Path, *, as_json: bool, every_s: float | None) -> None:
     """Show where every stream stands, or STREAM alone and in full.
 
     The name of an application that streams share stands for all of its streams.
@@ -41,6 +55,46 @@ def status(stream: str | None, streams_folder: Path, as_json: bool) -> None:
     Example:
       frazil status flights --json
     """
+    if every_s is not None:
+        if as_json:
+            raise click.UsageError("--watch is for people: a program calls `frazil status --json` as often as it likes")
+        watched(lambda: _look(stream, streams_folder).lines(), every_s=every_s)
+        return
+    look = _look(stream, streams_folder)
+    if as_json:
+        echo_json({"at-ms": look.now_ms, "streams": look.found, "errors": look.errors})
+    else:
+        echo_lines(look.lines())
+        for error in look.errors:
+            click.echo(error, err=True)
+    if look.errors:
+        raise SystemExit(SpecError.exit_code)
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What one look at the streams found."""
+
+    now_ms: int
+    found: list[StreamStatus]
+    errors: list[str]
+    """Why a declaration cannot be read."""
+    in_full: bool
+    application: str | None = None
+    """The state of the application whose streams were asked for, in words."""
+
+    def lines(self) -> list[RenderableType]:
+        lines: list[RenderableType] = [self.application] if self.application else []
+        if self.in_full:
+            lines += [line for one in self.found for line in fields_of(_fields(one, now_ms=self.now_ms))]
+        else:
+            columns = ("stream", "desired", "writer", "lag", "last commit", "watermark", "table", "rows")
+            rows = [_row(one, now_ms=self.now_ms) for one in self.found]
+            lines.append(table_of(columns, rows, numbers=frozenset({"lag", "rows"})))
+        return [*lines, *_sentences(self.found)]
+
+
+def _look(stream: str | None, streams_folder: Path) -> Look:
     now_ms = clock.now_ms()
     application = find_application(streams_folder, stream) if stream else None
     if stream is None:
@@ -52,32 +106,23 @@ def status(stream: str | None, streams_folder: Path, as_json: bool) -> None:
         specs, errors = [spec], [problem] if problem else []
     with ThreadPoolExecutor(AT_ONCE) as pool:
         found = list(pool.map(partial(stream_status, now_ms=now_ms), specs))
-    if as_json:
-        echo_json({"at-ms": now_ms, "streams": found, "errors": errors})
-    else:
-        if application is not None:
-            click.echo(f"application {application.name}: {open_launcher(application.name).observe().process}")
-        _show(found, now_ms=now_ms, in_full=stream is not None and application is None)
-    for error in () if as_json else errors:
-        click.echo(error, err=True)
-    if errors:
-        raise SystemExit(SpecError.exit_code)
+    if application is None:
+        return Look(now_ms, found, errors, in_full=stream is not None)
+    state = f"application {application.name}: {open_launcher(application.name).observe().process}"
+    return Look(now_ms, found, errors, in_full=False, application=state)
 
 
-def _show(streams: list[StreamStatus], *, now_ms: int, in_full: bool) -> None:
-    if in_full:
-        for one in streams:
-            echo_fields(_fields(one, now_ms=now_ms))
-    else:
-        columns = ("stream", "desired", "writer", "lag", "last commit", "watermark", "table", "rows")
-        echo_table(columns, [_row(one, now_ms=now_ms) for one in streams], numbers=frozenset({"lag", "rows"}))
+def _sentences(streams: list[StreamStatus]) -> list[str]:
+    """Problems and notices, each once: an outage of the catalog is every stream's, and one line."""
     said: dict[str, list[str]] = {}
     for one in streams:
         for sentence in (*one.problems, *(f"note: {notice}" for notice in one.notices)):
             said.setdefault(sentence, []).append(one.name)
-    for sentence, names in said.items():  # an outage of the catalog is every stream's, and one line
+    lines = []
+    for sentence, names in said.items():
         more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-        click.echo(f"{', '.join(names[:NAMED])}{more}: {sentence}")
+        lines.append(f"{', '.join(names[:NAMED])}{more}: {sentence}")
+    return lines
 
 
 def _row(one: StreamStatus, *, now_ms: int) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from frazil.spec.model import StreamSpec
 from frazil.spec.rules import warnings
 
 if TYPE_CHECKING:
-    from frazil.cli.connect import Connections
+    from frazil.doctor.connections import Connections
 
 MOST_ERRORS = 200
 
@@ -71,7 +71,7 @@ def validate(files: tuple[Path, ...], streams_folder: Path, *, as_json: bool, co
 
 
 def _connections(streams: dict[Path, StreamSpec]) -> Connections:
-    from frazil.cli.connect import Connections  # noqa: PLC0415 - PyIceberg, only where it is asked
+    from frazil.doctor.connections import Connections  # noqa: PLC0415 - PyIceberg, only where it is asked
 
     return Connections.of(streams)
 

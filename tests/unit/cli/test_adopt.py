@@ -18,7 +18,7 @@ from frazil.kafka.identity import SourceIdentity
 from frazil.spec.load import find_stream
 from frazil.table.catalogs import load_catalog
 from frazil.table.tables import ensure_table
-from tests.unit.cli.test_connect import configure, declare
+from tests.unit.doctor.test_connections import configure, declare
 
 
 class Kafka:

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import pty
+import select
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +31,7 @@ from frazil.supervise.desired import open_desired
 from frazil.supervise.liveness import STALE_AFTER_MS
 from frazil.table.catalogs import load_catalog
 from frazil.table.tables import ensure_table
+from tests.polling import eventually
 
 NOW_MS = 1_700_000_000_000
 YAML = """
@@ -361,3 +367,40 @@ def test_a_writer_that_was_killed_is_said_with_its_signal_and_the_end_of_its_log
     (found,) = status(streams)["streams"]
     assert found["problems"] == ["the last writer ended with 137 (signal 9): one line and another"]
     assert "with 137 (signal 9)" in CliRunner().invoke(frazil, ["status", "--streams", str(streams)]).stdout
+
+
+@pytest.mark.processes
+def test_watching_shows_the_streams_until_ctrl_c(streams: Path) -> None:
+    """On a terminal of its own: a change is seen at the next look, and Ctrl-C is no error."""
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-c", "from frazil.cli.main import main; main()", "status", "--watch", "1"]
+    environment = {**os.environ, "FRAZIL_STREAMS": str(streams), "TERM": "xterm", "COLUMNS": "160", "LINES": "40"}
+    watching = subprocess.Popen(command, env=environment, stdin=theirs, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    seen = b""
+
+    def shows(text: bytes) -> bool:
+        nonlocal seen
+        if select.select([ours], [], [], 0.1)[0]:
+            seen += os.read(ours, 65_536)
+        return text in seen
+
+    try:
+        eventually(lambda: shows(b"every 1 s; Ctrl-C ends"), within_s=30)
+        eventually(lambda: shows(b"ticks"), within_s=30)
+        (streams / "tocks.yaml").write_text(YAML.format(name="tocks", table="demo.tocks"))
+        eventually(lambda: shows(b"tocks"), within_s=30)
+        watching.send_signal(signal.SIGINT)
+        eventually(lambda: shows(b"never") and watching.poll() is not None, within_s=30)
+    finally:
+        watching.kill()
+        watching.wait()
+        os.close(ours)
+    assert watching.returncode == 0
+
+
+def test_watching_is_for_terminals_and_for_people(streams: Path) -> None:
+    for options, reason in ((["--watch"], "needs a terminal"), (["--watch", "--json"], "is for people")):
+        result = CliRunner().invoke(frazil, ["status", "--streams", str(streams), *options])
+        assert result.exit_code == 2
+        assert reason in result.output

@@ -8,8 +8,8 @@ import pytest
 from click.testing import CliRunner, Result
 from moto import mock_aws
 
-from frazil.cli import connect
 from frazil.cli.main import frazil
+from frazil.doctor import connections
 from frazil.errors import KafkaUnavailable
 from frazil.kafka.admin import KafkaOffsets
 from frazil.spec.model import StreamSpec
@@ -37,7 +37,7 @@ def validate(*arguments: str) -> Result:
 
 @pytest.fixture(autouse=True)
 def _brokers_answer(frazil_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001
-    monkeypatch.setattr(connect, "_kafka", lambda spec: f"topic {spec.source.topics[0]}: 3 partitions")
+    monkeypatch.setattr(connections, "_kafka", lambda spec: f"topic {spec.source.topics[0]}: 3 partitions")
 
 
 def test_what_is_reached_is_said_and_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,7 +76,7 @@ def test_brokers_that_are_down_are_waited_for_once(tmp_path: Path, monkeypatch: 
         with KafkaOffsets({"bootstrap.servers": "127.0.0.1:1"}, spec.source.topics, timeout_s=0.01) as kafka:
             return str(kafka.describe())
 
-    monkeypatch.setattr(connect, "_kafka", silent)
+    monkeypatch.setattr(connections, "_kafka", silent)
     configure(monkeypatch, type="sql", uri=f"sqlite:///{tmp_path}/lake.db", warehouse=f"file://{tmp_path}/warehouse")
     files = [declare(tmp_path, name) for name in ("bikes", "rides", "trips")]
     files[2].write_text(files[2].read_text().replace("127.0.0.1:1", "127.0.0.1:2"))
@@ -92,10 +92,10 @@ def test_every_stream_says_what_is_wrong_and_their_catalog_is_asked_once(
     def no_kafka(_: object) -> str:
         raise KafkaUnavailable("no broker answers")
 
-    monkeypatch.setattr(connect, "_kafka", no_kafka)
+    monkeypatch.setattr(connections, "_kafka", no_kafka)
     asked = []
-    problems = connect._catalog_problems
-    monkeypatch.setattr(connect, "_catalog_problems", lambda spec: asked.append(spec.name) or problems(spec))
+    problems = connections._catalog_problems
+    monkeypatch.setattr(connections, "_catalog_problems", lambda spec: asked.append(spec.name) or problems(spec))
     configure(monkeypatch, type="rest", uri="http://127.0.0.1:1")
     result = validate(*(str(declare(tmp_path, name)) for name in ("rides", "trips")))
     assert result.exit_code == 10

@@ -1,4 +1,4 @@
-"""`frazil validate --connect`: whether declared streams reach what they name, with the rights that a writer needs."""
+"""Whether declared streams reach what they name, with the rights that a writer needs."""
 
 from __future__ import annotations
 

@@ -1,0 +1,146 @@
+"""Checks of Airflow for `frazil doctor`, in a process of their own: `python -m frazil.airflow.doctor STREAMS_FOLDER`.
+
+It reads Airflow's configuration and database, changes nothing, and prints its findings as JSON.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from airflow import __version__ as airflow_version
+from airflow.configuration import conf
+from airflow.jobs.job import Job
+from airflow.models import Connection, Pool
+from airflow.models.errors import ParseImportError
+from airflow.utils.session import create_session
+from sqlalchemy import func, select
+from sqlalchemy.exc import SQLAlchemyError
+
+from frazil.airflow.spark import POOL_VARIABLE, SPARK_CONNECTION
+from frazil.doctor.finding import Finding, State
+from frazil.spec.load import stream_files
+from frazil.spec.units import counted
+
+if TYPE_CHECKING:
+    from sqlalchemy.orm import Session
+
+TESTED = "3.3"
+QUEUE_VARIABLE = "FRAZIL_WRITER_QUEUE"
+"""What dags/writers.py passes to `writer_dags`."""
+COMPONENTS = {"SchedulerJob": "scheduler", "DagProcessorJob": "dag-processor", "TriggererJob": "triggerer"}
+ALIVE = timedelta(seconds=60)
+
+
+def findings(streams: Path) -> Iterator[Finding]:
+    ok = airflow_version.startswith(f"{TESTED}.")
+    yield Finding(
+        "airflow", State.OK if ok else State.WARNING, f"Airflow {airflow_version}, {conf.get('core', 'executor')}",
+        "" if ok else f"use Airflow {TESTED}, the version that frazil is tested with",
+    )  # fmt: skip
+    yield from _settings(streams)
+    try:
+        with create_session() as session:
+            yield from _components(session)
+            yield from _pool(session)
+            yield from _spark_connection(session)
+            yield from _import_errors(session)
+    except SQLAlchemyError as error:
+        said = " ".join(str(error).split())[:300]
+        yield Finding("airflow's database", State.WRONG, said, "airflow db migrate; airflow db check")
+
+
+def _settings(streams: Path) -> Iterator[Finding]:
+    writers = len(list(stream_files(streams))) if streams.is_dir() else 0
+    capacity = conf.getint("triggerer", "capacity")
+    if writers > capacity:
+        yield Finding(
+            "triggerer", State.WARNING,
+            f"{counted(writers, 'stream')} are declared, and a triggerer supervises {capacity} writers",
+            f"raise AIRFLOW__TRIGGERER__CAPACITY above {writers}, or start more triggerers",
+        )  # fmt: skip
+    queue, enabled = os.environ.get(QUEUE_VARIABLE), conf.getboolean("triggerer", "queues_enabled", fallback=False)
+    if queue and not enabled:
+        yield Finding(
+            "triggerer", State.WRONG,
+            f"{QUEUE_VARIABLE} is {queue!r}, but Airflow ignores the queues of deferred tasks",
+            "set AIRFLOW__TRIGGERER__QUEUES_ENABLED=True on all components",
+        )  # fmt: skip
+
+
+def _components(session: Session) -> Iterator[Finding]:
+    now = datetime.now(UTC)
+    query = select(Job.job_type, func.max(Job.latest_heartbeat)).where(Job.state == "running").group_by(Job.job_type)
+    seen = {str(kind): at for kind, at in session.execute(query)}
+    for kind, component in COMPONENTS.items():
+        at = seen.get(kind)
+        if at is not None and now - at <= ALIVE:
+            yield Finding(component, State.OK, "it runs")
+            continue
+        last = "has never run" if at is None else f"gave its last sign of life at {at:%Y-%m-%d %H:%M:%S} UTC"
+        yield Finding(component, State.WRONG, f"Airflow's {component} {last}", f"start it: airflow {component}")
+
+
+def _pool(session: Session) -> Iterator[Finding]:
+    wanted = os.environ.get(POOL_VARIABLE)
+    if not wanted:
+        yield Finding(
+            "pool", State.WARNING, "Spark applications run in default_pool, as many at once as it has slots",
+            f'airflow pools set frazil_spark 1 "Spark applications", and {POOL_VARIABLE}=frazil_spark everywhere',
+        )  # fmt: skip
+    elif session.scalar(select(Pool).where(Pool.pool == wanted)) is None:
+        yield Finding(
+            "pool", State.WRONG, f"{POOL_VARIABLE} names the pool {wanted!r}, which Airflow does not have: its tasks "
+            "never start", f'airflow pools set {wanted} 1 "Spark applications"',
+        )  # fmt: skip
+    else:
+        yield Finding("pool", State.OK, f"Spark applications run in the pool {wanted!r}")
+
+
+def _spark_connection(session: Session) -> Iterator[Finding]:
+    from airflow.sdk.exceptions import AirflowNotFoundException  # noqa: PLC0415 - with what raises it
+
+    del session  # the connection may be in the environment or a secrets backend
+    mend = "see `A project in Airflow` in docs/how-to/install.md"
+    try:
+        found = Connection.get_connection_from_secrets(SPARK_CONNECTION)
+    except (AirflowNotFoundException, KeyError):
+        yield Finding("connection", State.WRONG, f"Airflow has no connection {SPARK_CONNECTION!r}", mend)
+        return
+    properties = found.extra_dejson.get("properties-file")
+    if not properties:
+        yield Finding(
+            "connection", State.WARNING, f"{SPARK_CONNECTION} names no properties-file: Spark finds Iceberg's runtime "
+            "only if its own spark-defaults.conf names it", mend,
+        )  # fmt: skip
+    elif not Path(properties).is_file():
+        yield Finding(
+            "connection", State.WRONG, f"the properties-file of {SPARK_CONNECTION}, {properties}, is not on this host",
+            mend,
+        )  # fmt: skip
+    else:
+        yield Finding("connection", State.OK, f"{SPARK_CONNECTION} submits to {found.host}")
+
+
+def _import_errors(session: Session) -> Iterator[Finding]:
+    errors = session.scalars(select(ParseImportError)).all()
+    for error in errors:
+        last = (error.stacktrace or "").strip().splitlines()[-1:] or ["no reason given"]
+        yield Finding("dags", State.WRONG, f"{error.filename} does not load: {last[0]}", "mend the file")
+    if not errors:
+        yield Finding("dags", State.OK, "all DAG files load")
+
+
+def main() -> None:
+    found = [dataclasses.asdict(one) for one in findings(Path(sys.argv[1]))]
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""`frazil doctor`: whether this machine, and what streams name, can do what frazil needs."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Mapping
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+
+import click
+
+from frazil.cli.options import json_option, streams_option
+from frazil.cli.output import echo_json, echo_line
+from frazil.doctor import airflow, host
+from frazil.doctor.finding import Check, Finding, State, findings
+from frazil.doctor.streams import clocks_of, connections, declarations
+
+SIGNS = {
+    State.OK: ("✓", "green"),
+    State.WARNING: ("!", "yellow"),
+    State.WRONG: ("✗", "red"),
+    State.SKIPPED: ("–", "dim"),
+}
+
+
+@click.command()
+@streams_option
+@json_option
+def doctor(streams_folder: Path, *, as_json: bool) -> None:
+    """Check this machine, and what streams need of others.
+
+    Looks at Python, Java, jars, folders, ports, the tasks' Python, declarations, Kafka, catalogs and their storage
+    (conditional put included), clocks, and Airflow, and says how each fault is mended. It tries catalog and storage on
+    a table and an object of its own, which it removes again; nothing else is changed.
+
+    Exits with 1 where something is wrong; a warning is not.
+
+    \b
+    Example:
+      frazil doctor --streams include/streams
+    """
+    streams, declared = declarations(streams_folder)
+    environment, ports, ours = _of_dev()
+    checks = {
+        "python": Check(host.python),
+        "java": Check(host.java, within_s=65),
+        "jars": Check(host.jars_of_spark),
+        "folders": Check(host.folders),
+        "tasks' python": Check(host.tasks_python, within_s=65),
+        **({"ports": Check(partial(host.ports, ports, ours))} if ports else {}),
+        "declarations": Check(lambda: declared),
+        "connections": Check(partial(connections, streams), within_s=180),
+        "clock": Check(partial(clocks_of, streams), within_s=60),
+        "airflow": Check(partial(airflow.airflow, streams_folder, environment), within_s=airflow.WITHIN_S),
+    }
+    found = []
+    for one in findings(checks):
+        found.append(one)
+        if not as_json:
+            _show(one)
+    counts = Counter(one.state for one in found)
+    if as_json:
+        echo_json({"findings": found, "counts": {state.value: counts[state] for state in State}})
+    else:
+        click.echo(f"\n{counts[State.WRONG]} wrong, {counts[State.WARNING]} to look at, {counts[State.OK]} in order")
+    if counts[State.WRONG]:
+        raise SystemExit(1)
+
+
+def _show(one: Finding) -> None:
+    sign, style = SIGNS[one.state]
+    echo_line(f"{sign} {one.subject:<14} {one.said}", style=style, head=len(sign))
+    if one.mend:
+        click.echo(f"  {'':<14} → {one.mend}")
+
+
+def _of_dev() -> tuple[dict[str, str], dict[str, int], Mapping[str, int]]:
+    """The environment of the Airflow to check, and which ports `frazil dev up` would take, and has taken.
+
+    Where `frazil dev up --airflow` runs one, that is the Airflow.
+    """
+    environment = dict(os.environ)
+    if find_spec("httpx") is None:  # without frazil[dev] nobody starts these servers
+        return environment, {}, {}
+    from frazil.cli.dev import DEFAULT_AIRFLOW_PORT, DEFAULT_KAFKA_PORT, parts  # noqa: PLC0415 - as above
+
+    dev = parts()
+    servers = dev.servers()
+    ours = {name: port for name, port in (("kafka", dev.kafka.port), ("airflow", dev.airflow.port))
+            if servers["kafka" if name == "kafka" else "api-server"]}  # fmt: skip
+    if "airflow" in ours:
+        environment = dev.airflow.environment()
+    return environment, {"kafka": DEFAULT_KAFKA_PORT, "airflow": DEFAULT_AIRFLOW_PORT}, ours

@@ -1,0 +1,68 @@
+"""What a check finds, and how checks run: side by side, each within its time, and none ends another."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from frazil.errors import FrazilError
+
+
+class State(StrEnum):
+    OK = "ok"
+    WARNING = "warning"
+    """It works, and may fail later or elsewhere."""
+    WRONG = "wrong"
+    """Something that frazil needs does not work."""
+    SKIPPED = "skipped"
+    """It does not concern this machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at."""
+
+    subject: str
+    """The check, in a word or two."""
+    state: State
+    said: str
+    """What was found."""
+    mend: str = ""
+    """What to do about it; empty where nothing is to be done, or where `said` says it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A look at one subject. It may raise: that is a finding too."""
+
+    look: Callable[[], Iterable[Finding]]
+    within_s: float = 20.0
+    """A check that takes longer is given up, and counts as wrong."""
+
+
+def findings(checks: Mapping[str, Check]) -> Iterator[Finding]:
+    """Run all checks at once; their findings come in the checks' order.
+
+    A check that hangs is left to itself: its thread ends with the process.
+    """
+    answers: dict[str, queue.SimpleQueue[list[Finding]]] = {}
+    for subject, check in checks.items():
+        answers[subject] = queue.SimpleQueue()
+        threading.Thread(target=_answer, args=(subject, check, answers[subject]), daemon=True, name=subject).start()
+    for subject, check in checks.items():
+        try:
+            yield from answers[subject].get(timeout=check.within_s)
+        except queue.Empty:
+            yield Finding(subject, State.WRONG, f"no answer within {check.within_s:.0f} s", "see what it waits for")
+
+
+def _answer(subject: str, check: Check, to: queue.SimpleQueue[list[Finding]]) -> None:
+    try:
+        to.put(list(check.look()))
+    except FrazilError as error:  # its message says what to do
+        to.put([Finding(subject, State.WRONG, f"{type(error).__name__}: {error}")])
+    except Exception as error:  # whatever a client raises; the other checks go on
+        to.put([Finding(subject, State.WRONG, f"{type(error).__name__}: {' '.join(str(error).split())}")])

@@ -1,0 +1,141 @@
+"""Checks of this machine alone: Python, Java, jars, folders, ports, and the Python of its tasks."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+
+from frazil import __version__
+from frazil.doctor.finding import Finding, State
+from frazil.home import cache_folder, home
+from frazil.spark import jars
+from frazil.spark.java import require_java
+from frazil.spec.units import rounded_bytes
+
+TESTED_PYTHON = (3, 11)
+FREE_BYTES = 2 << 30
+"""Less than this is soon filled by logs, and by what tasks write before they upload it."""
+_WORKER = "import sys, frazil, pyarrow; print(*sys.version_info[:2], frazil.__version__)"
+
+
+def python() -> Iterator[Finding]:
+    seen = sys.version_info[:2]
+    said = f"Python {seen[0]}.{seen[1]} at {sys.executable}, frazil {__version__}"
+    if seen == TESTED_PYTHON:
+        yield Finding("python", State.OK, said)
+    else:
+        yield Finding("python", State.WARNING, said, "use Python 3.11, the version that frazil is tested with")
+
+
+def java() -> Iterator[Finding]:
+    """Java, and PySpark, which alone needs it."""
+    if find_spec("py4j") is None:
+        yield Finding("java", State.SKIPPED, "PySpark is not installed: this machine runs no writer and no Spark job")
+        return
+    yield Finding("java", State.OK, f"Java 17 at {require_java()}")
+    yield from _pyspark()
+
+
+def _pyspark() -> Iterator[Finding]:
+    found = version("pyspark")
+    try:
+        client = version("pyspark-client")
+    except PackageNotFoundError:
+        client = found
+    if client == found:
+        yield Finding("pyspark", State.OK, f"PySpark {found}")
+    else:
+        yield Finding(
+            "pyspark", State.WRONG, f"pyspark is {found} and pyspark-client {client}, in the same folder",
+            f"pip install pyspark=={found} pyspark-client=={found}",
+        )  # fmt: skip
+
+
+def jars_of_spark() -> Iterator[Finding]:
+    """Whether Iceberg's runtime has been fetched. Sizes are compared, and no bytes: `fetch` checks those."""
+    if find_spec("py4j") is None:
+        yield Finding("jars", State.SKIPPED, "PySpark is not installed: this machine needs no jar")
+        return
+    folder = jars.cache_folder()
+    paths = {jar: folder / jar.coordinates.path for jar in jars.locked("spark")}
+    lacking = [jar for jar, path in paths.items() if not path.is_file() or path.stat().st_size != jar.bytes]
+    if not lacking:
+        yield Finding("jars", State.OK, f"Iceberg's runtime is in {folder}")
+        return
+    size = rounded_bytes(sum(jar.bytes for jar in lacking))
+    yield Finding(
+        "jars", State.WARNING, f"{len(lacking)} of Spark's jars are not in {folder} yet ({size}); maintenance fetches "
+        "them when it first runs", "python -m frazil.spark.jars fetch spark",
+    )  # fmt: skip
+
+
+def folders() -> Iterator[Finding]:
+    """FRAZIL_HOME and the cache: whether they can be written and locked, and have room."""
+    yield _folder("home", home(), "FRAZIL_HOME", locked=True)
+    yield _folder("cache", cache_folder(), "XDG_CACHE_HOME", locked=False)
+
+
+def _folder(subject: str, folder: Path, variable: str, *, locked: bool) -> Finding:
+    place = next(one for one in (folder, *folder.parents) if one.exists())
+    elsewhere = f"let {variable} name a folder on a local disk that this user may write"
+    try:
+        with tempfile.TemporaryFile(dir=place) as file:
+            if locked:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return Finding(
+            subject, State.WRONG, f"{place} cannot be {'locked' if locked else 'written'}: {error}", elsewhere
+        )
+    free = shutil.disk_usage(place).free
+    if free < FREE_BYTES:
+        return Finding(subject, State.WARNING, f"{folder} has {rounded_bytes(free)} left", "make room on its disk")
+    return Finding(subject, State.OK, f"{folder} can be written; {rounded_bytes(free)} free")
+
+
+def tasks_python() -> Iterator[Finding]:
+    """Whether the Python that PYSPARK_PYTHON names can run tasks of this frazil."""
+    named = os.environ.get("PYSPARK_PYTHON")
+    if not named or shutil.which(named) == sys.executable:
+        yield Finding("tasks' python", State.OK, "tasks on this machine run on the same Python")
+        return
+    mend = f"install frazil {__version__} there, or unset PYSPARK_PYTHON"
+    try:
+        ran = subprocess.run([named, "-c", _WORKER], capture_output=True, text=True, timeout=60, check=False)
+    except OSError as error:
+        yield Finding("tasks' python", State.WRONG, f"PYSPARK_PYTHON is {named}, which does not run: {error}", mend)
+        return
+    wanted = f"{sys.version_info[0]} {sys.version_info[1]} {__version__}"
+    if ran.returncode == 0 and ran.stdout.strip() == wanted:
+        yield Finding("tasks' python", State.OK, f"{named} has the same Python and the same frazil")
+        return
+    found = ran.stdout.strip() or (ran.stderr.strip().splitlines() or ["it said nothing"])[-1]
+    yield Finding("tasks' python", State.WRONG, f"PYSPARK_PYTHON is {named}: it says {found!r}, not {wanted!r}", mend)
+
+
+def ports(wanted: Mapping[str, int], ours: Mapping[str, int]) -> Iterator[Finding]:
+    """Whether the ports that `frazil dev up` takes are free, by the server's name; `ours`: where its servers listen."""
+    taken = {name: port for name, port in wanted.items() if name not in ours and _listens(port)}
+    if taken:
+        said = ", ".join(f"{port} ({name})" for name, port in taken.items())
+        yield Finding(
+            "ports", State.WARNING, f"another program listens on {said}, which `frazil dev up` would take",
+            "end it, or name another port: see `frazil dev up --help`",
+        )  # fmt: skip
+        return
+    running = "; ".join(f"{name} runs on {port}" for name, port in ours.items())
+    yield Finding("ports", State.OK, f"`frazil dev up` finds its ports free{f' ({running})' if running else ''}")
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.settimeout(1.0)
+        return probe.connect_ex(("127.0.0.1", port)) == 0

@@ -1,0 +1,234 @@
+"""`frazil doctor`: each check says what is so and how a fault is mended, and none keeps the others from answering."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from frazil.cli.main import frazil
+from frazil.doctor import airflow, connections, host
+from frazil.doctor.clocks import WARN_MS, WRONG_MS, Told, clocks, judged
+from frazil.doctor.finding import Check, Finding, State, findings
+from frazil.doctor.streams import declarations
+from frazil.errors import EnvironmentUnusable
+
+NOW = 1_700_000_000_000
+
+
+def states(found: list[Finding]) -> list[State]:
+    return [one.state for one in found]
+
+
+def test_findings_come_in_the_order_of_their_checks_whatever_each_does() -> None:
+    never = threading.Event()
+
+    def hangs() -> Iterator[Finding]:
+        never.wait()
+        yield Finding("hangs", State.OK, "")
+
+    def unusable() -> Iterator[Finding]:
+        raise EnvironmentUnusable("no Java. Install one")
+        yield
+
+    def fails() -> Iterator[Finding]:
+        yield Finding("fails", State.OK, "half of it")
+        raise OSError("the disk\nis gone")
+
+    checks = {
+        "fine": Check(lambda: [Finding("fine", State.OK, "all well")]),
+        "hangs": Check(hangs, within_s=0.05),
+        "unusable": Check(unusable),
+        "fails": Check(fails),
+        "nothing": Check(list),
+    }
+    found = list(findings(checks))
+    never.set()
+    assert [one.subject for one in found] == ["fine", "hangs", "unusable", "fails"]
+    assert states(found) == [State.OK, State.WRONG, State.WRONG, State.WRONG]
+    assert found[2].said == "EnvironmentUnusable: no Java. Install one"
+    assert found[3].said == "OSError: the disk is gone"
+
+
+@pytest.mark.parametrize(
+    ("apart_ms", "state"),
+    [
+        (0, State.OK),
+        (WARN_MS - 1, State.OK),
+        (WARN_MS, State.WARNING),
+        (-WARN_MS, State.WARNING),
+        (WRONG_MS, State.WRONG),
+        (-WRONG_MS, State.WRONG),
+    ],
+)
+def test_a_clock_is_judged_by_how_far_it_is_apart(apart_ms: int, state: State) -> None:
+    found = judged("server", Told(NOW, NOW + apart_ms, NOW))
+    assert found.state is state
+    assert bool(found.mend) == (state is not State.OK)
+    if apart_ms <= -WARN_MS:
+        assert "behind us" in found.said
+
+
+@given(st.integers(-200_000, 200_000), st.integers(0, 5_000), st.integers(0, 5_000), st.integers(0, 999))
+def test_no_delay_makes_clocks_look_further_apart_than_they_are(skew: int, there: int, back: int, cut: int) -> None:
+    """A server reads its clock after the request took its way, and a header leaves out part of a second."""
+    theirs = NOW + there + skew - cut
+    told = Told(NOW, theirs, NOW + there + back, precision_ms=1_000)
+    assert abs(told.apart_ms) <= abs(skew)
+    assert abs(told.apart_ms) >= abs(skew) - there - back - 1_000
+
+
+class _Late(BaseHTTPRequestHandler):
+    """An HTTP server whose clock is years behind, and that refuses everybody."""
+
+    def do_HEAD(self) -> None:
+        self.send_response(401)
+        self.end_headers()
+
+    def date_time_string(self, timestamp: float | None = None) -> str:  # noqa: ARG002
+        return "Sun, 01 Nov 2020 08:00:00 GMT"
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@pytest.fixture
+def late_server() -> Iterator[str]:
+    server = HTTPServer(("127.0.0.1", 0), _Late)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_server_tells_its_time_even_where_it_refuses_us(late_server: str) -> None:
+    (found,) = clocks([late_server, "http://127.0.0.1:1"], {})
+    assert found.state is State.WRONG
+    assert "behind us" in found.said
+
+
+def test_a_database_is_asked_for_its_time() -> None:
+    def broken() -> int:
+        raise OSError
+
+    (found,) = clocks([], {"lake": lambda: NOW, "gone": broken})
+    assert found.state is State.WRONG
+    assert "the database of catalog 'lake'" in found.said
+
+
+def test_without_a_server_there_is_no_clock_to_compare() -> None:
+    assert states(list(clocks([], {}))) == [State.SKIPPED]
+
+
+def test_java_of_another_version_is_wrong_and_says_how_to_get_17(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    java.write_text("#!/bin/sh\necho 'openjdk version \"21.0.1\"' >&2\n")
+    java.chmod(0o755)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    (found,) = findings({"java": Check(host.java)})
+    assert found.state is State.WRONG
+    assert "is Java 21; frazil runs on Java 17. Install a JDK 17" in found.said
+
+
+def test_jars_that_are_missing_are_fetched_later_and_only_warned_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FRAZIL_JARS", str(tmp_path))
+    (found,) = host.jars_of_spark()
+    assert (found.state, found.mend) == (State.WARNING, "python -m frazil.spark.jars fetch spark")
+
+
+def test_a_folder_that_is_a_file_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "home").write_text("")
+    monkeypatch.setenv("FRAZIL_HOME", str(tmp_path / "home"))
+    assert states(list(host.folders())) == [State.WRONG, State.OK]
+
+
+def test_a_folder_that_does_not_exist_yet_is_not_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FRAZIL_HOME", str(tmp_path / "a" / "b"))
+    assert states(list(host.folders())) == [State.OK, State.OK]
+    assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize(
+    ("says", "state"),
+    [
+        (f"{sys.version_info[0]} {sys.version_info[1]} 0.1.0", State.OK),
+        ("3 9 0.1.0", State.WRONG),
+        ("", State.WRONG),
+    ],
+)
+def test_the_tasks_python_must_be_the_same(
+    says: str, state: State, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\necho '{says}'\n")
+    python.chmod(0o755)
+    monkeypatch.setenv("PYSPARK_PYTHON", str(python))
+    monkeypatch.setattr(host, "__version__", "0.1.0")
+    assert states(list(host.tasks_python())) == [state]
+
+
+def test_a_tasks_python_that_is_not_there_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYSPARK_PYTHON", "/no/such/python")
+    (found,) = host.tasks_python()
+    assert found.state is State.WRONG
+    assert "unset PYSPARK_PYTHON" in found.mend
+
+
+def test_a_port_that_another_program_has_is_named_and_our_own_is_not() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        (other,) = host.ports({"kafka": port}, {})
+        (own,) = host.ports({"kafka": port}, {"kafka": port})
+    assert (other.state, own.state) == (State.WARNING, State.OK)
+    assert f"{port} (kafka)" in other.said
+
+
+def test_broken_declarations_are_told_beside_sound_ones(tmp_path: Path) -> None:
+    assert states(declarations(tmp_path / "none")[1]) == [State.SKIPPED]
+    (tmp_path / "a.yaml").write_text(
+        "name: a\nsource: {topics: [a], format: json, bootstrap-servers: '127.0.0.1:1'}\ntable: t.a\n"
+        "schema: {at: timestamptz not null}\nevent-time: at\n"
+    )
+    (tmp_path / "b.yaml").write_text("name: b\n")
+    streams, found = declarations(tmp_path)
+    assert [spec.name for spec in streams.values()] == ["a"]
+    assert set(states(found)) == {State.WRONG}
+    assert all("b.yaml" in one.said for one in found)
+
+
+def test_an_airflow_that_nobody_set_up_is_left_alone(tmp_path: Path) -> None:
+    found = list(airflow.airflow(tmp_path, {"AIRFLOW_HOME": str(tmp_path), "PATH": ""}))
+    assert states(found) == [State.SKIPPED]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_command_ends_with_1_where_something_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FRAZIL_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("AIRFLOW_HOME", str(tmp_path))
+    monkeypatch.setattr(connections, "_kafka", lambda spec: f"topic {spec.source.topics[0]}: 3 partitions")
+    (tmp_path / "a.yaml").write_text(
+        "name: a\nsource: {topics: [a], format: json, bootstrap-servers: '127.0.0.1:1'}\ntable: t.a\n"
+        "schema: {at: timestamptz not null}\nevent-time: at\n"
+    )
+    sound = CliRunner().invoke(frazil, ["doctor", "--streams", str(tmp_path), "--json"])
+    assert sound.exit_code == 0, sound.output
+    document = json.loads(sound.stdout)
+    assert document["counts"]["wrong"] == 0
+    assert "a: topic a: 3 partitions" in [one["said"] for one in document["findings"]]
+    (tmp_path / "b.yaml").write_text("name: b\n")
+    broken = CliRunner().invoke(frazil, ["doctor", "--streams", str(tmp_path)])
+    assert broken.exit_code == 1
+    assert "✗ declarations" in broken.stdout
