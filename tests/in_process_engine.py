@@ -14,7 +14,7 @@ from typing import Self
 
 from pyspark import cloudpickle
 
-from frazil.merge.contract import MergeContext, MergeResult, MergeTask
+from frazil.merge.contract import MergeResult, MergeTask
 from frazil.stream.engine import TaskAnswer, read_answers, read_shuffled
 from frazil.stream.merge_tasks import MergeTasks, read_results
 from frazil.stream.stage_rows import StageRows
@@ -58,9 +58,9 @@ class InProcessEngine:
             for answer in _arrived(shipped).write(writer, (item for item in sent if item[0] == writer))
         )
 
-    def merge(self, context: MergeContext, tasks: Sequence[MergeTask]) -> tuple[MergeResult, ...]:
-        work: MergeTasks = cloudpickle.loads(cloudpickle.dumps(MergeTasks(context)))
-        return read_results(work(json.dumps(task.to_json()) for task in tasks))
+    def merge(self, tasks: Sequence[MergeTask], work: MergeTasks) -> tuple[MergeResult, ...]:
+        arrived: MergeTasks = cloudpickle.loads(cloudpickle.dumps(work))
+        return read_results(arrived(json.dumps(task.to_json()) for task in tasks))
 
 
 def _arrived(shipped: bytes) -> StageRows:

@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, Self
 
 from frazil.application.daemon_threads import DaemonThreads
-from frazil.merge.contract import MergeContext, MergeResult, MergeTask
+from frazil.merge.contract import MergeResult, MergeTask
 from frazil.stream.engine import Engine, TaskAnswer
+from frazil.stream.merge_tasks import MergeTasks
 from frazil.stream.stage_rows import StageRows
 
 CHECK_S = 1.0
@@ -53,10 +54,10 @@ class SharedEngine:
             return ()
         return self._jobs.submit(lambda: self._engine.run(plans, work)).result()
 
-    def merge(self, context: MergeContext, tasks: Sequence[MergeTask]) -> tuple[MergeResult, ...]:
+    def merge(self, tasks: Sequence[MergeTask], work: MergeTasks) -> tuple[MergeResult, ...]:
         if not tasks:
             return ()
-        return self._jobs.submit(lambda: self._engine.merge(context, tasks)).result()
+        return self._jobs.submit(lambda: self._engine.merge(tasks, work)).result()
 
     def ready(self, until: Callable[[], bool]) -> bool:
         return self._engine.ready(until)
@@ -106,8 +107,8 @@ class _Part:
     def run(self, plans: Sequence[str], work: StageRows) -> tuple[TaskAnswer, ...]:
         return self._whole.run(plans, work)
 
-    def merge(self, context: MergeContext, tasks: Sequence[MergeTask]) -> tuple[MergeResult, ...]:
-        return self._whole.merge(context, tasks)
+    def merge(self, tasks: Sequence[MergeTask], work: MergeTasks) -> tuple[MergeResult, ...]:
+        return self._whole.merge(tasks, work)
 
     def check(self) -> None:
         self._whole.check()

@@ -193,7 +193,9 @@ def live_words(beat: Heartbeat | None, *, now_ms: int) -> str:
         else "waiting for records",
         Phase.STAGING: f"{batch}: {counted(beat.batch_records, 'record')} read",
         Phase.JOURNALING: f"{batch}: committing",
-        Phase.COMMITTING: f"{batch}: committing",
+        Phase.COMMITTING: f"{batch}: {counted(beat.merged_rows, 'row')} read to merge it"
+        if beat.merged_rows
+        else f"{batch}: committing",
         Phase.STOPPING: "ending",
         Phase.ENDED: "ending",
     }[beat.phase]

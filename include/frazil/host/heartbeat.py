@@ -57,11 +57,13 @@ class Heartbeat:
     phase: Phase
     written_at_ms: int
     advanced_at_ms: int
-    """When the phase, the batch, or the record count of the current batch last changed."""
+    """When the phase, the batch, or the count of the current batch's records or merged rows last changed."""
     epoch: int | None = None
     batch: int | None = None
     batch_records: int = 0
     """Records that the current batch has read so far."""
+    merged_rows: int = 0
+    """Rows of changes and of the table that the merge under way has read so far."""
     lag: int | None = None
     """Records in Kafka, up to the last stable offset, that are not committed to the table."""
     backpressure_ms: int = 0

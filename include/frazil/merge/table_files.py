@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -40,12 +40,21 @@ class Reader:
     io: FileIO
     properties: Mapping[str, str]
     """The table's."""
+    on_progress: Callable[[int], None] = lambda _: None
+    """Told after each row group how many rows have been read so far."""
     bytes_read: int = 0
+    rows_read: int = 0
     _deletes: dict[str, dict[str, NDArray[np.int64]]] = field(default_factory=dict)
 
     def open(self, path: str) -> DataReader:
         source = self.io.new_input(path)
         return DataReader(self, pq.ParquetFile(source.open(seekable=True)))
+
+    def read(self, rows: pa.Table) -> None:
+        """Some rows were read."""
+        self.bytes_read += rows.nbytes
+        self.rows_read += rows.num_rows
+        self.on_progress(self.rows_read)
 
     def whole(self, path: str, schema: Schema) -> pa.Table:
         found = self.open(path)
@@ -64,7 +73,7 @@ class Reader:
         rows = pq.read_table(
             pa.BufferReader(self.io.new_input(delete.path).open().read()), columns=["file_path", "pos"]
         )
-        self.bytes_read += rows.nbytes
+        self.read(rows)
         by_path = {
             path.as_py(): rows.filter(pc.equal(rows["file_path"], path))["pos"].to_numpy()
             for path in pc.unique(rows["file_path"])
@@ -104,7 +113,7 @@ class DataReader:
         starts = self.starts
         for group in range(self.file.num_row_groups) if wanted is None else wanted:
             rows = self.file.read_row_group(group, columns=names)
-            self.reader.bytes_read += rows.nbytes
+            self.reader.read(rows)
             batches = [
                 _to_requested_schema(schema, there, batch, downcast_ns_timestamp_to_us=True)
                 for batch in rows.to_batches()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -28,9 +28,14 @@ NEVER = np.iinfo(np.int64).min
 """Stands for a missing event time."""
 
 
-def merge(context: MergeContext, task: MergeTask) -> MergeResult:
-    """Carry the task out. Raises what the storage raises; the files of a task that raises are removed if possible."""
-    run = _Merge(context, task)
+def merge(
+    context: MergeContext, task: MergeTask, *, on_progress: Callable[[int], None] = lambda _: None
+) -> MergeResult:
+    """Carry the task out. Raises what the storage raises; the files of a task that raises are removed if possible.
+
+    `on_progress` is told again and again how many rows have been read so far; it may raise to end the task.
+    """
+    run = _Merge(context, task, on_progress)
     try:
         return run.result()
     except BaseException:
@@ -51,6 +56,7 @@ class _Leaving:
 class _Merge:
     context: MergeContext
     task: MergeTask
+    on_progress: Callable[[int], None]
     counts: Counts = field(default_factory=Counts)
     windows: Counter[int] = field(default_factory=Counter)
     staged: list[StagedFile] = field(default_factory=list)
@@ -58,7 +64,7 @@ class _Merge:
     def __post_init__(self) -> None:
         target = self.context.target
         self.io: FileIO = load_file_io(dict(target.io), location=target.folder)
-        self.reader = Reader(self.io, target.properties)
+        self.reader = Reader(self.io, target.properties, self.on_progress)
         self.schema = Schema.model_validate_json(target.schema_json)
         self.ids = {field.name: field.field_id for field in self.schema.fields}
         self.writer = TableWriter(target, "main", io=self.io, file_name=file_namer(self.task.index, 0))

@@ -13,7 +13,8 @@ from typing import Any, Protocol, Self
 
 from frazil import errors
 from frazil.ingest.contract import StagedFile, StageResult
-from frazil.merge.contract import MergeContext, MergeResult, MergeTask
+from frazil.merge.contract import MergeResult, MergeTask
+from frazil.stream.merge_tasks import MergeTasks
 from frazil.stream.stage_rows import StageRows
 
 
@@ -58,8 +59,8 @@ class Engine(Protocol):
         Raises the FrazilError that a task ended with (`read_answers`), or what the engine raises.
         """
 
-    def merge(self, context: MergeContext, tasks: Sequence[MergeTask]) -> tuple[MergeResult, ...]:
-        """Carry the tasks of a merge out, one engine's task for each; returns their results in order.
+    def merge(self, tasks: Sequence[MergeTask], work: MergeTasks) -> tuple[MergeResult, ...]:
+        """Map `work` over the tasks of a merge, one engine's task for each; returns their results in order.
 
         Raises as `run` does.
         """

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from frazil import __version__, errors
+from frazil import __version__, clock, errors
 from frazil.errors import FrazilError, VersionChanged
 from frazil.ingest.contract import TargetTable
 from frazil.merge.contract import MergeContext, MergeResult, MergeRules, MergeTask
 from frazil.merge.task import merge
+from frazil.stream.attempt import check_wanted
+from frazil.stream.progress import MERGE_PERIOD_S, ProgressFolder
 from frazil.table.storage_mistakes import staging_failure
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -20,17 +26,20 @@ class MergeTasks:
     """The function that an engine ships to its executors. A FrazilError is an answer, as for `StageRows`."""
 
     context: MergeContext
+    progress: ProgressFolder
 
     def __call__(self, tasks: Iterable[str]) -> Iterator[str]:
         return map(self._answer, tasks)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Nothing of ours is pickled but the name of one function, as for `StageRows`."""
-        return shipped_merge, ({"version": __version__, "context": asdict(self.context)},)
+        work = {"version": __version__, "context": asdict(self.context), "progress": asdict(self.progress)}
+        return shipped_merge, (work,)
 
-    def _answer(self, task: str) -> str:
+    def _answer(self, plan: str) -> str:
+        task = MergeTask.from_json(json.loads(plan))
         try:
-            return json.dumps(merge(self.context, MergeTask.from_json(json.loads(task))).to_json())
+            return json.dumps(merge(self.context, task, on_progress=self._reporter(task.index)).to_json())
         except FrazilError as error:
             found: FrazilError = error
         except OSError as error:
@@ -39,6 +48,36 @@ class MergeTasks:
                 raise
             found = meant
         return json.dumps({"error_type": type(found).__name__, "error": str(found)})
+
+    def _reporter(self, task: int) -> Callable[[int], None]:
+        period_s = max(self.progress.period_s, MERGE_PERIOD_S)
+        due = time.monotonic() + period_s
+
+        def report(rows: int) -> None:
+            nonlocal due
+            check_wanted()
+            if (now := time.monotonic()) >= due:
+                due = now + period_s
+                self.progress.write_merged(task, rows=rows)
+
+        return report
+
+
+@dataclass(frozen=True, slots=True)
+class MergeRun:
+    """Runs the tasks of merges on an engine, with a count of their progress that begins anew each time."""
+
+    merge: Callable[[Sequence[MergeTask], MergeTasks], Sequence[MergeResult]]
+    """Of an `Engine`."""
+    progress: ProgressFolder
+
+    def __call__(self, context: MergeContext, tasks: Sequence[MergeTask]) -> Sequence[MergeResult]:
+        progress = replace(self.progress, io=context.target.io, attempt=clock.now_ms())
+        try:
+            progress.clear()
+        except Exception as error:  # storages raise anything; the count is for people and the supervisor alone
+            log.info("the progress of an earlier merge was left behind: %r", error)
+        return self.merge(tasks, MergeTasks(context, progress))
 
 
 @dataclass(frozen=True)
@@ -54,13 +93,17 @@ class MergeRefusal:
 def shipped_merge(work: Mapping[str, Any]) -> MergeTasks | MergeRefusal:
     """What a driver ships, where it arrives. Keep its name, and `version` and `context.stream` in what it gets."""
     context = work["context"]
-    if work["version"] != __version__:
-        return MergeRefusal(
-            f"the writer of stream {context['stream']!r} runs version {work['version']}, and version {__version__} was "
-            "installed since: it ends, and the next start takes what is installed"
-        )
-    changes, target = (TargetTable(**context[name]) for name in ("changes", "target"))
-    return MergeTasks(MergeContext(context["stream"], MergeRules(**context["rules"]), changes, target))
+    try:
+        if work["version"] == __version__:
+            changes, target = (TargetTable(**context[name]) for name in ("changes", "target"))
+            merging = MergeContext(context["stream"], MergeRules(**context["rules"]), changes, target)
+            return MergeTasks(merging, ProgressFolder(**work["progress"]))
+        why = f"version {work['version']}, and version {__version__} was installed since"
+    except (KeyError, TypeError) as error:
+        why = f"other code of version {__version__} than is installed by now ({error})"
+    return MergeRefusal(
+        f"the writer of stream {context['stream']!r} runs {why}: it ends, and the next start takes what is installed"
+    )
 
 
 def read_results(answers: Iterable[str]) -> tuple[MergeResult, ...]:

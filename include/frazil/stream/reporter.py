@@ -44,6 +44,8 @@ LOG_CHECK_MS = 60_000
 COUNT_WAIT_S = 0.5
 """How long a heartbeat waits for the count of records, if it has a thread of its own."""
 BATCH_PHASES = frozenset({Phase.STAGING, Phase.JOURNALING, Phase.COMMITTING})
+MERGE_PHASES = frozenset({Phase.TAKING_OVER, Phase.COMMITTING})
+"""In which an upsert stream merges batches; the first settles those that its last writer left."""
 
 
 class Reporter:
@@ -75,7 +77,9 @@ class Reporter:
         self._staging_since_ms: int | None = None
         self._checked_log_ms = now
         self._counted_at = float("-inf")
+        self._merges = False
         self._written = 0  # by the writers of a shuffle, in the current batch
+        self._phase_since_ms = now
         self._state = Heartbeat(
             stream=events.stream,
             pid=os.getpid(),
@@ -140,10 +144,12 @@ class Reporter:
         """The writer entered another phase; `key` names its batch."""
         at = {} if key is None else {"epoch": key.epoch, "batch": key.batch, "batch_records": 0}
         self._written = 0
-        self._change(phase=phase, outage=None, **at)
+        self._phase_since_ms = self._clock_ms()
+        self._change(phase=phase, outage=None, merged_rows=0, **at)
 
-    def table(self, location: str, progress: ProgressFolder) -> None:
-        self._progress = progress
+    def table(self, location: str, progress: ProgressFolder, *, merges: bool = False) -> None:
+        """The table is there; `merges` if batches are merged into it."""
+        self._progress, self._merges = progress, merges
         self._change(table_location=location)
 
     def committed(self, marker: Marker, *, at_ms: int | None) -> None:
@@ -206,7 +212,7 @@ class Reporter:
         """In a daemon thread: a storage that is away takes a minute to say so, and neither the heartbeat nor the end of
         the process may wait for it. Where many writers share the heartbeats' thread, the next beat has the count.
         """
-        if self._state.phase is not Phase.STAGING:
+        if not (self._state.phase is Phase.STAGING or (self._merges and self._state.phase in MERGE_PHASES)):
             return
         if self._counting is None or not self._counting.is_alive():
             self._counting = threading.Thread(target=self._counted, name="records", daemon=True)
@@ -218,18 +224,28 @@ class Reporter:
         try:
             self._count()
         except Exception as error:
-            log.info("the records of the current batch cannot be counted: %s", error)
+            log.info("the progress of the current batch cannot be read: %s", error)
 
     def _count(self) -> None:
         state, progress = self._state, self._progress
         if progress and time.monotonic() - self._counted_at < progress.period_s:
             return
-        if state.phase is Phase.STAGING and progress and state.epoch is not None and state.batch is not None:
+        if progress and self._merges and state.phase in MERGE_PHASES:
+            self._counted_at = time.monotonic()
+            self._merged(state.phase, progress.merged(since=self._phase_since_ms))
+        elif state.phase is Phase.STAGING and progress and state.epoch is not None and state.batch is not None:
             self._counted_at = time.monotonic()
             counted = progress.counted(epoch=state.epoch, batch=state.batch)
             if counted.read > state.batch_records or counted.written > self._written:
                 self._written = counted.written
                 self._change(batch_records=counted.read)
+
+    def _merged(self, phase: Phase, rows: int) -> None:
+        """A merge that begins again, because the table changed, begins at nothing: that is an advance too."""
+        with self._lock:
+            is_new = self._state.phase is phase and rows != self._state.merged_rows
+        if is_new:
+            self._change(merged_rows=rows)
 
     def _beyond_interval_ms(self, batch_ms: int) -> int:
         return max(0, batch_ms - round(self._interval_ms * self._stretch))

@@ -28,8 +28,9 @@ from frazil.stream.lost_executors import told_if_lost
 from frazil.stream.session import start_context
 
 if TYPE_CHECKING:
-    from frazil.merge.contract import MergeContext, MergeResult, MergeTask
+    from frazil.merge.contract import MergeResult, MergeTask
     from frazil.stream.engine import TaskAnswer
+    from frazil.stream.merge_tasks import MergeTasks
     from frazil.stream.stage_rows import StageRows
 
 log = logging.getLogger(__name__)
@@ -152,17 +153,17 @@ class SparkEngine:
                 # Else Spark keeps the rows on its disks until the JVM collects garbage, which may take half an hour.
                 sent._jrdd.rdd().cleanShuffleDependencies(False)
 
-    def merge(self, context: MergeContext, tasks: Sequence[MergeTask]) -> tuple[MergeResult, ...]:
-        from frazil.stream.merge_tasks import MergeTasks, read_results  # noqa: PLC0415 - see the module
+    def merge(self, tasks: Sequence[MergeTask], work: MergeTasks) -> tuple[MergeResult, ...]:
+        from frazil.stream.merge_tasks import read_results  # noqa: PLC0415 - see the module
 
         if not tasks:
             return ()
-        spark, stream = self._context, context.stream
+        spark, stream = self._context, work.context.stream
         with task_failures(stream), self._executors_watched(stream):
             spark.setJobGroup(f"stream {stream}", f"stream {stream}: merge", interruptOnCancel=True)
             spark.setLocalProperty("spark.scheduler.pool", threading.current_thread().name)
             plans = spark.parallelize([json.dumps(task.to_json()) for task in tasks], len(tasks))
-            return read_results(plans.mapPartitions(MergeTasks(context)).collect())
+            return read_results(plans.mapPartitions(work).collect())
 
     def check(self) -> None:
         with task_failures(self._spec.name):

@@ -51,6 +51,7 @@ from frazil.stream.batch_loop import BatchLoop
 from frazil.stream.engine import Engine
 from frazil.stream.event_log import log_event
 from frazil.stream.hosting import Hosting
+from frazil.stream.merge_tasks import MergeRun
 from frazil.stream.planner import DESCRIBE_S, check_no_gap, lost_ranges
 from frazil.stream.planner_exchange import PlannerReport
 from frazil.stream.progress import ProgressFolder, cluster_period_s
@@ -61,7 +62,7 @@ from frazil.stream.stage_context import merge_rules
 from frazil.stream.stall_history import Limits
 from frazil.table.catalogs import catalog_errors, load_catalog
 from frazil.table.lost import lost_table
-from frazil.table.tables import ensure_dead_letters, ensure_table, load_stream_table
+from frazil.table.tables import ensure_dead_letters, ensure_table, load_stream_table, state_location
 
 log = logging.getLogger(__name__)
 
@@ -191,6 +192,9 @@ class Writer:
         catalog = load_catalog(self.spec.table.catalog)
         main = ensure_table(catalog, self.spec)
         check_supported(main.schema(), self.spec.source.format)
+        resources = self.spec.resources
+        period_s = cluster_period_s(resources.cores) if resources.on_cluster else 0.0
+        progress = ProgressFolder(f"{state_location(main, self.spec.name)}/progress", main.io.properties, period_s)
         tables = StreamTables.of(
             self.spec.name,
             {"main": main, "dead-letters": ensure_dead_letters(catalog, self.spec)},
@@ -200,20 +204,18 @@ class Writer:
             ),
             align=Alignment.of(self.spec),
             atomic=self.spec.commit.atomic,
-            merging=self._merging(),
+            merging=self._merging(progress),
         )
         if read_marker(tables.main.current().metadata.properties, self.spec.name) is None:
             check_can_hold(catalog, self.spec, now_ms=clock.now_ms())
-        resources = self.spec.resources
-        period_s = cluster_period_s(resources.cores) if resources.on_cluster else 0.0
-        progress = ProgressFolder(f"{tables.state}/progress", tables.main.io_properties, period_s)
-        reporter.table(main.location(), progress)
+        reporter.table(main.location(), progress, merges=tables.merging is not None)
         return tables, progress
 
-    def _merging(self) -> Merging | None:
+    def _merging(self, progress: ProgressFolder) -> Merging | None:
         if self.spec.mode == "append":
             return None
-        return Merging(partial(merge_rules, self.spec), self.engine.merge, lambda: self.engine.parallelism)
+        run = MergeRun(self.engine.merge, progress)
+        return Merging(partial(merge_rules, self.spec), run, lambda: self.engine.parallelism)
 
     def _wait_outside_turn(self, emit: Callable[[Happening], None], seconds: float) -> bool:
         """Wait during an outage, in which others may use this writer's turn; whether the writer is asked to end."""

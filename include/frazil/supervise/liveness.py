@@ -45,6 +45,8 @@ def progress(heartbeat: Heartbeat | None, launch: Launch, *, now_ms: int) -> str
     commit = heartbeat.last_commit_at_ms
     committed = f"{ago(now_ms - commit)} ago" if commit else "none yet"
     so_far = f" ({counted(heartbeat.batch_records, 'record')} of it read)" if heartbeat.batch_records else ""
+    if heartbeat.merged_rows:
+        so_far = f" ({counted(heartbeat.merged_rows, 'row')} read to merge it)"
     return (
         f"{_pid(launch)}, up {since}, {heartbeat.phase}, epoch {heartbeat.epoch}, batch {heartbeat.batch}{so_far}, "
         f"lag {lag}, last commit {committed}"

@@ -27,11 +27,6 @@ ADVANCE_LIMITS_MS: Mapping[Phase, int] = MappingProxyType(
 """Each is well above the phase's own timeouts (two minutes for brokers and the catalog, after which the writer ends
 with a restartable code): a hung writer is one that no other limit has caught."""
 
-MERGE_LIMITS_MS: Mapping[Phase, int] = MappingProxyType(
-    {Phase.TAKING_OVER: 60 * MINUTE_MS, Phase.COMMITTING: 60 * MINUTE_MS}
-)
-"""Those of a stream with `mode: upsert`, whose commits read and write data files, and tell nothing meanwhile."""
-
 
 @dataclass(frozen=True, slots=True)
 class Policy:
@@ -65,8 +60,7 @@ class Policy:
 
     @classmethod
     def for_stream(cls, spec: StreamSpec) -> Policy:
-        """Allow a writer to wait for its longest commit interval while records are unread, and to merge."""
+        """Allow a writer to wait for its longest commit interval while records are unread."""
         interval_ms = int(spec.commit.longest_interval.total_seconds() * 1000)
         waiting_ms = ADVANCE_LIMITS_MS[Phase.WAITING] + interval_ms
-        merging = MERGE_LIMITS_MS if spec.mode == "upsert" else {}
-        return cls(MappingProxyType({**ADVANCE_LIMITS_MS, Phase.WAITING: waiting_ms, **merging}))
+        return cls(MappingProxyType({**ADVANCE_LIMITS_MS, Phase.WAITING: waiting_ms}))

@@ -1,0 +1,165 @@
+"""What the tasks of a merge tell of their progress, and what the heartbeat and the supervisor make of it."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from pyiceberg.schema import Schema
+from pyiceberg.types import LongType, NestedField
+
+from frazil import clock
+from frazil.commit.marker import BatchKey
+from frazil.errors import VersionChanged
+from frazil.events import Events
+from frazil.host.exchange import open_exchange
+from frazil.host.heartbeat import Heartbeat, Phase
+from frazil.host.launcher import Observation, ProcessState
+from frazil.host.records import Launch, LaunchKind, ProcessMark
+from frazil.merge.contract import MergeContext, MergeResult, MergeRules, MergeTask
+from frazil.spec.model import StreamSpec
+from frazil.stream import merge_tasks
+from frazil.stream.attempt import Abandoned
+from frazil.stream.event_log import log_event
+from frazil.stream.merge_tasks import MergeRun, MergeTasks, read_results
+from frazil.stream.progress import ProgressFolder
+from frazil.stream.reporter import Reporter
+from frazil.stream.stall_history import Limits
+from frazil.supervise.decision import Cause, Decision
+from frazil.supervise.liveness import hung
+from frazil.supervise.observed import Declared, Desired, Observed
+from frazil.supervise.policy import Policy
+from tests.unit.merge.made_table import MadeTable
+
+SCHEMA = Schema(NestedField(1, "id", LongType(), required=True), NestedField(2, "value", LongType(), required=False))
+FILES, ROWS = 12, 5
+SPEC = StreamSpec.model_validate(
+    {
+        "name": "s",
+        "source": {"topics": ["t"], "format": "json", "bootstrap-servers": "b:9092"},
+        "table": "a.b",
+        "schema": {"id": "long not null", "at": "timestamptz not null"},
+        "event-time": "at",
+        "mode": "upsert",
+        "key": "id",
+    }
+)
+BEGAN_MS = 1_800_000_000_000
+MINUTE_MS = 60_000
+
+
+class MergingWriter:
+    """A writer that merges one change of each of twelve files, as its supervisor sees it; the test moves the clock."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder, self.now_ms = folder, BEGAN_MS
+        monkeypatch.setattr(clock, "now_ms", lambda: self.now_ms)
+        monkeypatch.setattr(merge_tasks, "MERGE_PERIOD_S", 0.0)
+        self.progress = ProgressFolder(str(folder / "progress"), {})
+        self.events = Events("s", log_event, clock_ms=lambda: self.now_ms)
+        self.reporter = Reporter(self.events, fingerprint="f", folder=folder, limits=Limits(60_000, 60_000))
+        self.reporter.table(str(folder), self.progress, merges=True)
+        table = MadeTable(folder, SCHEMA, MergeRules(("id",)))
+        for first in range(0, FILES * ROWS, ROWS):
+            table.land([{"id": first + n, "value": 0} for n in range(ROWS)])
+        (staged,) = table.stage([{"id": n * ROWS, "value": 1} for n in range(FILES)])
+        self.context = MergeContext("s", table.rules, table.changes, table.target)
+        self.tasks = [MergeTask(0, (staged.path,), tuple(table.files), inserts=True)]
+
+    def beat(self) -> Heartbeat:
+        self.reporter.beat()
+        found = Heartbeat.read(open_exchange(self.folder))
+        assert found is not None
+        return found
+
+    def after(self, minutes: int) -> Decision | None:
+        """What the supervisor decides so many minutes later."""
+        self.now_ms += minutes * MINUTE_MS
+        launch = Launch("L", LaunchKind.SUPERVISED, BEGAN_MS, "f", 0, writer=ProcessMark(1, 1.0))
+        writer = Observation(ProcessState.RUNNING, launch, self.beat(), ())
+        observed = Observed(writer, Declared("f"), Desired())
+        return hung(observed, launch, now_ms=self.now_ms, policy=Policy.for_stream(SPEC))
+
+    def merge(self, tasks: Sequence[MergeTask], work: MergeTasks) -> tuple[MergeResult, ...]:
+        """As an engine does."""
+        arrived = pickle.loads(pickle.dumps(work))
+        return read_results(arrived(merge_tasks.json.dumps(task.to_json()) for task in tasks))
+
+
+@pytest.fixture
+def writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MergingWriter:
+    return MergingWriter(tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("phase", [Phase.COMMITTING, Phase.TAKING_OVER])
+def test_a_merge_that_takes_hours_is_kept_while_it_reads_and_restarted_once_it_does_not(
+    writer: MergingWriter, phase: Phase, monkeypatch: pytest.MonkeyPatch
+):
+    read: list[Decision | None] = []
+    monkeypatch.setattr(merge_tasks, "check_wanted", lambda: read.append(writer.after(9)))
+    writer.reporter.phase(phase, key=BatchKey(1, 1))
+    (result,) = MergeRun(writer.merge, writer.progress)(writer.context, writer.tasks)
+    assert result.counts.updated == FILES
+    assert writer.now_ms - BEGAN_MS > 3 * 60 * MINUTE_MS
+    assert len(read) >= 2 * FILES, "key columns and rows of each file"
+    assert set(read) == {None}
+
+    assert writer.after(1) is None, "its last row group was read"
+    assert writer.after(9) is None
+    found = writer.after(2)
+    assert found is not None
+    assert found.cause is Cause.HUNG
+
+
+def test_the_heartbeat_says_how_many_rows_a_merge_has_read(writer: MergingWriter):
+    writer.reporter.phase(Phase.COMMITTING, key=BatchKey(1, 1))
+    assert writer.beat().merged_rows == 0
+    MergeRun(writer.merge, writer.progress)(writer.context, writer.tasks)
+    assert writer.beat().merged_rows >= FILES * ROWS + FILES
+    writer.now_ms += 1
+    writer.reporter.phase(Phase.COMMITTING, key=BatchKey(1, 2))
+    assert writer.beat().merged_rows == 0, "what an earlier batch left does not count"
+
+
+def test_a_merge_that_begins_again_counts_anew_whatever_tasks_of_its_last_try_still_write(writer: MergingWriter):
+    writer.reporter.phase(Phase.COMMITTING, key=BatchKey(1, 1))
+    tries = [ProgressFolder(writer.progress.location, {}, attempt=BEGAN_MS + n) for n in range(2)]
+    tries[0].write_merged(0, rows=500)
+    assert writer.beat().merged_rows == 500
+    tries[1].write_merged(1, rows=3)
+    tries[0].write_merged(0, rows=900)
+    assert writer.beat().merged_rows == 3
+
+
+def test_progress_that_cannot_be_cleared_keeps_no_merge_from_its_work(
+    writer: MergingWriter, monkeypatch: pytest.MonkeyPatch
+):
+    def broken(_: ProgressFolder) -> None:
+        raise OSError("the disk is away")
+
+    monkeypatch.setattr(ProgressFolder, "clear", broken)
+    (result,) = MergeRun(writer.merge, writer.progress)(writer.context, writer.tasks)
+    assert result.counts.updated == FILES
+
+
+def test_a_task_that_nobody_waits_for_ends_and_leaves_no_file(writer: MergingWriter, monkeypatch: pytest.MonkeyPatch):
+    before = set(Path(writer.context.target.folder).rglob("*.parquet"))
+    calls = iter(range(2 * FILES + 1))
+
+    def given_up() -> None:
+        if next(calls, None) is None:
+            raise Abandoned
+
+    monkeypatch.setattr(merge_tasks, "check_wanted", given_up)
+    with pytest.raises(Abandoned):
+        MergeRun(writer.merge, writer.progress)(writer.context, writer.tasks)
+    assert set(Path(writer.context.target.folder).rglob("*.parquet")) == before
+
+
+def test_a_worker_with_other_code_refuses_a_merge_with_a_sentence(writer: MergingWriter):
+    shipped, (work,) = MergeTasks(writer.context, writer.progress).__reduce__()
+    for changed in ({**work, "version": "0"}, {name: value for name, value in work.items() if name != "progress"}):
+        with pytest.raises(VersionChanged, match="the next start takes what is installed"):
+            read_results(shipped(changed)(["{}"]))
