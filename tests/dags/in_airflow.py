@@ -134,6 +134,11 @@ def _facts(dag: Any) -> dict[str, Any]:
     return {
         "tasks": {t.task_id: type(t).__name__ for t in dag.tasks},
         "tags": sorted(dag.tags),
+        "display_name": dag.dag_display_name,
+        "description": dag.description,
+        "owner": dag.owner,
+        "retries": {t.task_id: t.retries for t in dag.tasks},
+        "told": {t.task_id: [_named(call) for call in t.on_failure_callback] for t in dag.tasks},
         "doc": dag.doc_md,
         "max_active_runs": dag.max_active_runs,
         "timetable": type(dag.timetable).__name__,
@@ -143,6 +148,10 @@ def _facts(dag: Any) -> dict[str, Any]:
         "params": dag.params.dump(),
         "outlets": {t.task_id: [asset.name for asset in t.outlets] for t in dag.tasks if t.outlets},
     }
+
+
+def _named(callback: Any) -> str:
+    return str(getattr(callback, "__qualname__", type(callback).__name__))
 
 
 def serialized(folder: str) -> dict[str, Any]:

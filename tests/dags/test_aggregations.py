@@ -57,7 +57,8 @@ def test_an_aggregation_has_a_dag_for_its_days_and_one_for_what_comes_late(parse
     assert reconcile["outlets"] == {"ask_for_late_days": ["frazil.again.flights_per_day"]}
     assert daily["timetable"] == reopened["timetable"] == "PartitionedAssetTimetable"
     assert daily["max_active_runs"] == 1
-    assert daily["tags"] == reopened["tags"] == ["daily", "frazil"]
+    about = ["table:demo.flights", "table:demo.flights_per_day"]
+    assert daily["tags"] == reopened["tags"] == ["daily", "frazil", *about]
     assert daily["outlets"] == {"aggregate": ["demo.flights_per_day"]}
     assert reopened["outlets"] == {"again": ["frazil.again.flights_per_day"]}
     assert "demo.flights" in daily["doc"]

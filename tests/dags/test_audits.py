@@ -49,7 +49,7 @@ def lose_five_rows(made: MadeStream) -> None:
 def test_every_declared_stream_has_a_dag_that_runs_hourly_and_once_at_a_time(parsed: dict[str, Any]) -> None:
     flights = parsed["dags"]["frazil_audit_flights"]
     assert set(flights["tasks"]) == {"audit", "announce", "verdict"}
-    assert flights["tags"] == ["audit", "frazil"]
+    assert flights["tags"] == ["audit", "frazil", "stream:flights", "table:demo.flights"]
     assert (flights["max_active_runs"], flights["catchup"]) == (1, False)
     minute, rest = flights["schedule"].split(" ", 1)
     assert (15 <= int(minute) < 45, rest) == (True, "* * * *")

@@ -99,7 +99,7 @@ def test_another_dag_processor_serializes_the_same_dags_so_that_no_version_follo
 def test_every_declared_stream_has_a_dag_that_runs_for_ever_and_once_at_a_time(parsed: dict[str, Any]) -> None:
     flights = parsed["dags"]["frazil_writer_flights"]
     assert flights["tasks"] == {"write": "WriterOperator"}
-    assert flights["tags"] == ["frazil", "writer"]
+    assert flights["tags"] == ["frazil", "stream:flights", "table:demo.flights", "writer"]
     assert (flights["max_active_runs"], flights["timetable"]) == (1, "ContinuousTimetable")
     assert (flights["timeout"], flights["catchup"]) == ("None", False)
     assert "demo.flights" in flights["doc"]
@@ -117,11 +117,16 @@ def test_a_broken_declaration_takes_no_other_dag_with_it(tmp_path: Path, parse: 
     assert "event-tmie" in said[1]
     dags = _writers(found)
     assert sorted(dags) == [f"frazil_writer_{name}" for name in ("good", "odd-name", "torn", "typo")]
-    assert dags["frazil_writer_good"]["tags"] == ["frazil", "writer"]
-    assert dags["frazil_writer_typo"]["tags"] == ["broken", "frazil", "writer"]
+    assert dags["frazil_writer_good"]["tags"] == ["frazil", "stream:good", "table:demo.good", "writer"]
+    assert dags["frazil_writer_typo"]["tags"] == ["broken", "frazil", "stream:typo", "writer"]
     assert "event-tmie" in dags["frazil_writer_typo"]["doc"]
     assert str(tmp_path / "typo.yaml") in dags["frazil_writer_typo"]["doc"]
     assert "not-yaml.yaml: line" in dags["frazil_writer_torn"]["doc"]
+
+
+def about(stream: str) -> list[str]:
+    """The tags of a stream's DAG that say what it is about."""
+    return [f"stream:{stream}", f"table:demo.{stream}"]
 
 
 def test_a_removed_streams_dag_stays_without_a_schedule_so_that_its_run_can_end(tmp_path: Path, parse: Parse) -> None:
@@ -135,11 +140,11 @@ def test_a_removed_streams_dag_stays_without_a_schedule_so_that_its_run_can_end(
     found = parse(CHECKOUT / "dags", home=tmp_path / "airflow", streams=tmp_path)
     assert found["errors"] == {}, "it was meant"
     gone, kept = (found["dags"][f"frazil_writer_{name}"] for name in ("gone", "kept"))
-    assert (gone["timetable"], gone["tags"]) == ("NullTimetable", ["frazil", "removed", "writer"])
-    assert (kept["timetable"], kept["tags"]) == ("ContinuousTimetable", ["frazil", "writer"])
+    assert (gone["timetable"], gone["tags"]) == ("NullTimetable", ["frazil", "removed", *about("gone"), "writer"])
+    assert (kept["timetable"], kept["tags"]) == ("ContinuousTimetable", ["frazil", *about("kept"), "writer"])
     assert "frazil_audit_gone" not in found["dags"]
     looks = found["dags"]["frazil_partitions_demo.gone"]
-    assert (looks["timetable"], looks["tags"]) == ("NullTimetable", ["frazil", "partitions", "removed"])
+    assert (looks["timetable"], looks["tags"]) == ("NullTimetable", ["frazil", "partitions", "removed", *about("gone")])
 
 
 def test_streams_of_one_application_share_a_dag_with_a_task_for_each(tmp_path: Path, parse: Parse) -> None:

@@ -5,20 +5,22 @@ from __future__ import annotations
 from airflow.sdk import Asset
 
 AGAIN = "frazil.again."
-HEALTH = Asset("frazil.health")
+GROUP = "frazil"
+"""Airflow lists the assets of a group together."""
+HEALTH = Asset("frazil.health", group=GROUP)
 """Receives an event with each measurement of the tables' health, and keeps what the next one needs."""
 
 
 def partition_asset(table: str) -> Asset:
     """Receives one event for each window of the table, when it is complete for the first time."""
-    return Asset(table)
+    return Asset(table, group=GROUP)
 
 
 def again_asset(aggregation: str) -> Asset:
     """Receives an event for each day that an aggregation must run again; the partition key is the day."""
-    return Asset(f"{AGAIN}{aggregation}")
+    return Asset(f"{AGAIN}{aggregation}", group=GROUP)
 
 
 def reopened_asset(table: str) -> Asset:
     """Receives one event for each further revision of a window that late rows reopened."""
-    return Asset(f"{table}.reopened")
+    return Asset(f"{table}.reopened", group=GROUP)

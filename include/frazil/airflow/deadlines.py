@@ -10,6 +10,8 @@ from typing import Any
 from airflow.sdk.definitions.callback import AsyncCallback
 from airflow.sdk.definitions.deadline import DeadlineAlert, DeadlineReference
 
+from frazil.airflow.dag_profile import late_callback
+
 log = logging.getLogger(__name__)
 
 OnLate = Callable[..., Awaitable[None]]
@@ -18,7 +20,7 @@ OnLate = Callable[..., Awaitable[None]]
 
 def deadline(interval: timedelta, *, sentence: str, on_late: OnLate | None = None) -> DeadlineAlert:
     """A run is late when it has not ended within `interval` of being queued; `sentence` says what that means."""
-    callback = AsyncCallback(on_late or say, kwargs={"sentence": sentence})
+    callback = AsyncCallback(on_late or late_callback() or say, kwargs={"sentence": sentence})
     return DeadlineAlert(reference=DeadlineReference.DAGRUN_QUEUED_AT, interval=interval, callback=callback)
 
 

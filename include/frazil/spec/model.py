@@ -177,6 +177,10 @@ class StreamSpec(Model):
     """One declared stream."""
 
     name: str = Field(pattern=STREAM_NAME, description="Lower case letters, digits, `-` and `_`; never reused.")
+    description: str | None = Field(default=None, description="What the stream is, for people; shown with its DAGs.")
+    owner: str | None = Field(
+        default=None, min_length=1, description="Who answers for the stream: the owner of its DAGs in Airflow."
+    )
     application: str | None = Field(
         default=None,
         pattern=STREAM_NAME,
@@ -318,7 +322,7 @@ class StreamSpec(Model):
         """A digest of what a writer depends on: it changes exactly when a running writer must be restarted.
 
         Of the maintenance, that is only what throttling uses, if it differs from the default. Which application runs
-        the stream is no matter of its writer's.
+        the stream, who owns it and how it is described are no matter of its writer's.
         """
         digest = hashlib.sha256(self.model_dump_json(exclude=self._no_matter_of_a_writer()).encode())
         kept = self.maintenance.kept
@@ -335,7 +339,8 @@ class StreamSpec(Model):
         commit = None if self.commit.atomic else {"atomic"}
         nested = {"source": source, "columns": columns, "dead_letters": dead_letters, "resources": resources}
         nested["commit"] = commit
-        unused = {"maintenance", "application"} | ({"evolution"} if self.evolution.mode == "off" else set())
+        unused = {"maintenance", "application", "description", "owner"}
+        unused |= {"evolution"} if self.evolution.mode == "off" else set()
         unused |= {"mode", "key", "order_by", "delete", "merge"} if self.mode == "append" else set()
         unused |= {key for key in ("sensitive", "route") if getattr(self, key) is None}
         return dict.fromkeys(unused, True) | {key: some for key, some in nested.items() if some}

@@ -33,9 +33,9 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 from frazil import clock
 from frazil.aggregate.spec import AGGREGATIONS, AggregationSpec, find_aggregation, parse_day
 from frazil.airflow.assets import again_asset, partition_asset, reopened_asset
+from frazil.airflow.dag_profile import OnFailure, dag_profile
 from frazil.airflow.declared import declared_streams
 from frazil.airflow.spark import PROPERTIES_FILE, SPARK_CONNECTION, spark_pool
-from frazil.airflow.writers.dag import START_DATE, OnFailure
 from frazil.errors import FrazilError, SpecError
 from frazil.partitions.windows import Grain
 from frazil.spark_apps import AGGREGATE_DAILY
@@ -141,11 +141,8 @@ def _daily_dag(found: _Declared, application: Path, on_failure: OnFailure | None
         description=(spec.description or f"{spec.source} by day into {spec.target}") if spec else "Cannot be used",
         doc_md=_page(found),
         schedule=_schedule(found.grain, spec) if spec else None,
-        start_date=START_DATE,
-        catchup=False,
         max_active_runs=1,
-        default_args={"retries": RETRIES, "on_failure_callback": on_failure},
-        tags={"frazil", "daily", *(["broken"] if found.problem else [])},
+        **_profile(f"Daily: {found.name}", found, on_failure, retries=RETRIES),
     ) as dag:
         chosen: Any = task(inputs)(found.name, found.folder)
         chosen >> SparkSubmitOperator(
@@ -173,10 +170,7 @@ def _reopened_dag(found: _Declared, spec: AggregationSpec, on_failure: OnFailure
             assets=reopened_asset(spec.source),
             default_partition_mapper=StartOfDayMapper(input_format=found.grain.key_format),
         ),
-        start_date=START_DATE,
-        catchup=False,
-        default_args={"retries": RETRIES, "on_failure_callback": on_failure},
-        tags={"frazil", "daily"},
+        **_profile(f"Daily again, reopened: {found.name}", found, on_failure, retries=RETRIES),
     ) as dag:
         task(outlets=[again_asset(found.name)])(again)(found.name, found.folder)
     return dag
@@ -188,15 +182,18 @@ def _reconcile_dag(found: _Declared, spec: AggregationSpec, on_failure: OnFailur
         reconcile_dag_id(found.name),
         description=f"Asks for days of {daily_dag_id(found.name)} that are complete and were not aggregated",
         schedule=RECONCILED_EVERY,
-        start_date=START_DATE,
-        catchup=False,
         max_active_runs=1,
-        default_args={"on_failure_callback": on_failure},
-        tags={"frazil", "daily"},
+        **_profile(f"Daily again, missed: {found.name}", found, on_failure),
     ) as dag:
         asked = task(inlets=[asset, partition_asset(spec.source)], outlets=[asset])
         asked(ask_for_late_days)(found.name, found.folder)
     return dag
+
+
+def _profile(display_name: str, found: _Declared, on_failure: OnFailure | None, **defaults: Any) -> dict[str, Any]:
+    tables = [found.spec.source, found.spec.target] if found.spec else []
+    marks = ["broken"] if found.problem else []
+    return dag_profile(display_name, purpose="daily", tables=tables, marks=marks, on_failure=on_failure, **defaults)
 
 
 def _schedule(grain: Grain, spec: AggregationSpec) -> PartitionedAssetTimetable:

@@ -17,9 +17,10 @@ from typing import Any
 from airflow.sdk import DAG, Asset, Param, get_current_context, task
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
+from frazil.airflow.assets import GROUP
+from frazil.airflow.dag_profile import OnFailure, dag_profile
 from frazil.airflow.declared import DeclaredStream, declared_streams
 from frazil.airflow.untrusted import handed_on
-from frazil.airflow.writers.dag import START_DATE, OnFailure
 
 FIRST_MINUTE = 15
 """A commit is dated when it is first tried and may land ten minutes later (`Patience`), after its hour has ended."""
@@ -37,7 +38,7 @@ def audit_dag_id(stream: str) -> str:
 
 def audit_asset(stream: str) -> Asset:
     """Receives an event for each audit that found something; its extra is what `audit_hours` returns."""
-    return Asset(f"frazil.audit.{stream}")
+    return Asset(f"frazil.audit.{stream}", group=GROUP)
 
 
 def audit_dags(streams: str | Path, *, on_failure: OnFailure | None = None) -> dict[str, DAG]:
@@ -60,15 +61,20 @@ def _audit_dag(found: DeclaredStream, streams: Path, on_failure: OnFailure | Non
         description=f"Whether what {found.name} committed in the last complete hour landed exactly once",
         doc_md=_page(found),
         schedule=f"{FIRST_MINUTE + zlib.crc32(found.name.encode()) % MINUTES} * * * *",
-        start_date=START_DATE,
-        catchup=False,
         max_active_runs=1,
-        default_args={"on_failure_callback": on_failure},
         params={
             "hours": Param(1, type="integer", minimum=1, description="How many complete hours to audit."),
             "source": Param(False, type="boolean", description="Read the records from Kafka as well."),
         },
-        tags={"frazil", "audit", *(["broken"] if found.problem else [])},
+        **dag_profile(
+            f"Audit: {found.name}",
+            purpose="audit",
+            streams=[found.name],
+            specs=[found.spec] if found.spec else [],
+            tables=[found.spec.table.identifier] if found.spec else [],
+            marks=["broken"] if found.problem else [],
+            on_failure=on_failure,
+        ),
     ) as dag:
         # Typed as what the tasks get when they run.
         seen: Any = task(retries=RETRIES, retry_delay=RETRY_DELAY)(audit)(found.name, str(streams.absolute()))

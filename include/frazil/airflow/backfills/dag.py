@@ -20,9 +20,9 @@ from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOpe
 from airflow.sdk import DAG, Param, get_current_context, task
 from airflow.sdk.exceptions import AirflowFailException
 
+from frazil.airflow.dag_profile import OnFailure, dag_profile
 from frazil.airflow.declared import declared_streams
 from frazil.airflow.spark import PROPERTIES_FILE, SPARK_CONNECTION, spark_pool
-from frazil.airflow.writers.dag import START_DATE, OnFailure
 from frazil.spark_apps import BACKFILL
 
 if TYPE_CHECKING:
@@ -57,12 +57,11 @@ def backfill_dag(
         description="Lands what Kafka, or files, have before a stream's position and its table lacks, each record once",
         doc_md=__doc__,
         schedule=None,
-        start_date=START_DATE,
-        catchup=False,
         max_active_runs=1,
-        default_args={"on_failure_callback": on_failure, "retries": RETRIES, "retry_delay": RETRY_DELAY},
         params=_form([found.name for found in declared_streams(folder) if found.spec is not None]),
-        tags={"frazil", "backfill"},
+        **dag_profile(
+            "Backfill a stream", purpose="backfill", on_failure=on_failure, retries=RETRIES, retry_delay=RETRY_DELAY
+        ),
     ) as dag:
         asked: Any = task.short_circuit(plan)(str(folder))
         asked >> _stage(folder, application, conn_id) >> task(publish)(str(folder), asked)

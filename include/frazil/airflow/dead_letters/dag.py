@@ -12,9 +12,9 @@ from typing import Any
 
 from airflow.sdk import DAG, Param, task
 
+from frazil.airflow.dag_profile import OnFailure, dag_profile
 from frazil.airflow.dead_letters.tasks import settle
 from frazil.airflow.declared import declared_streams
-from frazil.airflow.writers.dag import START_DATE, OnFailure
 
 DAG_ID = "frazil_dead_letters"
 RETRIES = 2
@@ -33,12 +33,15 @@ def dead_letters_dag(streams: str | Path, *, on_failure: OnFailure | None = None
         description="Decodes dead letters again, each of them once, or discards them",
         doc_md=__doc__,
         schedule=None,
-        start_date=START_DATE,
-        catchup=False,
         max_active_runs=1,
-        default_args={"on_failure_callback": on_failure, "retries": RETRIES, "retry_delay": RETRY_DELAY},
         params=_form([found.name for found in declared_streams(folder) if found.spec is not None]),
-        tags={"frazil", "dead letters"},
+        **dag_profile(
+            "Replay or discard dead letters",
+            purpose="dead letters",
+            on_failure=on_failure,
+            retries=RETRIES,
+            retry_delay=RETRY_DELAY,
+        ),
     ) as dag:
         task(settle)(str(folder))
     return dag

@@ -20,9 +20,9 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 from frazil import clock
 from frazil.aggregate.spec import AGGREGATIONS
 from frazil.airflow.assets import HEALTH, again_asset
+from frazil.airflow.dag_profile import OnFailure, dag_profile, failure_notifiers, resolved_notifiers
 from frazil.airflow.deadlines import OnLate, deadline
 from frazil.airflow.untrusted import handed_on
-from frazil.airflow.writers.dag import START_DATE, OnFailure
 from frazil.spec.last_sound import find_declared
 
 DAG_ID = "frazil_health"
@@ -60,18 +60,15 @@ def health_dag(  # noqa: PLR0913 - keywords, each with a default
         description="How every table is: small files, manifests, metadata, freshness; alerts that resolve themselves",
         doc_md=__doc__,
         schedule=every,
-        start_date=START_DATE,
-        catchup=False,
         max_active_runs=1,
         deadline=deadline(LATE_AFTER, sentence=LATE, on_late=on_late),
-        default_args={"on_failure_callback": on_failure},
-        tags={"frazil", "maintenance"},
+        **dag_profile("Health of all tables and streams", purpose="maintenance", on_failure=on_failure),
     ) as dag:
         inlets = [HEALTH, *map(again_asset, names)]
         measured: Any = task(inlets=inlets)(measure)(folder, aggregated, names)
         task(outlets=[HEALTH])(changed)(measured)
-        task(on_failure_callback=[_when_fired(call) for call in _listed(on_failure)])(alerts)(measured)
-        task(on_success_callback=on_resolved)(resolved)(measured)
+        task(on_failure_callback=[_when_fired(call) for call in failure_notifiers(on_failure)])(alerts)(measured)
+        task(on_success_callback=resolved_notifiers(on_resolved))(resolved)(measured)
     return dag
 
 
@@ -113,12 +110,6 @@ def resolved(measured: Measured) -> None:
     """Succeed if an alert resolved; the log of `measure` has the sentences."""
     if not handed_on(measured, "measure", MEASURED)["resolved"]:
         raise AirflowSkipException("no alert resolved")
-
-
-def _listed(callbacks: OnFailure | None) -> list[Callable[[Any], None]]:
-    if callbacks is None:
-        return []
-    return [callbacks] if callable(callbacks) else list(callbacks)
 
 
 def _when_fired(call: Callable[[Any], None]) -> Callable[[Any], None]:

@@ -21,10 +21,10 @@ from airflow.sdk import DAG, Param, get_current_context, task
 from airflow.sdk.exceptions import AirflowSkipException
 
 from frazil.airflow.assets import HEALTH
+from frazil.airflow.dag_profile import OnFailure, dag_profile
 from frazil.airflow.deadlines import OnLate, deadline
 from frazil.airflow.declared import declared_streams
 from frazil.airflow.spark import PROPERTIES_FILE, SPARK_CONNECTION, spark_pool
-from frazil.airflow.writers.dag import START_DATE, OnFailure
 from frazil.maintenance.due import Action
 from frazil.maintenance.tables import MaintainedTable, TableKind, maintained_tables
 from frazil.spark_apps import MAINTAIN_TABLE
@@ -94,20 +94,25 @@ def _dag(
         description=f"Keeps {tables[0].name} in shape: few files, manifests and snapshots, no orphans",
         doc_md=f"{_page(tables[0])}\n{__doc__}",
         schedule=_schedule(tables[0]),
-        start_date=START_DATE,
-        catchup=False,
         max_active_runs=1,
         deadline=deadline(
             LATE_AFTER,
             sentence=f"{dag_id} has not ended in {LATE_AFTER}: it hangs, or waits for its pool",
             on_late=on_late,
         ),
-        default_args={"on_failure_callback": on_failure, "retries": RETRIES, "retry_delay": RETRY_DELAY},
         params={
             "actions": Param(list(ACTIONS), type="array", items={"enum": list(ACTIONS)}, description="What to do."),
             "dry-run": Param(False, type="boolean", description="Say what would be done, and stop there."),
         },
-        tags={"frazil", "maintenance"},
+        **dag_profile(
+            f"Maintenance: {tables[0].name}",
+            purpose="maintenance",
+            specs=tables[0].streams,
+            tables=names,
+            on_failure=on_failure,
+            retries=RETRIES,
+            retry_delay=RETRY_DELAY,
+        ),
     ) as dag:
         # Orphans are cleaned up even if nothing is rewritten, but never during a rewrite of the same table.
         looked: Any = task.short_circuit(ignore_downstream_trigger_rules=False)(look)(names, str(streams))

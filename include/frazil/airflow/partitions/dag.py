@@ -18,9 +18,9 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from frazil import clock
 from frazil.airflow.assets import partition_asset, reopened_asset
+from frazil.airflow.dag_profile import OnFailure, dag_profile
 from frazil.airflow.declared import all_streams, streams_feeding
 from frazil.airflow.partitions.wait import CompletionOperator
-from frazil.airflow.writers.dag import START_DATE, OnFailure
 from frazil.spec.model import StreamSpec
 
 log = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ def partition_dags(
     for table, specs in tables.items():
         every_look = every if table in fed else None
         dags[partitions_dag_id(table)] = _dag(table, specs, (folder, suites), every_look, on_failure)
-    return {**dags, RELEASE_DAG: _release_dag(sorted(tables), folder)} if tables else {}
+    return {**dags, RELEASE_DAG: _release_dag(sorted(tables), folder, on_failure)} if tables else {}
 
 
 def _dag(
@@ -79,11 +79,15 @@ def _dag(
         description=f"Which {specs[0].window}s of {table} are complete",
         doc_md=_page(table, specs),
         schedule="@continuous" if every else None,
-        start_date=START_DATE,
-        catchup=False,
         max_active_runs=1,
-        default_args={"on_failure_callback": on_failure},
-        tags={"frazil", "partitions", *([] if every else ["removed"])},
+        **dag_profile(
+            f"Partitions: {table}",
+            purpose="partitions",
+            specs=specs,
+            tables=[table],
+            marks=[] if every else ["removed"],
+            on_failure=on_failure,
+        ),
     ) as dag:
         looked = CompletionOperator(
             task_id="look",
@@ -127,18 +131,17 @@ def held(table: str, streams: str) -> None:
     )
 
 
-def _release_dag(tables: list[str], streams: Path) -> DAG:
+def _release_dag(tables: list[str], streams: Path, on_failure: OnFailure | None) -> DAG:
     with DAG(
         RELEASE_DAG,
         description="Signals a window that its quality gate holds, with a reason that is recorded",
         schedule=None,
-        start_date=START_DATE,
         params={
             "table": Param(tables[0], type="string", enum=tables, description="The table."),
             "partition": Param("", type="string", minLength=10, description="2013-12-30T15, or 2013-12-30 for a day."),
             "reason": Param("", type="string", minLength=3, description="Why; it stands in frazil.signals for ever."),
         },
-        tags={"frazil", "partitions"},
+        **dag_profile("Release a held window", purpose="partitions", on_failure=on_failure),
         doc_md="A run signals the window as it stands: the table's partition DAG sends its event within a minute.",
     ) as dag:
         task(release)(str(streams))

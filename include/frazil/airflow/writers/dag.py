@@ -6,13 +6,14 @@ An application is a stream's own, or one that streams share; the DAG of a shared
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from airflow.sdk import DAG
 
+from frazil.airflow.dag_profile import OnFailure, dag_profile, failure_notifiers
 from frazil.airflow.declared import DeclaredStream, all_streams
 from frazil.airflow.writers.hosted import HostedStreamOperator
 from frazil.airflow.writers.operator import WriterOperator
@@ -23,13 +24,9 @@ from frazil.spec.units import format_bytes, format_duration
 TASK_ID = "write"
 STREAM_TASK = "stream."
 """Before a stream's name: its task's id in the DAG of an application that streams share."""
-START_DATE = datetime(2026, 1, 1, tzinfo=UTC)
 RETRIES = 1_000_000
 """The supervisor restarts writers, not the task; a retry only covers a worker or triggerer that broke down."""
 RETRY_DELAY = timedelta(seconds=10)
-
-OnFailure = Callable[[Any], None] | Sequence[Callable[[Any], None]]
-"""A notifier (`airflow.sdk.BaseNotifier`), a function, or several; Airflow calls them with the task's context."""
 
 
 def writer_dag_id(stream: str) -> str:
@@ -94,7 +91,7 @@ def _shared_dag(  # noqa: PLR0913, PLR0917 - as `_writer_dag`, with the streams
         "streams": streams.absolute(),
         "retries": RETRIES,
         "retry_delay": RETRY_DELAY,
-        "on_failure_callback": on_failure,
+        "on_failure_callback": failure_notifiers(on_failure),
         **({"queue": queue} if queue else {}),
     }
     with DAG(
@@ -102,11 +99,17 @@ def _shared_dag(  # noqa: PLR0913, PLR0917 - as `_writer_dag`, with the streams
         description=f"{len(present)} streams in one application",
         doc_md=_shared_page(name, present),
         schedule="@continuous" if present else None,
-        start_date=START_DATE,
-        catchup=False,
         max_active_runs=1,
         dagrun_timeout=None,
-        tags={"frazil", "writer", *(["removed"] if not present else ["broken"] if broken else [])},
+        **dag_profile(
+            f"Writer: {name}",
+            purpose="writer",
+            streams=[one.name for one in present],
+            specs=[one.spec for one in present if one.spec],
+            tables=[one.spec.table.identifier for one in present if one.spec],
+            marks=["removed"] if not present else ["broken"] if broken else [],
+            on_failure=on_failure,
+        ),
     ) as dag:
         doc = WriterOperator.__doc__
         WriterOperator(
@@ -148,11 +151,17 @@ def _writer_dag(
         description=_summary(found),
         doc_md=_page(found),
         schedule=None if found.removed else "@continuous",
-        start_date=START_DATE,
-        catchup=False,
         max_active_runs=1,
         dagrun_timeout=None,
-        tags={"frazil", "writer", *(["removed"] if found.removed else ["broken"] if found.problem else [])},
+        **dag_profile(
+            f"Writer: {found.name}",
+            purpose="writer",
+            streams=[found.name],
+            specs=[found.spec] if found.spec else [],
+            tables=[found.spec.table.identifier] if found.spec else [],
+            marks=["removed"] if found.removed else ["broken"] if found.problem else [],
+            on_failure=on_failure,
+        ),
     ) as dag:
         WriterOperator(
             task_id=TASK_ID,
@@ -161,7 +170,6 @@ def _writer_dag(
             application=application.absolute(),
             retries=RETRIES,
             retry_delay=RETRY_DELAY,
-            on_failure_callback=on_failure,
             doc_md=WriterOperator.__doc__,
             **named_queue,
         )
@@ -171,6 +179,8 @@ def _writer_dag(
 def _summary(found: DeclaredStream) -> str:
     if found.spec is None:
         return f"The declaration of {found.name} cannot be read"
+    if found.spec.description:
+        return found.spec.description
     return f"Kafka {found.spec.source.topics_in_words} into Iceberg {found.spec.table.identifier}"
 
 

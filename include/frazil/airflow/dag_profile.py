@@ -1,0 +1,132 @@
+"""What all DAGs of frazil say of themselves, and whom they tell: names, tags, owners, default arguments, notifiers.
+
+Three environment variables of the DAG processor, each an import path such as `alerts.slack:to_platform` (several with
+commas), give every DAG its notifiers; what a factory is given goes before them. A fourth is a JSON object of Airflow's
+own `default_args`, such as `{"owner": "data-platform", "queue": "small", "retries": 5}`, for every task that has no
+such value of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from importlib import import_module
+from typing import Any
+
+from airflow.sdk import BaseNotifier
+
+from frazil.errors import SpecError
+from frazil.spec.model import StreamSpec
+
+ON_FAILURE_VARIABLE = "FRAZIL_ON_FAILURE"
+ON_RESOLVED_VARIABLE = "FRAZIL_ON_RESOLVED"
+ON_LATE_VARIABLE = "FRAZIL_ON_LATE"
+DEFAULT_ARGS_VARIABLE = "FRAZIL_DEFAULT_ARGS"
+START_DATE = datetime(2026, 1, 1, tzinfo=UTC)
+MOST_OF_A_KIND = 10
+"""So many tags for streams, or for tables: a DAG of more is about all of them."""
+LONGEST_TAG = 100
+"""Airflow's own limit."""
+
+OnFailure = Callable[[Any], None] | Sequence[Callable[[Any], None]]
+"""A notifier (`airflow.sdk.BaseNotifier`), a function, or several; Airflow calls them with the task's context."""
+
+
+def dag_profile(  # noqa: PLR0913 - keywords, each with a default
+    display_name: str,
+    *,
+    purpose: str,
+    streams: Collection[str] = (),
+    specs: Collection[StreamSpec] = (),
+    tables: Collection[str] = (),
+    marks: Iterable[str] = (),
+    on_failure: OnFailure | None = None,
+    **defaults: Any,
+) -> dict[str, Any]:
+    """The arguments of a DAG that all of frazil's share.
+
+    :param display_name: what Airflow's lists show; search finds the DAG by it.
+    :param purpose: the tag beside `frazil`, such as `writer`.
+    :param streams: names of the streams that it is about; those of `specs` need not be repeated.
+    :param specs: their declarations, which say who owns them.
+    :param tables: tables that it is about.
+    :param marks: further tags, such as `broken`.
+    :param on_failure: notifiers of its tasks; without it those of FRAZIL_ON_FAILURE.
+    :param defaults: its own default arguments, which those of FRAZIL_DEFAULT_ARGS precede.
+    """
+    about = {"stream": sorted({*streams, *(spec.name for spec in specs)}), "table": sorted(set(tables))}
+    named = [f"{kind}:{name}" for kind, names in about.items() if len(names) <= MOST_OF_A_KIND for name in names]
+    owners = sorted({spec.owner for spec in specs if spec.owner})
+    return {
+        "dag_display_name": display_name,
+        "tags": {"frazil", purpose, *marks, *(tag for tag in named if len(tag) <= LONGEST_TAG)},
+        "start_date": START_DATE,
+        "catchup": False,
+        "default_args": {
+            **defaults,
+            **default_arguments(),
+            **({"owner": ", ".join(owners)} if owners else {}),
+            "on_failure_callback": failure_notifiers(on_failure),
+        },
+    }
+
+
+def default_arguments() -> dict[str, Any]:
+    """What FRAZIL_DEFAULT_ARGS says. Raises SpecError where that is no JSON object."""
+    text = os.environ.get(DEFAULT_ARGS_VARIABLE)
+    if not text:
+        return {}
+    example = '{"owner": "data-platform", "retries": 5}'
+    try:
+        said = json.loads(text)
+    except ValueError as error:
+        raise SpecError(f"{DEFAULT_ARGS_VARIABLE} is no JSON ({error}); write an object such as {example}") from None
+    if not isinstance(said, Mapping):
+        raise SpecError(f"{DEFAULT_ARGS_VARIABLE} is {text!r}; write a JSON object such as {example}")
+    return dict(said)
+
+
+def failure_notifiers(given: OnFailure | None) -> list[Callable[[Any], None]]:
+    """Called with the context of a task that failed for good."""
+    return _listed(given) or _named(ON_FAILURE_VARIABLE)
+
+
+def resolved_notifiers(given: OnFailure | None) -> list[Callable[[Any], None]]:
+    """Called with a task's context when an alert ended."""
+    return _listed(given) or _named(ON_RESOLVED_VARIABLE)
+
+
+def late_callback() -> Any:
+    """What FRAZIL_ON_LATE names: an async function, or None."""
+    named = _named(ON_LATE_VARIABLE)
+    return named[0] if named else None
+
+
+def _listed(callbacks: OnFailure | None) -> list[Callable[[Any], None]]:
+    if callbacks is None:
+        return []
+    return [callbacks] if callable(callbacks) else list(callbacks)
+
+
+def _named(variable: str) -> list[Any]:
+    paths = [path.strip() for path in os.environ.get(variable, "").split(",")]
+    return [_imported(path, variable) for path in paths if path]
+
+
+def _imported(path: str, variable: str) -> Any:
+    """A function or a notifier; of a notifier's class, an instance. Raises SpecError where there is none."""
+    module, _, attribute = path.partition(":")
+    how = "write module:name, of a module that the DAG processor and the workers can import"
+    if not attribute:
+        raise SpecError(f"{variable}: {path!r} names no function; {how}")
+    try:
+        found = getattr(import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise SpecError(f"{variable}: {path!r} cannot be imported: {error}; {how}") from error
+    if isinstance(found, type) and issubclass(found, BaseNotifier):
+        return found()
+    if not callable(found):
+        raise SpecError(f"{variable}: {path!r} is no function and no notifier; {how}")
+    return found

@@ -1,0 +1,114 @@
+"""What all DAGs say of themselves, and whom one setting makes them tell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CHECKOUT = Path(__file__).parents[2]
+STREAM = """
+name: {name}
+description: {description}
+owner: {owner}
+source: {{topics: [{name}], bootstrap-servers: "127.0.0.1:1"}}
+table: demo.{table}
+schema: {{ts: timestamptz not null}}
+event-time: ts
+complete: hour
+"""
+NOTIFIERS = """
+from airflow.sdk import BaseNotifier
+
+class ToSlack(BaseNotifier):
+    def notify(self, context): ...
+
+def by_mail(context): ...
+
+async def late(**_): ...
+
+nobody = 3
+"""
+Parse = Callable[..., dict[str, Any]]
+
+
+def declare(folder: Path, name: str, *, owner: str, table: str, description: str = "Rides of the city") -> None:
+    text = STREAM.format(name=name, owner=owner, table=table, description=description)
+    (folder / f"{name}.yaml").write_text(text)
+
+
+@pytest.fixture
+def streams(tmp_path: Path) -> Path:
+    (folder := tmp_path / "streams").mkdir()
+    return folder
+
+
+def test_dags_are_found_by_stream_by_table_and_by_owner(tmp_path: Path, streams: Path, parse: Parse) -> None:
+    declare(streams, "rides", owner="mobility", table="rides")
+    declare(streams, "taxis", owner="airport", table="rides")
+    dags = parse(CHECKOUT / "dags", home=tmp_path / "airflow", streams=streams)["dags"]
+    writer, audit = dags["frazil_writer_rides"], dags["frazil_audit_rides"]
+    assert {writer["display_name"], audit["display_name"]} == {"Writer: rides", "Audit: rides"}
+    assert (writer["description"], writer["owner"], audit["owner"]) == ("Rides of the city", "mobility", "mobility")
+    both = {"stream:rides", "stream:taxis", "table:demo.rides"}
+    for dag_id in ("frazil_partitions_demo.rides", "frazil_maintenance_demo.rides"):
+        assert both <= set(dags[dag_id]["tags"])
+        assert dags[dag_id]["owner"] == "airport, mobility"
+    assert "table:demo.rides_dead_letters" in dags["frazil_maintenance_demo.rides"]["tags"]
+    names = [dag["display_name"] for dag in dags.values()]
+    assert len(set(names)) == len(names), "two DAGs look the same in Airflow's list"
+
+
+def test_a_dag_of_many_streams_has_no_tag_for_each(tmp_path: Path, streams: Path, parse: Parse) -> None:
+    for number in range(11):
+        declare(streams, f"s{number}", owner="all", table="t")
+    dags = parse(CHECKOUT / "dags", home=tmp_path / "airflow", streams=streams)["dags"]
+    assert [tag for tag in dags["frazil_partitions_demo.t"]["tags"] if ":" in tag] == ["table:demo.t"]
+    assert "stream:s7" in dags["frazil_writer_s7"]["tags"]
+
+
+def test_one_setting_gives_every_task_its_notifiers_and_defaults(
+    tmp_path: Path, streams: Path, parse: Parse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    declare(streams, "rides", owner="mobility", table="rides")
+    (tmp_path / "alerts_of_tests.py").write_text(NOTIFIERS)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("FRAZIL_ON_FAILURE", "alerts_of_tests:ToSlack, alerts_of_tests:by_mail")
+    monkeypatch.setenv("FRAZIL_ON_RESOLVED", "alerts_of_tests:by_mail")
+    monkeypatch.setenv("FRAZIL_ON_LATE", "alerts_of_tests:late")
+    monkeypatch.setenv("FRAZIL_DEFAULT_ARGS", '{"owner": "platform", "retries": 7}')
+    found = parse(CHECKOUT / "dags", home=tmp_path / "airflow", streams=streams)
+    assert found["errors"] == {}
+    for dag_id, dag in found["dags"].items():
+        for task_id, told in dag["told"].items():
+            once = ["_when_fired.<locals>.told_once"] * 2
+            expected = once if (dag_id, task_id) == ("frazil_health", "alerts") else ["ToSlack", "by_mail"]
+            assert told == expected, (dag_id, task_id)
+    assert found["dags"]["frazil_health"]["owner"] == "platform"
+    assert found["dags"]["frazil_writer_rides"]["owner"] == "mobility", "what a stream declares goes before"
+    assert found["dags"]["frazil_health"]["retries"]["measure"] == 7
+    assert found["dags"]["frazil_writer_rides"]["retries"]["write"] > 1000, "a writer is retried for ever"
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        ("FRAZIL_ON_FAILURE", "no.such.module:call", "FRAZIL_ON_FAILURE: 'no.such.module:call' cannot be imported"),
+        ("FRAZIL_ON_FAILURE", "alerts_of_tests", "names no function; write module:name"),
+        ("FRAZIL_ON_FAILURE", "alerts_of_tests:nobody", "is no function and no notifier"),
+        ("FRAZIL_DEFAULT_ARGS", "retries=3", "FRAZIL_DEFAULT_ARGS is no JSON"),
+        ("FRAZIL_DEFAULT_ARGS", "[3]", 'write a JSON object such as {"owner"'),
+    ],
+)
+def test_a_wrong_setting_is_said_where_airflow_shows_why_dags_are_missing(
+    setting: tuple[str, str, str], streams: Path, parse: Parse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    variable, value, said = setting
+    declare(streams, "rides", owner="mobility", table="rides")
+    (streams.parent / "alerts_of_tests.py").write_text(NOTIFIERS)
+    monkeypatch.syspath_prepend(streams.parent)
+    monkeypatch.setenv(variable, value)
+    errors = parse(CHECKOUT / "dags", home=streams.parent / "airflow", streams=streams)["errors"]
+    assert any(said in error for file, error in errors.items() if file.endswith("writers.py"))
