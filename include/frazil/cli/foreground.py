@@ -207,6 +207,7 @@ class Totals:
 
     def __init__(self, spec: StreamSpec) -> None:
         self._table, self._dead_letters = spec.table.identifier, spec.dead_letter_table
+        self._merges = spec.mode == "upsert"
         self.records = self.rejected = 0
 
     def add(self, batch: BatchCommitted) -> str:
@@ -215,16 +216,16 @@ class Totals:
         self.rejected += batch.rejected
         if not batch.records and not batch.rejected:
             return f"batch {batch.key}: no new records, only the watermark was updated"
-        files = counted(batch.files, "file")
+        where = "" if self._merges else f" in {counted(batch.files, 'file')}"  # change files are none of the table's
         took_s = batch.stage_s + batch.commit_s
-        return f"batch {batch.key}: {self._words(batch.records, batch.rejected)} in {files}, {took_s:.1f} s"
+        return f"batch {batch.key}: {self._words(batch.records, batch.rejected)}{where}, {took_s:.1f} s"
 
     def end(self, *, stopped: bool) -> str:
         """The last line of a run that ended well."""
         how = "stopped" if stopped else "caught up"
         if not self.records and not self.rejected:
             return f"{how}: nothing was written to {self._table}"
-        rows = f"{counted(self.records, 'row')} in {self._table}"
+        rows = f"{self._landed(self.records)} {'into' if self._merges else 'in'} {self._table}"
         if not self.rejected:
             return f"{how}: {rows}"
         return (
@@ -232,6 +233,9 @@ class Totals:
             "`error` says why)"
         )
 
-    @staticmethod
-    def _words(records: int, rejected: int) -> str:
-        return counted(records, "row") + (f", {counted(rejected, 'dead letter')}" if rejected else "")
+    def _words(self, records: int, rejected: int) -> str:
+        return self._landed(records) + (f", {counted(rejected, 'dead letter')}" if rejected else "")
+
+    def _landed(self, records: int) -> str:
+        """A change may make no row, as where a later one replaces it."""
+        return f"{counted(records, 'change')} merged" if self._merges else counted(records, "row")

@@ -40,7 +40,7 @@ class PartitionFiles:
 
 @dataclass(frozen=True, slots=True)
 class RecentFiles:
-    """What the newest commits added, according to their commit records."""
+    """The data files that the newest commits added."""
 
     commits: int
     files: int
@@ -92,8 +92,9 @@ class TableHealth:
     snapshots: int
     oldest_snapshot_at_ms: int | None
     last_compaction_at_ms: int | None
-    """When data files were last rewritten, as far as the history goes; if never, additions count from its beginning."""
+    """When data files were last rewritten, as far as the history goes; if never, growth counts from its beginning."""
     files_since_compaction: int
+    """By how many data files the table has grown since. Files in the place of others that merges replaced are none."""
     bytes_since_compaction: int
     recent: RecentFiles | None
     streams: tuple[StreamHealth, ...]

@@ -2,18 +2,20 @@
 
 It reads the table's entry in the catalog and its `metadata.json`, the newest snapshot's manifest list, the length of
 both, the newest 12 commit records of each stream, and the heartbeats of this host. It opens no manifest and no data
-file, unless the measurement is deep (`frazil.maintenance.deep`).
+file, but for the manifests that the newest 12 merges of an upsert stream added, unless the measurement is deep
+(`frazil.maintenance.deep`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from itertools import islice
 
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchTableError
-from pyiceberg.manifest import ManifestContent, ManifestFile
+from pyiceberg.manifest import ManifestContent, ManifestEntryStatus, ManifestFile
 from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Operation, Snapshot
@@ -23,7 +25,7 @@ from frazil.commit.journal import JournalStore
 from frazil.commit.marker import Marker, read_marker
 from frazil.commit.target import target_file_bytes
 from frazil.errors import MarkerUnreadable
-from frazil.ingest.contract import StagedFile, Target
+from frazil.ingest.contract import Target
 from frazil.maintenance.alert_rules import stale_after_ms
 from frazil.maintenance.deep import read_partitions
 from frazil.maintenance.health import RecentFiles, StreamHealth, TableHealth, p10
@@ -119,28 +121,29 @@ def _metadata_bytes(table: Table) -> int:
 
 
 def _since_compaction(metadata: TableMetadata) -> tuple[int | None, int, int]:
-    """When data files were last rewritten, and the files and bytes added to main since.
+    """When data files were last rewritten, and by how many files and bytes main has grown since.
 
     A rewrite is a `replace` that changed data files. Rewrites of manifests and of delete files are `replace` too, but
-    their summaries count no data files (Iceberg 1.12).
+    their summaries count no data files (Iceberg 1.12). What an overwrite adds in place of files that it removes, as
+    every merge of an upsert stream does, is no growth.
     """
     files = size = 0
     for snapshot in ancestors(metadata):
         added = _number(snapshot, "added-data-files")
         if snapshot.summary and snapshot.summary.operation is Operation.REPLACE:
             if added or _number(snapshot, "deleted-data-files"):
-                return snapshot.timestamp_ms, files, size
+                return snapshot.timestamp_ms, max(files, 0), max(size, 0)
             continue
-        files += added
-        size += _number(snapshot, "added-files-size")
-    return None, files, size
+        files += added - _number(snapshot, "deleted-data-files")
+        size += _number(snapshot, "added-files-size") - _number(snapshot, "removed-files-size")
+    return None, max(files, 0), max(size, 0)
 
 
 def _recent(table: Table, maintained: MaintainedTable) -> RecentFiles | None:
-    """What the newest batches added to this table; missing commit records are skipped."""
+    """What the newest batches added to this table; those that nothing tells of are skipped."""
     if maintained.kind is TableKind.SIGNALS:
         return None
-    batches = [files for spec in maintained.streams for files in _batches(table, spec.name, maintained.kind)]
+    batches = [files for spec in maintained.streams for files in _batches(table, spec, maintained.kind)]
     sizes = [f.bytes for files in batches for f in files]
     if not sizes:
         return None
@@ -149,15 +152,42 @@ def _recent(table: Table, maintained: MaintainedTable) -> RecentFiles | None:
         files=len(sizes),
         bytes=sum(sizes),
         p10_bytes=p10(sizes),
-        partitions=sum(len({(f.spec_id, f.partition) for f in files}) for files in batches),
+        partitions=sum(len({f.partition for f in files}) for files in batches),
     )
 
 
-def _batches(table: Table, stream: str, kind: TableKind) -> list[tuple[StagedFile, ...]]:
-    journals = JournalStore(open_store(table.location(), table.io.properties), state_location(table, stream))
-    newest = [journals.read(path) for _, path in islice(commit_records(table.metadata, stream), RECORDS_MOST)]
+@dataclass(frozen=True, slots=True)
+class _Added:
+    bytes: int
+    partition: object
+    """Its spec and values."""
+
+
+def _batches(table: Table, spec: StreamSpec, kind: TableKind) -> list[list[_Added]]:
+    """The data files that each of a stream's newest batches added to the table.
+
+    The commit record of a merged batch names its change files, which no table has: what it added is in the manifests
+    that its snapshot added.
+    """
+    newest = islice(commit_records(table.metadata, spec.name), RECORDS_MOST)
+    if kind is TableKind.MAIN and spec.mode == "upsert":
+        return [_added_by(snapshot, table) for snapshot, _ in newest]
+    journals = JournalStore(open_store(table.location(), table.io.properties), state_location(table, spec.name))
     target: Target = "main" if kind is TableKind.MAIN else "dead-letters"
-    return [record.staged_for(target) for record in newest if record is not None]
+    records = [record for _, path in newest if (record := journals.read(path)) is not None]
+    return [[_Added(f.bytes, (f.spec_id, f.partition)) for f in record.staged_for(target)] for record in records]
+
+
+def _added_by(snapshot: Snapshot, table: Table) -> list[_Added]:
+    return [
+        _Added(entry.data_file.file_size_in_bytes, (entry.data_file.spec_id, str(entry.data_file.partition)))
+        for manifest in snapshot.manifests(table.io)
+        if manifest.content is ManifestContent.DATA
+        and manifest.added_snapshot_id == snapshot.snapshot_id
+        and manifest.has_added_files()
+        for entry in manifest.fetch_manifest_entry(table.io)
+        if entry.status is ManifestEntryStatus.ADDED
+    ]
 
 
 def _stream(metadata: TableMetadata, spec: StreamSpec, *, now_ms: int, ask_kafka: bool) -> StreamHealth:

@@ -68,6 +68,13 @@ def test_the_last_line_says_what_the_run_landed(batches: list[BatchCommitted], s
     assert totals.end(stopped=stopped) == line
 
 
+def test_of_merged_batches_the_lines_count_changes():
+    spec = SPEC.model_copy(update={"mode": "upsert"})
+    totals = Totals(spec)
+    assert totals.add(landed(2, 1, files=2)) == "batch 3-7: 2 changes merged, 1 dead letter, 1.2 s"
+    assert totals.end(stopped=False) == f"caught up: 2 changes merged into city.rides, 1 dead letter ({SEE})"
+
+
 def beat(phase: Phase, **changes: Any) -> Heartbeat:
     values: dict[str, Any] = {
         "stream": "rides", "pid": 7, "spec_fingerprint": "f", "phase": phase, "written_at_ms": 0, "advanced_at_ms": 0,
@@ -86,6 +93,8 @@ def test_what_lives_says_what_is_waited_for_and_what_was_read():
     assert live_words(beat(Phase.WAITING, lag=1200), now_ms=0) == "1,200 records wait for their batch (0.0 s)"
     staging = beat(Phase.STAGING, epoch=3, batch=7, batch_records=50_000)
     assert live_words(staging, now_ms=0) == "batch 3-7: 50,000 records read (0.0 s)"
+    merging = beat(Phase.COMMITTING, epoch=3, batch=7, merged_rows=900)
+    assert live_words(merging, now_ms=0) == "batch 3-7: 900 rows read to merge it (0.0 s)"
 
 
 def test_what_the_writer_says_arrives_whole_and_its_warnings_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
