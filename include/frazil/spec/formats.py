@@ -71,7 +71,8 @@ class Envelope(Model):
     times: Literal["numbers", "iso"] = Field(
         default="numbers",
         description="How columns of type `date` and `time` arrive: as days since 1970 and microseconds, which is "
-        "Debezium's default, or as text (`time.precision.mode: isostring`). Timestamps arrive in their column's unit.",
+        "Debezium's default, or as text (`time.precision.mode: isostring`). Timestamps arrive as numbers if their "
+        "column has a unit, else as text.",
     )
     unavailable: str = Field(
         default="__debezium_unavailable_value",

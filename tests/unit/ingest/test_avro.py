@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import fastavro
+import pyarrow as pa
 import pytest
 from pyiceberg import types as t
 from pyiceberg.schema import Schema
@@ -294,3 +295,37 @@ def test_a_declared_schema_that_is_none_or_cannot_be_read_is_a_mistake_of_the_de
     with pytest.raises(SpecError, match=r"source\.format\.schema-file: nowhere\.avsc cannot be read"):
         check_supported(COLUMNS, AvroFormat(schema_file="nowhere.avsc"))
     check_supported(COLUMNS, AvroFormat(schema_text=json.dumps(FIRST)))
+
+
+@pytest.mark.parametrize("kind", [t.DateType(), t.TimestamptzType(), t.TimestampType(), t.TimeType()], ids=str)
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "é", "2026", "2026-01-02", "2026-01-02Z", "2026-01-02ZZ", "2026-02-29", " 2026-01-02"),
+        *(
+            "2026-01-02T",
+            "2026-01-02T03",
+            "2026-01-02T03:04:05",
+            "2026-01-02 03:04:05.1234567Z",
+            "2026-01-02T03:04:05+1",
+        ),
+        *(
+            "2026-01-02T03:04:05-08:30",
+            "2026-01-02T24:00:00Z",
+            "2026-01-02T03:04:05,5Z",
+            "2026-01-02T03:04:05." + 60 * "1",
+        ),
+        *("04:05", "04:05:06Z", "04:05:06.", "04:05:06+00:00", "04:05:06.789", '04:05"', "2026-01-02\0"),
+    ],
+)
+def test_a_text_is_the_same_date_or_time_as_in_json(kind: t.IcebergType, text: str) -> None:
+    columns = Schema(t.NestedField(1, "x", kind, required=False))
+    record = {"type": "record", "name": "R", "fields": [{"name": "x", "type": "string"}]}
+    out = io.BytesIO()
+    fastavro.schemaless_writer(out, fastavro.parse_schema(record), {"x": text})
+    avro = decoder({"type": "avro", "schema-text": json.dumps(record)}, columns, {})
+    in_json = decoder("json", columns, {})(Chunk.of_values([json.dumps({"x": text}, ensure_ascii=False).encode()]))
+    decoded = avro(Chunk.of_values([out.getvalue()]))
+    as_numbers = [found.rows["x"].combine_chunks().cast(pa.string()).to_pylist() for found in (decoded, in_json)]
+    assert as_numbers[0] == as_numbers[1] or len(text) > 64
+    assert len(decoded.rejections) == 1 - len(as_numbers[0])

@@ -52,6 +52,7 @@ from frazil.ingest.formats.avro.operations import (
     NO_COUNT,
     NO_DECIMAL,
     NO_LENGTH,
+    NO_MOMENT,
     NO_SYMBOL,
     NO_UUID,
     NODE,
@@ -67,6 +68,7 @@ from frazil.ingest.formats.avro.operations import (
     SOUND,
     TENS,
     TEXT,
+    TEXT_AS_MOMENT,
     TEXT_AS_UUID,
     TOO_DEEP,
     UNFIT,
@@ -74,7 +76,8 @@ from frazil.ingest.formats.avro.operations import (
     VARINT,
     WIDE_INT,
 )
-from frazil.ingest.formats.json.nodes import BASE, FLAG, INNER, KIND, Numbers
+from frazil.ingest.formats.json.moments import NEVER, clock, days, timestamp
+from frazil.ingest.formats.json.nodes import BASE, DATE, FLAG, INNER, KIND, TIME, Numbers
 from frazil.ingest.formats.json.nodes import FLOAT as FLOAT_NODE
 from frazil.ingest.formats.json.numbers import times_ten
 from frazil.ingest.formats.json.rows import set_null
@@ -85,6 +88,9 @@ FULL = 64
 """FULL + d: domain d lacks room, and the record is read again. The one behind the last domain is the keys of a map."""
 NOT_READ = 255
 """A record that begins with no operation."""
+QUOTE, LETTER_Z = 34, 90
+LONGEST_MOMENT = 64
+"""A longer text is no date and no time."""
 EMPTY_ELEMENTS = 64
 """How many elements that take no bytes a record may have: a chunk has 100,000 records, and each element takes room."""
 
@@ -157,6 +163,28 @@ def uuid_of_text(b: Octets, p: int, end: int, at: int, words: Numbers) -> bool:
             words[at + digits // 16] |= digit << (digits % 16 // 2 * 8 + (4 if digits % 2 == 0 else 0))
             digits += 1
     return digits == 32
+
+
+@loop
+def moment_of_text(b: Octets, p: int, end: int, kind: int, at: int, words: Numbers, text: Any) -> bool:
+    """Write the word of a date, a time or a timestamp in ISO 8601, as JSON has them; `text` is room for its letters."""
+    length = end - p
+    if length > LONGEST_MOMENT:
+        return False
+    for i in range(length):
+        text[i] = b[p + i]
+    text[length : 2 * LONGEST_MOMENT] = QUOTE  # whoever reads it looks some letters ahead
+    if kind == DATE:
+        after, words[at] = 10, days(text, 0)
+        if words[at] == NEVER:
+            return False
+    elif kind == TIME:
+        after, words[at] = clock(text, 0)
+    else:
+        after, words[at] = timestamp(text, 0)
+    if (kind == DATE or kind == TIME) and after >= 0 and text[after] == LETTER_Z:
+        after += 1
+    return after == length
 
 
 @loop
@@ -235,6 +263,7 @@ def value_of(
     words: Numbers,
     valid: Octets,
     domains: Numbers,
+    slots: Numbers,
 ) -> int:
     """Read a value that has none inside, into entry e of its node. Returns its end, or what is wrong, negative."""
     kind, node = ops[op, OPERATION], ops[op, NODE]
@@ -330,6 +359,9 @@ def value_of(
     elif kind == TEXT_AS_UUID:
         if not uuid_of_text(b, p, p + length, at + e, words):
             return -NO_UUID
+    elif kind == TEXT_AS_MOMENT:
+        if not moment_of_text(b, p, p + length, nodes[node, KIND], at, words, slots):
+            return -NO_MOMENT
     elif kind == BYTES_AS_DECIMAL or kind == FIXED_AS_DECIMAL:
         wrong = decimal_of_octets(b, p, p + length, op, ops, at + e, words)
         if wrong != SOUND:
@@ -361,7 +393,7 @@ def read_record(
     while True:
         kind, node = ops[op, OPERATION], ops[op, NODE]
         if kind < REFUSED:
-            after = value_of(b, p, end, op, e, ops, places, nodes, words, valid, domains)
+            after = value_of(b, p, end, op, e, ops, places, nodes, words, valid, domains, slots)
             if after < 0:
                 return -after, op, p
             p = after

@@ -8,10 +8,12 @@ from __future__ import annotations
 # One value for a node.
 (NULL, BOOLEAN, INTEGER, INTEGER_AS_FLOAT, INTEGER_AS_DECIMAL, FLOAT, DOUBLE, BYTES, TEXT) = range(4, 13)
 (FIXED, BYTES_AS_FIXED, FIXED_AS_UUID, TEXT_AS_UUID, BYTES_AS_DECIMAL, FIXED_AS_DECIMAL, ENUM) = range(13, 20)
-REFUSED = 20
+TEXT_AS_MOMENT = 20
+"""A date, a time or a timestamp in ISO 8601."""
+REFUSED = 21
 """No value of this type can be in the node."""
 # With values inside, with or without a node.
-(UNION, RECORD, ARRAY, MAP) = range(21, 25)
+(UNION, RECORD, ARRAY, MAP) = range(22, 26)
 
 # Columns of the table of operations.
 (OPERATION, NODE, SIZE, FIRST, COUNT, LACKING, LACKED) = range(7)
@@ -26,6 +28,7 @@ take no bytes."""
 # What is wrong with a record.
 (SOUND, ENDS_EARLY, LONG_VARINT, NO_BOOLEAN, NO_BRANCH, NO_SYMBOL, NO_LENGTH, NO_COUNT, GOES_ON) = range(9)
 (WIDE_INT, INVALID_UTF8, NOT_HELD, NO_UUID, OTHER_LENGTH, NO_DECIMAL, REPEATED_KEY, TOO_DEEP, UNFIT) = range(9, 18)
+NO_MOMENT = 18
 
 MALFORMED, UTF8, RANGE, MISMATCH, DEEP = "InvalidAvro", "InvalidUtf8", "OutOfRange", "TypeMismatch", "TooDeep"
 
@@ -42,6 +45,7 @@ SAID: dict[int, tuple[str, str]] = {
     INVALID_UTF8: (UTF8, "a text is not UTF-8"),
     NOT_HELD: (RANGE, "the column cannot hold this number"),
     NO_UUID: (MISMATCH, "the text is no UUID"),
+    NO_MOMENT: (MISMATCH, "the text is no such date or time in ISO 8601"),
     OTHER_LENGTH: (MISMATCH, "the value has another length than the column"),
     NO_DECIMAL: (MALFORMED, "a decimal has no bytes"),
     REPEATED_KEY: (MISMATCH, "the map has a key twice"),

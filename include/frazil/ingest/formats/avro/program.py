@@ -242,6 +242,8 @@ def scalar(  # noqa: PLR0911, PLR0912 - a table of pairs of types
             return {op.OPERATION: op.BYTES_AS_FIXED, op.SIZE: size}
         case "string", iceberg.UUIDType():
             return {op.OPERATION: op.TEXT_AS_UUID}
+        case "string", iceberg.DateType() | iceberg.TimeType() | iceberg.TimestampType() | iceberg.TimestamptzType():
+            return {op.OPERATION: op.TEXT_AS_MOMENT}
         case "fixed", iceberg.BinaryType():
             return {op.OPERATION: op.FIXED, op.SIZE: written.size}
         case "fixed", iceberg.FixedType(root=size) if written.size == size:

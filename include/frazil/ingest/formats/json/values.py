@@ -200,8 +200,8 @@ def _in_int64(micros: int, text: str, unit: str) -> int:
 
 
 def days(text: str) -> int:
-    """Days since the epoch; there is a year 0."""
-    if (found := _days(text)) is None:
+    """Days since the epoch; there is a year 0. A `Z`, which says that the day is one in UTC, changes nothing."""
+    if (found := _days(text.removesuffix("Z"))) is None:
         raise _no(text, "date")
     return found
 
@@ -221,8 +221,8 @@ def _days(text: str) -> int | None:
 
 
 def time_of_day(text: str) -> int:
-    """Microseconds since midnight; a finer fraction is cut off."""
-    found = _TIME.fullmatch(text)
+    """Microseconds since midnight; a finer fraction is cut off, and a `Z` changes nothing."""
+    found = _TIME.fullmatch(text.removesuffix("Z"))
     if found is None:
         raise _no(text, "time")
     hour, _, minute, second, fraction = found.groups()

@@ -66,8 +66,13 @@ def one_word(b: Octets, p: int, kind: int) -> tuple[int, int]:
         return NO, 0
     if kind == DATE:
         value = days(b, p + 1)
-        return p + 12 if value != NEVER and b[p + 11] == 34 else NO, value
+        if value == NEVER:
+            return NO, value
+        p += 11
+        p += b[p] == 90
+        return p + 1 if b[p] == 34 else NO, value
     p, value = clock(b, p + 1)
+    p += p >= 0 and b[p] == 90
     return p + 1 if p >= 0 and b[p] == 34 else NO, value
 
 
