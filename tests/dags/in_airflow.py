@@ -208,6 +208,33 @@ def put(name: str, *, events: Sequence[Any] = (), store: Mapping[str, Any] | Non
             waits.consumed_asset_events.extend(found)
 
 
+@functools.cache
+def _api_server() -> Any:
+    from airflow.api_fastapi.app import create_app  # noqa: PLC0415 - as above
+    from fastapi.testclient import TestClient  # noqa: PLC0415 - as above
+
+    return TestClient(create_app(apps="core"), base_url="http://airflow.example")
+
+
+def ask(role: str | None, method: str, path: str, *, headers: Mapping[str, str], body: Any = None) -> dict[str, Any]:
+    """What the API server answers a person of this role, who is signed in by cookie as in a browser."""
+    from airflow.api_fastapi.app import get_auth_manager  # noqa: PLC0415 - as above
+    from airflow.api_fastapi.auth.managers.simple.user import SimpleAuthManagerUser  # noqa: PLC0415 - as above
+
+    server = _api_server()
+    user = SimpleAuthManagerUser(username=(role or "").lower(), role=role)
+    cookies = {"Cookie": f"_token={get_auth_manager().generate_jwt(user)}"} if role else {}
+    began = time.monotonic()
+    answer = server.request(method, path, headers={**cookies, **headers}, json=body)
+    is_json = answer.headers.get("content-type", "").startswith("application/json")
+    return {
+        "status": answer.status_code,
+        "headers": dict(answer.headers),
+        "body": answer.json() if is_json else answer.text,
+        "seconds": time.monotonic() - began,
+    }
+
+
 def run_for_day(file: str, dag_id: str, key: str) -> dict[str, Any]:
     """Run a DAG for the partition `key`: its tasks' states, and the events that it sent.
 

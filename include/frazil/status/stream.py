@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
@@ -22,8 +22,10 @@ from frazil.host.given_up import standing_given_up
 from frazil.host.heartbeat import Heartbeat, Phase, Stall
 from frazil.host.launcher import Observation, ProcessState
 from frazil.host.launchers import open_launcher
+from frazil.host.records import ExitRecord
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import kafka_properties
+from frazil.status.flow import Flow, flow_of
 from frazil.supervise.desired import DesiredStore
 from frazil.supervise.liveness import beating, has_committed, known_lag
 from frazil.supervise.observed import error_name
@@ -35,6 +37,7 @@ from frazil.timetext import ago
 
 CHANGES = ("inserted", "updated", "deleted", "stale", "superseded", "unchanged")
 KAFKA_ANSWERS_WITHIN_S = 1.0
+CRASHES_WITHIN_MS = 900_000
 WORDS_MOST = 1000
 """Characters of a writer's last words."""
 
@@ -55,6 +58,10 @@ class WriterStatus:
     error: str | None = None
     application: str | None = None
     """That ran it with others, if it has ended."""
+    crashes: int = 0
+    """How often it failed within the last quarter of an hour, under its supervisor."""
+    given_up: bool = False
+    """The supervisor starts it no more before a person resumes it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +98,8 @@ class StreamStatus:
     """What the live writer, or the last one that ended, wants people to know; no problems."""
     changes: Mapping[str, int] = field(default_factory=dict)
     """What became of the changes of the last batch, of an upsert stream."""
+    flow: Flow | None = None
+    """What its newest commits brought; None where the table cannot be read, or does not exist."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +115,7 @@ class TableView:
     problems: tuple[str, ...] = ()
     undeclared: tuple[str, ...] = ()
     changes: Mapping[str, int] = field(default_factory=dict)
+    flow: Flow | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +132,8 @@ class StreamPosition:
 def stream_status(spec: StreamSpec, *, now_ms: int) -> StreamStatus:
     """Read the status of one stream. Never raises for what is out of reach."""
     writer, observation, problems = _look_at_writer(spec.name, now_ms=now_ms)
-    view = _look_at_table(spec, committed=observation is not None and has_committed(observation))
+    committed = observation is not None and has_committed(observation)
+    view = _look_at_table(spec, committed=committed, now_ms=now_ms)
     beat = observation.heartbeat if observation else None
     beat_now = beating(observation, now_ms=now_ms) if observation else None
     at = _position(view, beat)
@@ -155,6 +166,7 @@ def stream_status(spec: StreamSpec, *, now_ms: int) -> StreamStatus:
         undeclared=view.undeclared,
         notices=_notices(spec, observation),
         changes=view.changes,
+        flow=view.flow,
     )
 
 
@@ -229,7 +241,7 @@ def _look_at_writer(name: str, *, now_ms: int) -> tuple[WriterStatus, Observatio
     except (OSError, ValueError, TypeError, KeyError) as error:
         unknown = WriterStatus(state="unknown")
         return unknown, None, [f"the run folder {run_folder(name)} cannot be read: {error!r}"]
-    writer = writer_status(observation, now_ms=now_ms)
+    writer = replace(writer_status(observation, now_ms=now_ms), given_up=given_up is not None)
     problems = []
     if writer.stale and writer.heartbeat_at_ms is not None:
         silent = ago(now_ms - writer.heartbeat_at_ms)
@@ -248,6 +260,7 @@ def writer_status(observation: Observation, *, now_ms: int) -> WriterStatus:
     if launch is None:
         return WriterStatus(state=observation.process)
     process = launch.writer or launch.parent
+    crashes = sum(_is_crash(exit_, now_ms) for exit_ in observation.exits)
     if observation.process.is_alive:
         return WriterStatus(
             state=observation.process,
@@ -255,6 +268,7 @@ def writer_status(observation: Observation, *, now_ms: int) -> WriterStatus:
             phase=beat.phase if beat else None,
             heartbeat_at_ms=beat.written_at_ms if beat else None,
             stale=beat is not None and beating(observation, now_ms=now_ms) is None,
+            crashes=crashes,
         )
     end = next((e for e in reversed(observation.exits) if e.launch_id == launch.id), None)
     if end is None:  # its process is about to record it
@@ -265,6 +279,7 @@ def writer_status(observation: Observation, *, now_ms: int) -> WriterStatus:
             ended_at_ms=beat.written_at_ms if beat else None,
             error=beat.error if beat else None,
             application=launch.application,
+            crashes=crashes,
         )
     return WriterStatus(
         state=observation.process,
@@ -273,14 +288,19 @@ def writer_status(observation: Observation, *, now_ms: int) -> WriterStatus:
         ended_at_ms=end.ended_at_ms,
         error=end.error,
         application=launch.application,
+        crashes=crashes,
     )
 
 
-def _look_at_table(spec: StreamSpec, *, committed: bool) -> TableView:
+def _is_crash(end: ExitRecord, now_ms: int) -> bool:
+    return end.is_supervised and end.code != 0 and now_ms - end.ended_at_ms < CRASHES_WITHIN_MS
+
+
+def _look_at_table(spec: StreamSpec, *, committed: bool, now_ms: int) -> TableView:
     try:
         table = load_stream_table(spec)
         if table is not None:
-            return _view(table, spec)
+            return _view(table, spec, now_ms=now_ms)
         desired, reason = _desired(spec, None)
         missing = missing_table(spec, committed=committed)
         problems = (missing,) if missing else ()
@@ -289,7 +309,7 @@ def _look_at_table(spec: StreamSpec, *, committed: bool) -> TableView:
         return TableView(exists=None, problems=(f"the table cannot be read: {_words(error)}",))
 
 
-def _view(table: Table, spec: StreamSpec) -> TableView:
+def _view(table: Table, spec: StreamSpec, *, now_ms: int) -> TableView:
     problems: list[str] = []
     marker = None
     undeclared: tuple[str, ...] = ()
@@ -319,6 +339,7 @@ def _view(table: Table, spec: StreamSpec) -> TableView:
         problems=tuple(problems),
         undeclared=undeclared,
         changes=_changes(table.metadata, spec.name) if spec.mode == "upsert" else {},
+        flow=flow_of(table.metadata, spec, now_ms=now_ms),
     )
 
 

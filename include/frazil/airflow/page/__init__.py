@@ -1,0 +1,3 @@
+"""The operations page inside Airflow's UI."""
+
+from __future__ import annotations

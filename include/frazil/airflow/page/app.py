@@ -1,0 +1,75 @@
+"""Serves the operations page in Airflow's UI to people who are signed in: static files, and JSON below `api/`."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager
+from functools import partial
+from importlib import import_module
+from importlib.resources import files
+from typing import Any
+
+import msgspec
+from airflow.api_fastapi.app import get_auth_manager
+from airflow.api_fastapi.core_api.security import GetUserDep
+from fastapi import FastAPI, HTTPException
+from fastapi.responses import RedirectResponse, Response
+
+from frazil.airflow.writers.dag import writer_dag_id
+
+# Scripts and styles come from here alone, and whatever a record or a sentence contains is text.
+HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'self'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "same-origin",
+    "Cache-Control": "no-cache",
+}
+KINDS = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
+
+
+def operations_page() -> FastAPI:
+    """The application that Airflow's API server mounts at `frazil.airflow.page.address.PREFIX`."""
+    app = FastAPI(title="frazil: streams", openapi_url=None, lifespan=_warmed)
+
+    @app.get("/")
+    def root(user: GetUserDep) -> Response:  # noqa: ARG001 - whoever is signed in
+        return RedirectResponse("index.html")
+
+    @app.get("/api/overview")
+    def overview(user: GetUserDep) -> Response:
+        from frazil.airflow.page import views  # noqa: PLC0415 - Airflow's other processes load plugins too
+
+        return answered(views.overview(partial(visible, user)))
+
+    @app.get("/{name}")
+    def static(name: str, user: GetUserDep) -> Response:  # noqa: ARG001 - whoever is signed in
+        kind = KINDS.get(name.rpartition(".")[2])
+        file = files("frazil.airflow.page") / "static" / name
+        if kind is None or not file.is_file():
+            raise HTTPException(404, f"the page has no file {name!r}")
+        return Response(file.read_bytes(), media_type=kind, headers=HEADERS)
+
+    return app
+
+
+@asynccontextmanager
+async def _warmed(_: FastAPI) -> AsyncIterator[None]:
+    """The API server loads PyIceberg beside its start; the first person would wait a second for it."""
+    threading.Thread(target=import_module, args=("frazil.airflow.page.views",), daemon=True).start()
+    yield
+
+
+def answered(value: Any) -> Response:
+    """A frozen value as JSON."""
+    return Response(msgspec.json.encode(value), media_type="application/json", headers=HEADERS)
+
+
+def visible(user: Any, streams: Collection[str]) -> set[str]:
+    """Of these streams, those whose writer's DAG the user may read in Airflow."""
+    dags = {writer_dag_id(name): name for name in streams}
+    allowed = get_auth_manager().filter_authorized_dag_ids(dag_ids=set(dags), user=user, method="GET")
+    return {dags[dag_id] for dag_id in allowed}

@@ -1,0 +1,60 @@
+"""What Airflow knows of the streams, read from its database by the API server: standing alerts, DAGs and their runs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from airflow.models.dag import DagModel
+from airflow.models.xcom import XComModel
+from airflow.utils.session import create_session
+from sqlalchemy import select
+
+from frazil.airflow.health.dag import DAG_ID as HEALTH_DAG
+from frazil.operations.overview import StandingAlert
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The last measurement of `frazil_health`; `at_ms` is None where none is known."""
+
+    alerts: tuple[StandingAlert, ...] = ()
+    at_ms: int | None = None
+
+
+def standing_alerts() -> Measured:
+    """The alerts that stood when `frazil_health` ran last."""
+    newest = (
+        select(XComModel)
+        .where(XComModel.dag_id == HEALTH_DAG, XComModel.task_id == "measure", XComModel.key == "return_value")
+        .order_by(XComModel.timestamp.desc())
+        .limit(1)
+    )
+    with create_session() as session:
+        found = session.scalars(newest).first()
+        if found is None:
+            return Measured()
+        value, at = XComModel.deserialize_value(found), found.timestamp
+    return Measured(alerts_in(value), int(at.timestamp() * 1000))
+
+
+def alerts_in(value: Any) -> tuple[StandingAlert, ...]:
+    """The active alerts of an XCom; what anybody else put there is skipped."""
+    active = value.get("active") if isinstance(value, Mapping) else None
+    return tuple(
+        StandingAlert(one["table"], one["rule"], one["since_ms"], one["sentence"])
+        for one in (active if isinstance(active, list) else ())
+        if isinstance(one, Mapping)
+        and all(isinstance(one.get(key), str) for key in ("table", "rule", "sentence"))
+        and isinstance(one.get("since_ms"), int)
+    )
+
+
+def paused_dags(dag_ids: Collection[str]) -> dict[str, bool]:
+    """Which of these DAGs Airflow has, and whether they are paused."""
+    with create_session() as session:
+        rows = session.execute(
+            select(DagModel.dag_id, DagModel.is_paused).where(DagModel.dag_id.in_(dag_ids), ~DagModel.is_stale)
+        )
+        return {dag_id: bool(is_paused) for dag_id, is_paused in rows}

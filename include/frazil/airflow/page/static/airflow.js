@@ -1,0 +1,77 @@
+// What this page shares with the Airflow around it: the theme, the way to its other pages, and calls to our own API.
+
+/** Where Airflow's UI begins: this page is at …/frazil/ops/. */
+const ROOT = location.pathname.replace(/\/frazil\/ops\/.*$/, "");
+
+function outer() {
+  try {
+    return window.parent !== window && window.parent.document ? window.parent : null;
+  } catch {
+    return null; // framed by another origin
+  }
+}
+
+/** Light or dark as Airflow has it, and as the system has it where the page stands alone. */
+export function followTheme() {
+  const around = outer()?.document.documentElement;
+  const system = matchMedia("(prefers-color-scheme: dark)");
+  const follow = () => {
+    const named = around && ["dark", "light"].find((name) => around.classList.contains(name));
+    document.documentElement.dataset.theme = named || (system.matches ? "dark" : "light");
+  };
+  if (around) new MutationObserver(follow).observe(around, { attributes: true, attributeFilter: ["class"] });
+  system.addEventListener("change", follow);
+  follow();
+}
+
+/** Go to a page of Airflow, such as /dags/frazil_health. The frame may not navigate what is around it; a link there may. */
+export function goTo(path) {
+  const around = outer();
+  if (!around) {
+    location.assign(ROOT + path);
+    return;
+  }
+  const link = around.document.createElement("a");
+  link.href = ROOT + path;
+  around.document.body.append(link);
+  link.click();
+  link.remove();
+}
+
+/** Attributes of a link to a page of Airflow. */
+export function linkTo(path) {
+  return {
+    href: ROOT + path,
+    onclick: (event) => {
+      if (event.ctrlKey || event.metaKey || event.shiftKey) return;
+      event.preventDefault();
+      goTo(path);
+    },
+  };
+}
+
+export class Refused extends Error {
+  constructor(status, message) {
+    super(message);
+    this.status = status;
+  }
+}
+
+/** A call of our API; raises Refused with what the server says. The header tells it that no foreign page sent it. */
+export async function call(path, body) {
+  let answer;
+  try {
+    answer = await fetch(`api/${path}`, {
+      method: body === undefined ? "GET" : "POST",
+      headers: { "X-Frazil": "page", ...(body === undefined ? {} : { "Content-Type": "application/json" }) },
+      body: body === undefined ? undefined : JSON.stringify(body),
+    });
+  } catch {
+    throw new Refused(0, "The API server cannot be reached. The page tries again.");
+  }
+  if (answer.ok) return answer.json();
+  const said = await answer.json().catch(() => ({}));
+  const detail = typeof said.detail === "string" ? said.detail : answer.statusText;
+  if (answer.status === 401) throw new Refused(401, "You are signed out. Reload Airflow to sign in again.");
+  throw new Refused(answer.status, detail);
+}

@@ -1,0 +1,35 @@
+// Small pictures as SVG. Each has a sentence for those who do not see it.
+
+import { s } from "./dom.js";
+
+/** Bars of one colour, oldest first. */
+export function spark(values, label) {
+  const top = Math.max(...values, 1);
+  const width = 4;
+  return s(
+    "svg",
+    {
+      class: "spark",
+      viewBox: `0 0 ${values.length * width} 24`,
+      preserveAspectRatio: "none",
+      role: "img",
+      "aria-label": label,
+    },
+    values.map((value, i) => {
+      const height = value ? Math.max(1.5, (value / top) * 22) : 0.75;
+      return s("rect", { x: i * width + 0.5, y: 24 - height, width: width - 1, height, class: value ? "" : "none" });
+    }),
+  );
+}
+
+/** How much of a promise is used: full at the promise, and past it in the colour of trouble. */
+export function gauge(value, promise, label) {
+  const share = promise ? value / promise : 0;
+  const past = share > 1;
+  return s(
+    "svg",
+    { class: `gauge${past ? " past" : ""}`, viewBox: "0 0 100 6", preserveAspectRatio: "none", role: "img", "aria-label": label },
+    s("rect", { width: 100, height: 6, rx: 3, class: "track" }),
+    s("rect", { width: Math.max(2, Math.min(share, 1) * 100), height: 6, rx: 3, class: "bar" }),
+  );
+}

@@ -1,0 +1,39 @@
+// Elements from plain calls: whatever is given as a child is text, so nothing that a record says becomes markup.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+/** h("a", {href: "#", class: "x"}, "text", child, [more]): null, undefined and false children are left out. */
+export function h(tag, attributes, ...children) {
+  return filled(document.createElement(tag), attributes, children);
+}
+
+/** The same, of SVG. */
+export function s(tag, attributes, ...children) {
+  return filled(document.createElementNS(SVG, tag), attributes, children);
+}
+
+function filled(element, attributes, children) {
+  for (const [name, value] of Object.entries(attributes || {})) {
+    if (value === null || value === undefined || value === false) continue;
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (name === "value") element.value = value;
+    else element.setAttribute(name, value === true ? "" : String(value));
+  }
+  for (const child of children.flat(Infinity)) {
+    if (child === null || child === undefined || child === false) continue;
+    element.append(child instanceof Node ? child : String(child));
+  }
+  return element;
+}
+
+/** Put a new tree where the old one was; focus and selection stay in the element of the same data-key. */
+export function replace(place, ...tree) {
+  const active = document.activeElement;
+  const key = place.contains(active) ? active.dataset?.key : null;
+  const caret = key && "selectionStart" in active ? active.selectionStart : null;
+  place.replaceChildren(...tree.flat(Infinity).filter(Boolean));
+  if (!key) return;
+  const again = place.querySelector(`[data-key="${CSS.escape(key)}"]`);
+  again?.focus({ preventScroll: true });
+  if (again && caret !== null) again.setSelectionRange(caret, caret);
+}

@@ -1,0 +1,65 @@
+// Numbers, durations and times as people read them, the same on every view.
+
+const WHOLE = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
+const SHORT = new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 3 });
+
+export const UNKNOWN = "–";
+
+export function count(value) {
+  return value === null || value === undefined ? UNKNOWN : WHOLE.format(value);
+}
+
+/** 12.3K, 4.5M; small numbers are whole. */
+export function short(value) {
+  if (value === null || value === undefined) return UNKNOWN;
+  return value < 1000 ? WHOLE.format(value) : SHORT.format(value);
+}
+
+export function rate(perSecond) {
+  if (perSecond === null || perSecond === undefined) return UNKNOWN;
+  if (perSecond === 0) return "0";
+  if (perSecond < 0.1) return `${short(Math.max(1, perSecond * 3600))} an hour`;
+  return `${perSecond < 10 ? perSecond.toFixed(1) : short(perSecond)}/s`;
+}
+
+export function duration(ms) {
+  if (ms === null || ms === undefined) return UNKNOWN;
+  const s = Math.max(ms, 0) / 1000;
+  if (s < 60) return `${Math.round(s)} s`;
+  if (s < 3600) return `${Math.floor(s / 60)} min`;
+  if (s < 86400) return `${Math.floor(s / 3600)} h ${Math.floor((s % 3600) / 60)} min`;
+  return `${Math.floor(s / 86400)} d ${Math.floor((s % 86400) / 3600)} h`;
+}
+
+export function ago(ms, now) {
+  return ms === null || ms === undefined ? "never" : `${duration(now - ms)} ago`;
+}
+
+/** 2013-12-30 15:00, UTC; only the time if it is today. */
+export function moment(ms, now) {
+  if (ms === null || ms === undefined) return UNKNOWN;
+  const iso = new Date(ms).toISOString();
+  const today = now && iso.slice(0, 10) === new Date(now).toISOString().slice(0, 10);
+  return today ? iso.slice(11, 19) : `${iso.slice(0, 10)} ${iso.slice(11, 16)}`;
+}
+
+/** An ISO moment without its seconds and zone, if these are zero: 2013-12-30 15:00. */
+export function iso(text) {
+  return text ? text.replace("T", " ").replace(/(:00)?(\.\d+)?Z$/, "") : UNKNOWN;
+}
+
+export function bytes(value) {
+  if (value === null || value === undefined) return UNKNOWN;
+  const units = ["bytes", "kB", "MB", "GB", "TB", "PB"];
+  let size = value;
+  let unit = 0;
+  while (size >= 1000 && unit < units.length - 1) {
+    size /= 1000;
+    unit += 1;
+  }
+  return `${unit && size < 10 ? size.toFixed(1) : Math.round(size)} ${units[unit]}`;
+}
+
+export function counted(n, one, many = `${one}s`) {
+  return `${count(n)} ${n === 1 ? one : many}`;
+}

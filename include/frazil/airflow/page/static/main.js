@@ -1,0 +1,73 @@
+// Which view is shown, by the part of the address after #, and how often it asks for news.
+
+import { call, followTheme, Refused } from "./airflow.js";
+import { h, replace } from "./dom.js";
+import * as overview from "./overview.js";
+
+const EVERY_MS = 5000;
+const SOON_MS = 700;
+
+const VIEWS = [{ at: /^$/, view: overview }];
+
+const page = document.getElementById("page");
+let shown = null; // {view, arguments, state, data, problem}
+let timer = null;
+let asked = 0;
+
+function route() {
+  const path = decodeURIComponent(location.hash.replace(/^#\/?/, "").split("?")[0]);
+  for (const { at, view } of VIEWS) {
+    const found = at.exec(path);
+    if (found) return { view, arguments: found.slice(1) };
+  }
+  return { view: overview, arguments: [] };
+}
+
+function show() {
+  const next = route();
+  shown = { ...next, state: next.view.begin(...next.arguments), data: null, problem: null };
+  draw();
+  scrollTo(0, 0);
+  load();
+}
+
+async function load() {
+  clearTimeout(timer);
+  if (document.hidden) return;
+  const mine = shown;
+  const number = ++asked;
+  try {
+    const data = await call(mine.view.path(...mine.arguments));
+    if (mine !== shown || number !== asked) return;
+    mine.data = data;
+    mine.problem = null;
+  } catch (error) {
+    if (!(error instanceof Refused)) throw error;
+    if (mine !== shown || number !== asked) return;
+    mine.problem = error;
+  }
+  draw();
+  timer = setTimeout(load, mine.data?.pending && !mine.problem ? SOON_MS : EVERY_MS);
+}
+
+function draw() {
+  const { view, data, problem, state } = shown;
+  document.title = view.title(...shown.arguments);
+  replace(
+    page,
+    problem && h("p", { class: "problem", role: "alert" }, problem.message),
+    data ? view.draw(data, state, { draw, load }) : problem ? null : skeleton(view.title(...shown.arguments)),
+  );
+}
+
+function skeleton(title) {
+  return [
+    h("header", { class: "top" }, h("h1", {}, title)),
+    h("div", { class: "skeleton", "aria-busy": "true" }, h("span", { class: "unseen" }, "Loading"), [1, 2, 3, 4].map(() => h("i"))),
+  ];
+}
+
+followTheme();
+addEventListener("hashchange", show);
+document.addEventListener("visibilitychange", () => (document.hidden ? clearTimeout(timer) : load()));
+show();

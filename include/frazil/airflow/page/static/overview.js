@@ -1,0 +1,183 @@
+// The overview: one line a stream, those that need a person first.
+
+import { gauge, spark } from "./charts.js";
+import { h } from "./dom.js";
+import { count, counted, duration, iso, rate, short, UNKNOWN } from "./format.js";
+import { badge, shape } from "./marks.js";
+
+const FILTERS = [
+  { key: "all", word: "All", level: null, of: () => true },
+  { key: "needs", word: "Need a person", level: 0, of: (line) => line.level <= 1 },
+  { key: "well", word: "Well", level: 4, of: (line) => line.level === 4 },
+  { key: "quiet", word: "Quiet", level: 3, of: (line) => line.level === 3 },
+  { key: "unknown", word: "Unknown", level: 2, of: (line) => line.level === 2 },
+];
+
+export const title = () => "Streams";
+export const path = () => "overview";
+export const begin = () => remembered;
+
+const remembered = { filter: "all", words: "" };
+
+export function draw(data, state, page) {
+  const found = matching(data.lines, state);
+  return [
+    header(data),
+    data.notes.map((note) => h("p", { class: "note" }, shape(2), h("span", {}, note))),
+    data.lines.length > 0 && controls(data.lines, state, page),
+    data.lines.length === 0 ? nothing(data) : found.length ? table(found) : none(state, page),
+  ];
+}
+
+function header(data) {
+  const needing = data.lines.filter((line) => line.level <= 1).length;
+  const looking = data.lines.filter((line) => line.level === 2).length;
+  let said = "";
+  if (data.lines.length === 0) said = "";
+  else if (needing) said = `${needing} of ${counted(data.lines.length, "stream")} ${needing === 1 ? "needs" : "need"} a person`;
+  else if (looking) said = `Looking at ${counted(looking, "stream")}`;
+  else said = data.lines.length === 1 ? "The stream is well" : `All ${count(data.lines.length)} streams are well`;
+  const perSecond = data.lines.reduce((sum, line) => sum + (line.records_per_s || 0), 0);
+  return h(
+    "header",
+    { class: "top" },
+    h("h1", {}, "Streams"),
+    said && h("p", { class: `headline ${needing ? "bad" : ""}` }, said),
+    data.lines.length > 0 && h("p", { class: "aside" }, `${rate(perSecond)} in all`),
+  );
+}
+
+function controls(lines, state, page) {
+  const chips = FILTERS.map((filter) => ({ ...filter, n: lines.filter(filter.of).length }));
+  return h(
+    "div",
+    { class: "controls" },
+    h(
+      "div",
+      { class: "chips", role: "group", "aria-label": "Show" },
+      chips
+        .filter(({ key, n }) => n || key === "all" || key === state.filter)
+        .map(({ key, word, n, level }) =>
+          h(
+            "button",
+            {
+              class: "chip",
+              "aria-pressed": String(state.filter === key),
+              "data-key": `filter-${key}`,
+              onclick: () => {
+                state.filter = key;
+                page.draw();
+              },
+            },
+            level !== null && shape(level),
+            word,
+            h("b", {}, count(n)),
+          ),
+        ),
+    ),
+    h("input", {
+      type: "search",
+      placeholder: "Search streams, tables, sentences",
+      "aria-label": "Search",
+      "data-key": "search",
+      value: state.words,
+      oninput: (event) => {
+        state.words = event.target.value;
+        page.draw();
+      },
+    }),
+  );
+}
+
+function matching(lines, state) {
+  const filter = FILTERS.find(({ key }) => key === state.filter) || FILTERS[0];
+  const words = state.words.toLowerCase().split(/\s+/).filter(Boolean);
+  return lines.filter((line) => {
+    if (!filter.of(line)) return false;
+    const text = [line.stream, line.table, line.word, line.application, ...line.needs].join(" ").toLowerCase();
+    return words.every((word) => text.includes(word));
+  });
+}
+
+const COLUMNS = ["Stream", "State", "Fresh", "Waiting", "Records", "Complete to", "Dead letters"];
+
+function table(lines) {
+  return h(
+    "table",
+    { class: "lines" },
+    h("thead", {}, h("tr", {}, COLUMNS.map((name, i) => h("th", { scope: "col", class: i === 3 || i === 6 ? "n" : "" }, name)))),
+    h("tbody", {}, lines.map(row)),
+  );
+}
+
+function row(line) {
+  return [
+    h(
+      "tr",
+      { class: line.level <= 1 ? "needs" : "" },
+      h("th", { scope: "row" }, h("span", { class: "name" }, line.stream), line.table && h("small", {}, line.table)),
+      h("td", { "data-name": "State" }, badge(line.level, line.word), calm(line)),
+      h("td", { "data-name": "Fresh" }, freshness(line)),
+      h("td", { "data-name": "Waiting", class: "n", title: "Records in Kafka that are not in the table" }, short(line.lag)),
+      h("td", { "data-name": "Records" }, records(line)),
+      h("td", { "data-name": "Complete to" }, complete(line)),
+      h("td", { "data-name": "Dead letters", class: "n" }, letters(line)),
+    ),
+    line.needs.length > 0 &&
+      h("tr", { class: "why" }, h("td", { colspan: COLUMNS.length }, h("ul", {}, line.needs.map((said) => h("li", {}, said))))),
+  ];
+}
+
+function calm(line) {
+  return line.needs.length === 0 && line.notes.map((said) => h("small", { class: "calm" }, said));
+}
+
+function freshness(line) {
+  if (line.freshness_ms === null) return h("span", { class: "faint" }, UNKNOWN);
+  const said = line.freshness_ms === 0 && line.lag === 0 ? "up to date" : duration(line.freshness_ms);
+  return h(
+    "span",
+    { class: "fresh", title: `The last commit may be ${duration(line.promise_ms)} old while records wait` },
+    h("span", {}, said),
+    gauge(line.freshness_ms, line.promise_ms, `${said} of ${duration(line.promise_ms)} promised`),
+  );
+}
+
+function records(line) {
+  if (line.records_per_s === null) return h("span", { class: "faint" }, UNKNOWN);
+  return h(
+    "span",
+    { class: "flow" },
+    spark(line.last_hour, `records in the last hour: ${count(line.last_hour.reduce((a, b) => a + b, 0))}`),
+    h("span", {}, rate(line.records_per_s)),
+  );
+}
+
+function complete(line) {
+  if (!line.windows) return h("span", { class: "faint" }, UNKNOWN);
+  return h("span", { title: line.windows.waits_for }, iso(line.windows.complete_to));
+}
+
+function letters(line) {
+  if (line.rejected_last_day === null) return h("span", { class: "faint" }, UNKNOWN);
+  const said = short(line.rejected_last_day);
+  return line.rejected_last_day ? h("strong", { title: "In the last 24 hours" }, said) : h("span", { class: "faint" }, "0");
+}
+
+function nothing() {
+  return h(
+    "section",
+    { class: "empty" },
+    h("h2", {}, "No stream yet"),
+    h("p", {}, "Declare one in a YAML file: its topics, its table and its columns. It appears here within seconds."),
+    h("p", {}, "A sample of a topic becomes a declaration with ", h("code", {}, "frazil infer"), "."),
+  );
+}
+
+function none(state, page) {
+  const clear = () => {
+    Object.assign(state, { filter: "all", words: "" });
+    page.draw();
+  };
+  return h("section", { class: "empty" }, h("p", {}, "No stream is like that."), h("button", { class: "plain", onclick: clear, "data-key": "clear" }, "Show all"));
+}

@@ -1,0 +1,130 @@
+"""What the page's views ask for, from declarations, catalogs and Airflow, each within a deadline."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import cache, partial
+from pathlib import Path
+
+from frazil import clock
+from frazil.airflow.declared import DeclaredStream, declared_streams
+from frazil.airflow.page.known import Measured, standing_alerts
+from frazil.operations.answers import Answer, Answers, Asked
+from frazil.operations.look import look_at_stream, look_at_windows
+from frazil.operations.overview import Around, Overview, Seen, Windows, by_stream, line_of, ordered
+from frazil.spec.model import StreamSpec
+from frazil.status.stream import StreamStatus
+from frazil.timetext import utc
+
+WITHIN_S = 1.6
+"""The longest that any answer of the page takes: a little longer than what is silent needs to be known as such."""
+KEEP_S, KEEP_DECLARED_S, KEEP_WINDOWS_S = 8.0, 8.0, 30.0
+LOOKS_A_SECOND = 5
+"""With many streams each is looked at less often, so that an open page costs the API server the same."""
+MEASURED_LATE_MS = 20 * 60_000
+
+Sees = Callable[[Collection[str]], Collection[str]]
+"""Of the named streams, those that the signed-in user may see."""
+
+
+@cache
+def answers() -> Answers:
+    """Those of this process of the API server."""
+    return Answers()
+
+
+def streams_folder() -> Path:
+    """The folder of declared streams, as the DAG files name it."""
+    return Path(os.environ.get("FRAZIL_STREAMS") or Path("include") / "streams").absolute()
+
+
+def declared() -> Answer[list[DeclaredStream]]:
+    """Every declared stream."""
+    look = partial(declared_streams, streams_folder())
+    return answers().one("declarations", "declarations", look, keep_s=KEEP_DECLARED_S, within_s=WITHIN_S)
+
+
+def overview(sees: Sees) -> Overview:
+    """One line for each stream that the user may see."""
+    found = declared()
+    everything = found.value or []
+    may = set(sees([one.name for one in everything]))
+    shown = [one for one in everything if one.name in may]
+    kept, keep_s = answers(), max(KEEP_S, len(shown) / LOOKS_A_SECOND)
+    measured = kept.ask("Airflow", "alerts", standing_alerts, keep_s=KEEP_S)
+    statuses = {one.name: ask_status(one.spec, keep_s=keep_s) for one in shown if one.spec}
+    windows = {table: _ask_windows(specs, keep_s) for table, specs in feeding(everything).items() if specs[0].window}
+    answered = dict(zip(statuses, kept.gather(statuses.values(), within_s=WITHIN_S), strict=True))
+    known = dict(zip(windows, kept.gather(windows.values(), within_s=0), strict=True))
+    (alerts,) = kept.gather([measured], within_s=0.2)
+    standing = by_stream(alerts.value.alerts if alerts.value else (), _tables(everything))
+    now_ms = clock.now_ms()
+    lines = []
+    for one in shown:
+        table = one.spec.table.identifier if one.spec else ""
+        around = Around(known[table].value if table in known else None, standing.get(one.name, ()))
+        lines.append(line_of(one.name, one.spec, _seen(one, answered.get(one.name)), around, now_ms=now_ms))
+    pending = any(answer.pending for answer in answered.values()) or any(answer.pending for answer in known.values())
+    return Overview(now_ms, ordered(lines), pending, tuple(_notes(found, alerts, now_ms=now_ms)))
+
+
+def ask_status(spec: StreamSpec, *, keep_s: float = KEEP_S) -> Asked[StreamStatus]:
+    """Begin to look at a stream."""
+    return answers().ask(_group(spec), status_key(spec), partial(look_at_stream, spec), keep_s=keep_s)
+
+
+def status_key(spec: StreamSpec) -> tuple[str, str, str]:
+    """By which its status is kept: another declaration is another stream."""
+    return ("status", spec.name, spec.fingerprint())
+
+
+def feeding(streams: Iterable[DeclaredStream]) -> dict[str, tuple[StreamSpec, ...]]:
+    """The streams of each table, by its identifier."""
+    found: dict[str, tuple[StreamSpec, ...]] = {}
+    for one in streams:
+        if one.spec is not None:
+            table = one.spec.table.identifier
+            found[table] = (*found.get(table, ()), one.spec)
+    return found
+
+
+def _ask_windows(specs: Sequence[StreamSpec], keep_s: float) -> Asked[Windows | None]:
+    key = ("windows", *(spec.fingerprint() for spec in specs))
+    look = partial(look_at_windows, specs)
+    return answers().ask(_group(specs[0]), key, look, keep_s=max(KEEP_WINDOWS_S, keep_s))
+
+
+def _group(spec: StreamSpec) -> str:
+    return f"catalog {spec.table.catalog or 'default'}"
+
+
+def _seen(one: DeclaredStream, answer: Answer[StreamStatus] | None) -> Seen:
+    problem = None if one.missing else one.problem
+    if answer is None:
+        return Seen(problem=problem)
+    return Seen(answer.value, answer.at_ms, answer.silent_since_ms, problem or answer.problem)
+
+
+def _tables(streams: Iterable[DeclaredStream]) -> dict[str, list[str]]:
+    """The streams of each table, those of dead letters included."""
+    found: dict[str, list[str]] = {}
+    for one in streams:
+        for table in (one.spec.table.identifier, one.spec.dead_letter_table) if one.spec else ():
+            found.setdefault(table, []).append(one.name)
+    return found
+
+
+def _notes(found: Answer[list[DeclaredStream]], alerts: Answer[Measured], *, now_ms: int) -> Iterator[str]:
+    """What concerns no single stream."""
+    if found.problem:
+        yield f"The declarations in {streams_folder()} cannot be read: {found.problem}"
+    elif not found.value and not found.pending:
+        yield f"The API server finds no stream in {streams_folder()}: declare one there, or set FRAZIL_STREAMS for it"
+    measured = alerts.value
+    if measured is None or not found.value:
+        return
+    if measured.at_ms is None:
+        yield "Tables have not been measured yet, and no alert can fire: unpause the DAG frazil_health"
+    elif now_ms - measured.at_ms > MEASURED_LATE_MS:
+        yield f"Tables were measured last at {utc(measured.at_ms)}: see why the DAG frazil_health does not run"

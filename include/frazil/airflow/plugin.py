@@ -1,0 +1,27 @@
+"""Registers what frazil adds to Airflow's UI: the operations page, and the Data Docs of the quality gates.
+
+Airflow finds it by entry point.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from airflow.plugins_manager import AirflowPlugin
+
+from frazil.airflow.data_docs import address as docs_address
+from frazil.airflow.data_docs.app import VIEW as DOCS_VIEW
+from frazil.airflow.data_docs.app import data_docs
+from frazil.airflow.page import address as page_address
+from frazil.airflow.page.app import operations_page
+
+
+class FrazilPlugin(AirflowPlugin):
+    """Loaded by the API server wherever frazil is installed; the entry point is in pyproject.toml."""
+
+    name = "frazil"
+    fastapi_apps: list[Any] = [  # noqa: RUF012 - Airflow's own shape
+        {"app": operations_page(), "url_prefix": page_address.PREFIX, "name": "frazil operations"},
+        {"app": data_docs(), "url_prefix": docs_address.PREFIX, "name": "frazil data docs"},
+    ]
+    external_views: list[Any] = [page_address.VIEW, DOCS_VIEW]  # noqa: RUF012 - as above

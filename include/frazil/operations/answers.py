@@ -1,0 +1,183 @@
+"""Answers of things that may hang, such as a catalog, within a deadline: each look has a thread, and is kept a while.
+
+Whoever asks gets the last answer at once while a new look is under way. What has never answered is waited for, up to
+the deadline of the whole question. A look that hangs occupies one of its group's few threads until it comes back, so a
+silent catalog costs other catalogs nothing, and holds no more than these threads. Nothing runs while nobody asks.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar, cast
+
+T = TypeVar("T")
+
+THREADS = 4
+SILENT_AFTER_S = 1.5
+"""A look that takes longer is shown as one that does not answer."""
+TOO_OLD_S = 120.0
+"""An answer of before is not shown at once, but only if no newer one comes in time."""
+FORGOTTEN_AFTER_S = 900.0
+
+
+@dataclass(frozen=True, slots=True)
+class Answer(Generic[T]):
+    """The newest answer. `value` is None before the first; `problem` says why the last look failed."""
+
+    value: T | None = None
+    at_ms: int | None = None
+    problem: str | None = None
+    silent_since_ms: int | None = None
+    """When the look began that has not come back in time; or that everything of its group waits for."""
+
+    @property
+    def pending(self) -> bool:
+        """The first look is under way."""
+        return self.value is None and self.problem is None and self.silent_since_ms is None
+
+
+@dataclass(slots=True, eq=False)
+class _Kept:
+    group: _Group
+    look: Callable[[], object]
+    value: object = None
+    problem: str | None = None
+    answered_s: float | None = None
+    answered_ms: int | None = None
+    began_s: float | None = None
+    """When the look that is under way began."""
+    waiting: bool = False
+    asked_s: float = 0.0
+
+
+@dataclass(slots=True, eq=False)
+class _Group:
+    queue: deque[_Kept] = field(default_factory=deque)
+    running: set[_Kept] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked(Generic[T]):
+    """One question, to be gathered with others."""
+
+    kept: _Kept
+
+
+class Answers:
+    """The answers of one process. `monotonic` and `now_ms` are clocks; threads are daemons, which end with it."""
+
+    def __init__(
+        self,
+        *,
+        threads: int = THREADS,
+        monotonic: Callable[[], float] = time.monotonic,
+        now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+    ) -> None:
+        self._threads, self._monotonic, self._now_ms = threads, monotonic, now_ms
+        self._groups: dict[str, _Group] = {}
+        self._kept: dict[Hashable, _Kept] = {}
+        self._changed = threading.Condition()
+
+    def ask(self, group: str, key: Hashable, look: Callable[[], T], *, keep_s: float) -> Asked[T]:
+        """Begin to look unless the last answer is younger than `keep_s`. Returns at once.
+
+        Looks of one group share its threads. What `look` raises becomes the answer's problem.
+        """
+        with self._changed:
+            now_s = self._monotonic()
+            self._drop_old(now_s)
+            one = self._kept.get(key)
+            if one is None:
+                one = self._kept[key] = _Kept(self._groups.setdefault(group, _Group()), look)
+            one.look, one.asked_s = look, now_s
+            fresh = one.answered_s is not None and now_s - one.answered_s < keep_s
+            if not fresh and not one.waiting and one.began_s is None:
+                one.waiting = True
+                one.group.queue.append(one)
+                if len(one.group.running) < self._threads:
+                    self._take(one.group)
+            return Asked(one)
+
+    def gather(self, asked: Iterable[Asked[T]], *, within_s: float) -> list[Answer[T]]:
+        """The answers in the order of the questions, after `within_s` at most."""
+        questions = [one.kept for one in asked]
+        with self._changed:
+            deadline_s = self._monotonic() + within_s
+            while any(self._is_waited_for(one) for one in questions):
+                left_s = deadline_s - self._monotonic()
+                if left_s <= 0:
+                    break
+                self._changed.wait(min(left_s, 0.25))
+            return [cast("Answer[T]", self._answer(one)) for one in questions]
+
+    def one(self, group: str, key: Hashable, look: Callable[[], T], *, keep_s: float, within_s: float) -> Answer[T]:
+        """Ask and gather one question."""
+        return self.gather([self.ask(group, key, look, keep_s=keep_s)], within_s=within_s)[0]
+
+    def forget(self, key: Hashable) -> None:
+        """Look again at the next question, because somebody changed what was seen."""
+        with self._changed:
+            self._kept.pop(key, None)
+
+    def _is_waited_for(self, one: _Kept) -> bool:
+        if one.began_s is None and not one.waiting:
+            return False
+        if one.answered_s is not None and self._monotonic() - one.answered_s < TOO_OLD_S:
+            return False
+        return self._silent_since_s(one) is None
+
+    def _answer(self, one: _Kept) -> Answer[object]:
+        since_s = self._silent_since_s(one)
+        since_ms = None if since_s is None else self._now_ms() - int((self._monotonic() - since_s) * 1000)
+        return Answer(one.value, one.answered_ms, one.problem, since_ms)
+
+    def _silent_since_s(self, one: _Kept) -> float | None:
+        """Since when it has not come back; what waits for a thread is silent if all of these are."""
+        now_s = self._monotonic()
+        if one.began_s is not None:
+            return one.began_s if now_s - one.began_s >= SILENT_AFTER_S else None
+        running = one.group.running if one.waiting else ()
+        begun = [other.began_s for other in running if other.began_s is not None]
+        if len(begun) < self._threads or any(now_s - began_s < SILENT_AFTER_S for began_s in begun):
+            return None
+        return min(begun)
+
+    def _take(self, group: _Group) -> None:
+        one = group.queue.popleft()
+        one.waiting, one.began_s = False, self._monotonic()
+        group.running.add(one)
+        threading.Thread(target=self._run, args=(one,), name="frazil-look", daemon=True).start()
+
+    def _run(self, one: _Kept | None) -> None:
+        while one is not None:
+            value: object = None
+            problem = None
+            try:
+                value = one.look()
+            except Exception as error:  # whatever a catalog or a storage raises is the answer
+                problem = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            one = self._done(one, value, problem)
+
+    def _done(self, one: _Kept, value: object, problem: str | None) -> _Kept | None:
+        """Keep the answer; the thread goes on with what waits."""
+        with self._changed:
+            one.value = value if problem is None else one.value
+            one.problem, one.began_s = problem, None
+            one.answered_s, one.answered_ms = self._monotonic(), self._now_ms()
+            group = one.group
+            group.running.discard(one)
+            following = group.queue.popleft() if group.queue else None
+            if following is not None:
+                following.waiting, following.began_s = False, self._monotonic()
+                group.running.add(following)
+            self._changed.notify_all()
+            return following
+
+    def _drop_old(self, now_s: float) -> None:
+        for key in [k for k, one in self._kept.items() if now_s - one.asked_s > FORGOTTEN_AFTER_S]:
+            if self._kept[key].began_s is None and not self._kept[key].waiting:
+                del self._kept[key]

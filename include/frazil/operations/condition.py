@@ -1,0 +1,107 @@
+"""How a stream is, in one word, and how much it needs a person. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import IntEnum
+
+from frazil.maintenance.alert_rules import stale_after_ms
+from frazil.spec.model import StreamSpec
+from frazil.status.stream import StreamStatus, exit_words
+from frazil.timetext import ago
+
+CRASHES = 3
+"""A writer that failed so often within a quarter of an hour is crash-looping: one failure is an accident."""
+
+
+class Level(IntEnum):
+    """How much something needs a person, most first."""
+
+    BROKEN = 0
+    """Nothing goes on before somebody acts."""
+    TROUBLE = 1
+    """It goes on, or somebody wanted it to stop, but it is not as promised."""
+    UNKNOWN = 2
+    """It is being looked at, or does not answer."""
+    QUIET = 3
+    """Nothing happens, and nothing should: it is paused, or has not begun."""
+    WELL = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """`word` names the state. `sentence` says what a person should know or do; empty if nothing."""
+
+    level: Level
+    word: str
+    sentence: str = ""
+
+
+LOOKING = Condition(Level.UNKNOWN, "looking")
+
+
+def promise_ms(spec: StreamSpec) -> int:
+    """How old the last commit may be while records wait."""
+    longest_ms = spec.commit.longest_interval // timedelta(milliseconds=1)
+    return stale_after_ms(spec.maintenance, longest_ms)
+
+
+def freshness_ms(status: StreamStatus, *, now_ms: int) -> int | None:
+    """The age of the last commit; 0 where nothing waits in Kafka."""
+    if status.last_commit_at_ms is None:
+        return None
+    return 0 if status.lag == 0 else max(now_ms - status.last_commit_at_ms, 0)
+
+
+def condition_of(status: StreamStatus, spec: StreamSpec, *, now_ms: int) -> Condition:
+    """The first that applies: what stops the stream, what holds it back, then whether it runs."""
+    return _stopped(status) or _held_back(status, spec, now_ms=now_ms) or _as_it_should(status, spec, now_ms=now_ms)
+
+
+def _stopped(status: StreamStatus) -> Condition | None:
+    name, writer, first = status.name, status.writer, next(iter(status.problems), "")
+    if status.desired == "paused" and writer.pid is None:
+        return Condition(Level.QUIET, "paused", status.desired_reason or "")
+    if writer.given_up:
+        return Condition(Level.BROKEN, "given up", f"{first}. Mend the cause, then resume {name}".lstrip(". "))
+    if writer.crashes >= CRASHES:
+        why = first or f"its writer failed {writer.crashes} times within a quarter of an hour"
+        return Condition(Level.BROKEN, "crash-looping", why)
+    if status.table_exists is None or (status.table_exists is False and first):
+        return Condition(Level.BROKEN, "table unreadable" if status.table_exists is None else "no table", first)
+    if writer.ended_at_ms is not None and writer.exit_code != 0:
+        return Condition(Level.BROKEN, "stopped", first or f"its last writer ended with {exit_words(writer)}")
+    return None
+
+
+def _held_back(status: StreamStatus, spec: StreamSpec, *, now_ms: int) -> Condition | None:
+    if status.stall is not None:
+        return Condition(Level.TROUBLE, "stalled", status.stall.reason)
+    if status.writer.stale:
+        return Condition(Level.TROUBLE, "silent", next(iter(status.problems), "its heartbeat is old"))
+    age_ms = freshness_ms(status, now_ms=now_ms)
+    if age_ms is not None and age_ms > promise_ms(spec) and (status.lag or status.writer.pid):
+        waiting = "records wait" if status.lag is None else f"{status.lag:,} records wait"
+        return Condition(Level.TROUBLE, "late", f"no commit for {ago(age_ms)} while {waiting}")
+    if status.writer.pid is not None and status.backpressure_ms:
+        return Condition(Level.TROUBLE, "slow", f"a batch takes {ago(status.backpressure_ms)} longer than its interval")
+    if status.problems:
+        return Condition(Level.TROUBLE, "has a problem", status.problems[0])
+    return None
+
+
+def _as_it_should(status: StreamStatus, spec: StreamSpec, *, now_ms: int) -> Condition:
+    if status.writer.pid is not None:
+        if status.desired == "paused":
+            return Condition(Level.QUIET, "pausing", "its writer stops after the current batch")
+        if status.last_commit_at_ms is None and not status.rows:
+            return Condition(Level.WELL, "starting" if status.writer.phase == "starting" else "running")
+        return Condition(Level.WELL, "running")
+    age_ms = None if status.last_commit_at_ms is None else now_ms - status.last_commit_at_ms
+    if age_ms is not None and age_ms <= promise_ms(spec):
+        return Condition(Level.WELL, "commits elsewhere")
+    if status.last_commit_at_ms is None and status.writer.ended_at_ms is None:
+        unpause = "Unpause the DAG of its writer to begin"
+        return Condition(Level.QUIET, "not begun", unpause)
+    return Condition(Level.TROUBLE, "not running", "no writer runs on this host, and nothing was committed lately")

@@ -1,0 +1,178 @@
+"""The overview: one line a stream, those that need a person first. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from frazil.operations.condition import LOOKING, Condition, Level, condition_of, freshness_ms, promise_ms
+from frazil.spec.model import StreamSpec
+from frazil.status.stream import StreamStatus
+from frazil.timetext import utc
+
+
+@dataclass(frozen=True, slots=True)
+class StandingAlert:
+    """An alert that stands, as `frazil_health` measured it last."""
+
+    subject: str
+    """As the alert carries it: a table, `stream <name>`, `care of <table>` or `aggregation <name>`."""
+    rule: str
+    since_ms: int
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """The completeness of a table. Times are ISO 8601, UTC."""
+
+    grain: str
+    complete_to: str | None
+    waits_for: str
+    held: tuple[str, ...] = ()
+    """Keys of the windows that a quality gate holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What one look at a stream gave. `silent_since_ms` is set while the look at it has not come back in time."""
+
+    status: StreamStatus | None = None
+    at_ms: int | None = None
+    silent_since_ms: int | None = None
+    problem: str | None = None
+    """Of the declaration, or why the look failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One stream of the overview. Unknown values are None."""
+
+    stream: str
+    table: str | None
+    level: Level
+    word: str
+    needs: tuple[str, ...] = ()
+    """Sentences that a person should act on, most urgent first."""
+    notes: tuple[str, ...] = ()
+    application: str | None = None
+    freshness_ms: int | None = None
+    promise_ms: int | None = None
+    lag: int | None = None
+    records_per_s: float | None = None
+    last_hour: tuple[int, ...] = ()
+    backpressure_ms: int | None = None
+    rejected_last_day: int | None = None
+    windows: Windows | None = None
+    alerts: int = 0
+    """How many alerts of its table, and of what cares for it, stand."""
+    rows: int | None = None
+    at_ms: int | None = None
+    """When it was looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """All lines, and what concerns no single one of them."""
+
+    at_ms: int
+    lines: tuple[Line, ...]
+    pending: bool = False
+    """Some streams are still being looked at: ask again soon."""
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Around:
+    """What is known of a stream's table, and of what cares for it."""
+
+    windows: Windows | None = None
+    alerts: Sequence[StandingAlert] = ()
+
+
+def line_of(name: str, spec: StreamSpec | None, seen: Seen, around: Around, *, now_ms: int) -> Line:
+    """The line of one stream. `around.alerts` are those of the stream and of its table."""
+    windows, alerts = around.windows, around.alerts
+    if spec is None:
+        return Line(name, None, Level.BROKEN, "declaration broken", tuple((seen.problem or "").splitlines()))
+    status = seen.status
+    condition = _condition(spec, seen, now_ms=now_ms)
+    needs = _needs(condition, seen, windows, alerts)
+    told = Line(
+        name,
+        spec.table.identifier,
+        min(condition.level, Level.TROUBLE) if needs else condition.level,
+        condition.word,
+        needs,
+        application=spec.application,
+        promise_ms=promise_ms(spec),
+        windows=windows,
+        alerts=len(alerts),
+        at_ms=seen.at_ms,
+    )
+    if status is None:
+        return told
+    flow = status.flow
+    return replace(
+        told,
+        notes=tuple(dict.fromkeys((*_quiet_words(condition), *status.notices))),
+        freshness_ms=freshness_ms(status, now_ms=now_ms),
+        lag=status.lag,
+        records_per_s=flow.records_per_s if flow else None,
+        last_hour=flow.last_hour if flow else (),
+        backpressure_ms=status.backpressure_ms,
+        rejected_last_day=flow.rejected_last_day if flow else None,
+        rows=status.rows,
+    )
+
+
+def _condition(spec: StreamSpec, seen: Seen, *, now_ms: int) -> Condition:
+    if seen.silent_since_ms is not None:
+        since = f"The catalog {spec.table.catalog or 'default'}, its storage, or Kafka has not answered since"
+        return Condition(Level.TROUBLE, "no answer", f"{since} {utc(seen.silent_since_ms)}")
+    if seen.status is None:
+        return Condition(Level.BROKEN, "unreadable", seen.problem) if seen.problem else LOOKING
+    return condition_of(seen.status, spec, now_ms=now_ms)
+
+
+def _quiet_words(condition: Condition) -> tuple[str, ...]:
+    return (condition.sentence,) if condition.sentence and condition.level >= Level.QUIET else ()
+
+
+def _needs(
+    condition: Condition, seen: Seen, windows: Windows | None, alerts: Sequence[StandingAlert]
+) -> tuple[str, ...]:
+    said = [condition.sentence or condition.word] if condition.level <= Level.TROUBLE else []
+    if seen.status is not None and seen.problem:
+        first = seen.problem.splitlines()[0]
+        said.append(f"The last sound declaration is in use, because the file has a problem: {first}")
+    if seen.status is not None and condition.level <= Level.TROUBLE:
+        said += [one for one in seen.status.problems if one not in condition.sentence]
+    if windows is not None and windows.held:
+        more = f" and {len(windows.held) - 1} more" if len(windows.held) > 1 else ""
+        said.append(f"A quality gate holds {windows.held[0]}{more}: look at it, then release it or mend the data")
+    said += [alert.sentence for alert in alerts]
+    return tuple(dict.fromkeys(said))
+
+
+def ordered(lines: Iterable[Line]) -> tuple[Line, ...]:
+    """Those that need a person first: the broken ones, then those with more needs, then by name."""
+    return tuple(sorted(lines, key=lambda line: (line.level, -len(line.needs), line.stream)))
+
+
+def by_stream(alerts: Iterable[StandingAlert], tables: Mapping[str, Sequence[str]]) -> dict[str, list[StandingAlert]]:
+    """The alerts of each stream. `tables`: the streams of each table, its dead-letter table included."""
+    found: dict[str, list[StandingAlert]] = {}
+    for alert in alerts:
+        for stream in _concerned(alert, tables):
+            found.setdefault(stream, []).append(alert)
+    return found
+
+
+def _concerned(alert: StandingAlert, tables: Mapping[str, Sequence[str]]) -> Sequence[str]:
+    rule, _, one = alert.rule.partition(":")
+    if rule == "freshness" and one:
+        return (one,)
+    if alert.subject.startswith("stream "):
+        return (alert.subject.removeprefix("stream "),)
+    return tables.get(alert.subject.removeprefix("care of "), ())

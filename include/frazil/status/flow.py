@@ -1,0 +1,84 @@
+"""What a stream's newest commits brought, from the summaries of snapshots alone: rates, and what was rejected. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import timedelta
+from itertools import takewhile
+
+from pyiceberg.table.metadata import TableMetadata
+
+from frazil.commit.history import commit_records
+from frazil.spec.model import StreamSpec
+
+HOUR_MS = timedelta(hours=1) // timedelta(milliseconds=1)
+DAY_MS = 24 * HOUR_MS
+BUCKETS = 30
+"""An hour in so many pieces, two minutes each."""
+RATE_OVER_MS = HOUR_MS // 6
+INTERVALS = 3
+"""A rate is taken over at least so many of the longest commit intervals."""
+
+
+@dataclass(frozen=True, slots=True)
+class Brought:
+    """One commit of the stream."""
+
+    at_ms: int
+    records: int
+    rejected: int
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """What commits brought lately, as far as the table's history tells."""
+
+    records_per_s: float | None
+    """Over the last ten minutes, or three commit intervals if that is longer; None where nothing was ever committed."""
+    last_hour: tuple[int, ...]
+    """Records by two minutes, oldest first."""
+    rejected_last_day: int
+
+
+def flow_of(metadata: TableMetadata, spec: StreamSpec, *, now_ms: int) -> Flow:
+    """The flow of one stream into its table."""
+    longest_ms = spec.commit.longest_interval // timedelta(milliseconds=1)
+    over_ms = max(RATE_OVER_MS, INTERVALS * longest_ms)
+    since_ms = now_ms - max(DAY_MS, over_ms)
+    return flow(brought(metadata, spec.name, since_ms=since_ms), over_ms=over_ms, now_ms=now_ms)
+
+
+def brought(metadata: TableMetadata, stream: str, *, since_ms: int) -> list[Brought]:
+    """The stream's commits, newest first: those after a moment, and the one before it if the history has it."""
+    found: list[Brought] = []
+    for snapshot, _ in commit_records(metadata, stream):
+        told = snapshot.summary
+        records, rejected = (_number(told.get(f"frazil.{name}") if told else None) for name in ("records", "rejected"))
+        found.append(Brought(snapshot.timestamp_ms, records, rejected))
+        if snapshot.timestamp_ms < since_ms:
+            break
+    return found
+
+
+def flow(newest_first: Iterable[Brought], *, over_ms: int, now_ms: int) -> Flow:
+    """From commits to rates."""
+    commits = list(newest_first)
+    lately = list(takewhile(lambda one: one.at_ms > now_ms - over_ms, commits))
+    begin_ms = commits[len(lately)].at_ms if len(lately) < len(commits) else None
+    span_ms = over_ms if begin_ms is not None else max(now_ms - lately[-1].at_ms, 1) if lately else over_ms
+    # The oldest commit of all brought what came before the span.
+    counted = lately if begin_ms is not None or len(lately) < 2 else lately[:-1]
+    hour = [0] * BUCKETS
+    for one in takewhile(lambda one: one.at_ms > now_ms - HOUR_MS, commits):
+        hour[min((one.at_ms - (now_ms - HOUR_MS)) * BUCKETS // HOUR_MS, BUCKETS - 1)] += one.records
+    return Flow(
+        records_per_s=sum(one.records for one in counted) * 1000 / span_ms if commits else None,
+        last_hour=tuple(hour),
+        rejected_last_day=sum(one.rejected for one in commits if one.at_ms > now_ms - DAY_MS),
+    )
+
+
+def _number(text: str | None) -> int:
+    """Others may write anything into a summary."""
+    return int(text) if text and text.isdecimal() else 0

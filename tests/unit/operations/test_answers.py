@@ -1,0 +1,136 @@
+"""Answers within a deadline, from things that may hang, fail or be many."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from frazil.operations.answers import SILENT_AFTER_S, TOO_OLD_S, Answer, Answers
+from tests.polling import eventually
+
+
+class Clock:
+    """A clock that tests move."""
+
+    def __init__(self) -> None:
+        self.s = 1000.0
+
+    def monotonic(self) -> float:
+        return self.s
+
+    def now_ms(self) -> int:
+        return int(self.s * 1000)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def answers(clock: Clock) -> Answers:
+    return Answers(threads=2, monotonic=clock.monotonic, now_ms=clock.now_ms)
+
+
+@pytest.fixture
+def gate() -> Iterator[threading.Event]:
+    """What hangs until a test lets it go on."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+def hangs(gate: threading.Event) -> str:
+    gate.wait(60)
+    return "late"
+
+
+def test_an_answer_is_kept_for_a_while_and_then_looked_for_again(answers: Answers, clock: Clock):
+    seen = iter(range(9))
+
+    def ask() -> Answer[int]:
+        return answers.one("g", "k", lambda: next(seen), keep_s=10, within_s=60)
+
+    assert [ask().value, ask().value] == [0, 0]
+    clock.s += 11
+    ask()  # it shows the old one at once, and looks again
+    assert eventually(lambda: ask().value == 1)
+
+
+def test_a_failed_look_is_the_answers_problem_and_what_was_known_stays(answers: Answers, clock: Clock):
+    assert answers.one("g", "k", lambda: 7, keep_s=0, within_s=60).value == 7
+
+    def fails() -> int:
+        raise OSError("no\n space")
+
+    clock.s += TOO_OLD_S + 1
+    found = answers.one("g", "k", fails, keep_s=1, within_s=60)
+    assert (found.value, found.problem) == (7, "OSError: no space")
+
+
+def test_what_hangs_is_silent_since_its_look_began_and_delays_no_other_group(
+    answers: Answers, clock: Clock, gate: threading.Event
+):
+    stuck = [answers.ask("silent", n, lambda: hangs(gate), keep_s=1) for n in range(5)]
+    assert [a.pending for a in answers.gather(stuck, within_s=0)] == [True] * 5
+    began_ms = clock.now_ms()
+    clock.s += SILENT_AFTER_S
+    # Two hang, and the three that wait for their threads are as silent.
+    assert [a.silent_since_ms for a in answers.gather(stuck, within_s=60)] == [began_ms] * 5
+    assert answers.one("other", "k", lambda: "well", keep_s=1, within_s=60).value == "well"
+    gate.set()
+    assert eventually(lambda: all(a.value == "late" for a in answers.gather(stuck, within_s=0)))
+
+
+def test_what_only_waits_for_a_thread_of_looks_that_come_back_is_pending_and_not_silent(
+    answers: Answers, clock: Clock, gate: threading.Event
+):
+    first = answers.ask("g", 1, lambda: hangs(gate), keep_s=1)
+    clock.s += SILENT_AFTER_S
+    others = [answers.ask("g", n, lambda: hangs(gate), keep_s=1) for n in (2, 3)]
+    one, *rest = answers.gather([first, *others], within_s=0)
+    assert one.silent_since_ms is not None
+    assert [a.pending for a in rest] == [True, True]
+
+
+def test_a_key_is_looked_at_once_however_many_ask(answers: Answers, gate: threading.Event):
+    looks: list[int] = []
+
+    def look() -> str:
+        looks.append(1)
+        return hangs(gate)
+
+    asked = [answers.ask("g", "k", look, keep_s=1) for _ in range(20)]
+    gate.set()
+    assert {a.value for a in answers.gather(asked, within_s=60)} == {"late"}
+    assert len(looks) == 1
+
+
+def test_what_was_changed_is_looked_at_again(answers: Answers):
+    assert answers.one("g", "k", lambda: 1, keep_s=1e9, within_s=60).value == 1
+    answers.forget("k")
+    assert answers.one("g", "k", lambda: 2, keep_s=1e9, within_s=60).value == 2
+
+
+def test_hundreds_are_looked_at_by_two_threads(answers: Answers):
+    now = most = 0
+    counting = threading.Lock()
+
+    def look() -> bool:
+        nonlocal now, most
+        with counting:
+            now += 1
+            most = max(most, now)
+        with counting:
+            now -= 1
+        return True
+
+    asked = [answers.ask("g", n, look, keep_s=1e9) for n in range(300)]
+    assert len([a for a in answers.gather(asked, within_s=60) if a.value]) == 300
+    assert most <= 2
+
+
+def test_nothing_is_gathered_from_nothing(answers: Answers):
+    assert answers.gather([], within_s=60) == []

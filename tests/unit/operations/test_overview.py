@@ -1,0 +1,176 @@
+"""How streams are shown: in one word, those that need a person first."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from frazil.host.heartbeat import Stall, StallKind
+from frazil.operations.condition import Level, condition_of, promise_ms
+from frazil.operations.overview import (
+    Around,
+    Line,
+    Seen,
+    StandingAlert,
+    Windows,
+    by_stream,
+    line_of,
+    ordered,
+)
+from frazil.spec.load import validate_stream
+from frazil.spec.model import StreamSpec
+from frazil.status.flow import Flow
+from frazil.status.stream import StreamStatus, WriterStatus
+
+NOW_MS = 1_700_000_000_000
+RUNS = WriterStatus("running", pid=7, phase="waiting", heartbeat_at_ms=NOW_MS)
+ENDED = WriterStatus("ended", exit_code=70, exit_name="CommitUnavailable", ended_at_ms=NOW_MS - 1000)
+
+
+@pytest.fixture(scope="module")
+def spec() -> StreamSpec:
+    declared: dict[str, Any] = {
+        "name": "ticks",
+        "source": {"topics": ["ticks"], "bootstrap-servers": "127.0.0.1:1"},
+        "table": "demo.ticks",
+        "schema": {"ts": "timestamptz not null"},
+        "event-time": "ts",
+        "maintenance": {"alerts": {"freshness": "5m"}},
+    }
+    return validate_stream(declared, Path("ticks.yaml"))
+
+
+def status(**changes: Any) -> StreamStatus:
+    values: dict[str, Any] = {
+        "name": "ticks", "table": "demo.ticks", "desired": "running", "desired_reason": None, "writer": RUNS,
+        "epoch": 1, "batch": 3, "lag": 0, "backpressure_ms": 0, "last_commit_at_ms": NOW_MS - 1000,
+        "watermark_ms": None, "snapshot_id": 2**62, "table_exists": True, "rows": 10, "problems": (),
+    }  # fmt: skip
+    return StreamStatus(**{**values, **changes})
+
+
+STALL = Stall(StallKind.WATERMARK, NOW_MS, "ticks-3", "ticks-3 holds the watermark back")
+PAUSED = {"desired": "paused", "desired_reason": "upgrade"}
+OLD_MS = NOW_MS - 3_600_000
+CASES: list[tuple[dict[str, Any], str, Level]] = [
+    ({}, "running", Level.WELL),
+    ({"last_commit_at_ms": OLD_MS}, "running", Level.WELL),  # nothing waits
+    ({"last_commit_at_ms": OLD_MS, "lag": 5}, "late", Level.TROUBLE),
+    ({"last_commit_at_ms": OLD_MS, "lag": None}, "late", Level.TROUBLE),
+    ({"backpressure_ms": 4000}, "slow", Level.TROUBLE),
+    ({"stall": STALL}, "stalled", Level.TROUBLE),
+    ({"writer": replace(RUNS, stale=True), "problems": ("no heartbeat",)}, "silent", Level.TROUBLE),
+    ({"problems": ("the catalog is slow",)}, "has a problem", Level.TROUBLE),
+    (PAUSED, "pausing", Level.QUIET),
+    ({**PAUSED, "writer": replace(ENDED, exit_code=0)}, "paused", Level.QUIET),
+    ({**PAUSED, "writer": ENDED, "lag": 5, "last_commit_at_ms": OLD_MS}, "paused", Level.QUIET),
+    ({"writer": ENDED}, "stopped", Level.BROKEN),
+    ({"writer": replace(RUNS, crashes=3)}, "crash-looping", Level.BROKEN),
+    ({"writer": replace(RUNS, crashes=2)}, "running", Level.WELL),
+    ({"writer": replace(ENDED, given_up=True, crashes=9)}, "given up", Level.BROKEN),
+    ({"table_exists": None, "problems": ("no catalog",)}, "table unreadable", Level.BROKEN),
+    ({"table_exists": False, "problems": ("the table is lost",)}, "no table", Level.BROKEN),
+    ({"writer": WriterStatus("never launched")}, "commits elsewhere", Level.WELL),
+    ({"writer": WriterStatus("never launched"), "lag": 5, "last_commit_at_ms": OLD_MS}, "late", Level.TROUBLE),
+    ({"writer": WriterStatus("never launched"), "last_commit_at_ms": OLD_MS}, "not running", Level.TROUBLE),
+    (
+        {"writer": WriterStatus("never launched"), "table_exists": False, "last_commit_at_ms": None, "rows": None},
+        "not begun",
+        Level.QUIET,
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("changes", "word", "level"), CASES, ids=[f"{i}-{word}" for i, (_, word, _) in enumerate(CASES)]
+)
+def test_a_stream_is_in_one_word(spec: StreamSpec, changes: dict[str, Any], word: str, level: Level):
+    found = condition_of(status(**changes), spec, now_ms=NOW_MS)
+    assert (found.word, found.level) == (word, level)
+    if level <= Level.TROUBLE:
+        assert found.sentence
+
+
+def test_whatever_is_observed_has_a_word_and_who_needs_a_person_says_why(spec: StreamSpec):
+    writers = [RUNS, replace(RUNS, stale=True), replace(RUNS, crashes=9), ENDED, WriterStatus("unknown")]
+    choices = product(
+        writers,
+        ["running", "paused", None],
+        [None, 0, 7],
+        [None, OLD_MS, NOW_MS, NOW_MS + 10**9],
+        [None, False, True],
+        [(), ("something is wrong",)],
+    )
+    for writer, desired, lag, last_ms, exists, problems in choices:
+        one = status(
+            writer=writer, desired=desired, lag=lag, last_commit_at_ms=last_ms, table_exists=exists, problems=problems
+        )
+        line = line_of("ticks", spec, Seen(one, NOW_MS), Around(), now_ms=NOW_MS)
+        assert line.word
+        assert bool(line.needs) == (line.level <= Level.TROUBLE)
+
+
+def test_a_promise_is_never_shorter_than_two_commits(spec: StreamSpec):
+    assert promise_ms(spec) == 300_000
+    slow = spec.model_copy(update={"commit": spec.commit.model_copy(update={"interval": spec.commit.interval * 60})})
+    assert promise_ms(slow) == 2 * 3_600_000
+
+
+def test_what_has_not_come_back_in_time_is_named_and_keeps_its_last_numbers(spec: StreamSpec):
+    before = status(lag=7, flow=Flow(2.5, (1, 2), 3))
+    line = line_of("ticks", spec, Seen(before, OLD_MS, silent_since_ms=NOW_MS), Around(), now_ms=NOW_MS)
+    assert (line.word, line.level, line.lag, line.records_per_s) == ("no answer", Level.TROUBLE, 7, 2.5)
+    assert "The catalog default, its storage, or Kafka has not answered since 2023-11-14 22:13:20Z" in line.needs[0]
+
+
+def test_what_was_never_seen_is_being_looked_at(spec: StreamSpec):
+    line = line_of("ticks", spec, Seen(), Around(), now_ms=NOW_MS)
+    assert (line.word, line.level, line.needs) == ("looking", Level.UNKNOWN, ())
+
+
+def test_a_look_that_failed_says_so(spec: StreamSpec):
+    line = line_of("ticks", spec, Seen(problem="OSError: no space"), Around(), now_ms=NOW_MS)
+    assert (line.level, line.needs) == (Level.BROKEN, ("OSError: no space",))
+
+
+def test_a_declaration_that_was_never_sound_is_broken_and_each_line_of_it_a_need():
+    line = line_of("ticks", None, Seen(problem="a: is missing\nb: is missing"), Around(), now_ms=NOW_MS)
+    assert (line.word, line.needs) == ("declaration broken", ("a: is missing", "b: is missing"))
+
+
+def test_held_windows_and_alerts_need_a_person_even_where_the_stream_runs(spec: StreamSpec):
+    alert = StandingAlert("demo.ticks", "manifests", OLD_MS, "demo.ticks has 900 manifests")
+    around = Around(Windows("hour", "2023-11-14T22:00:00Z", "", ("2023-11-14T20", "2023-11-14T21")), (alert,))
+    line = line_of("ticks", spec, Seen(status(), NOW_MS), around, now_ms=NOW_MS)
+    assert (line.word, line.level, line.alerts) == ("running", Level.TROUBLE, 1)
+    assert line.needs[0].startswith("A quality gate holds 2023-11-14T20 and 1 more")
+    assert line.needs[1] == alert.sentence
+
+
+def test_those_that_need_a_person_come_first_and_then_the_names():
+    lines = [
+        Line("a", None, Level.WELL, "running"),
+        Line("d", None, Level.TROUBLE, "late", ("x",)),
+        Line("c", None, Level.TROUBLE, "late", ("x", "y")),
+        Line("b", None, Level.BROKEN, "stopped", ("x",)),
+        Line("e", None, Level.QUIET, "paused"),
+    ]
+    assert [line.stream for line in ordered(lines)] == ["b", "c", "d", "e", "a"]
+
+
+def test_an_alert_belongs_to_the_streams_that_it_concerns():
+    tables = {"demo.ticks": ["ticks", "more"], "demo.ticks_dead_letters": ["ticks"]}
+
+    def streams(subject: str, rule: str) -> list[str]:
+        return sorted(by_stream([StandingAlert(subject, rule, 0, "x")], tables))
+
+    assert streams("demo.ticks", "manifests") == ["more", "ticks"]
+    assert streams("demo.ticks", "freshness:more") == ["more"]
+    assert streams("stream ticks", "declaration") == ["ticks"]
+    assert streams("care of demo.ticks", "held") == ["more", "ticks"]
+    assert streams("demo.ticks_dead_letters", "snapshots") == ["ticks"]
+    assert streams("aggregation daily", "late") == []

@@ -1,0 +1,54 @@
+"""Rates and what was rejected, from the commits of a stream."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from frazil.status.flow import BUCKETS, DAY_MS, HOUR_MS, Brought, flow
+
+NOW_MS = 1_700_000_000_000
+MINUTE_MS = 60_000
+
+
+def commit(minutes_ago: float, records: int = 0, rejected: int = 0) -> Brought:
+    return Brought(NOW_MS - int(minutes_ago * MINUTE_MS), records, rejected)
+
+
+def of(*commits: Brought, over_minutes: int = 10):  # type: ignore[no-untyped-def]
+    return flow(commits, over_ms=over_minutes * MINUTE_MS, now_ms=NOW_MS)
+
+
+def test_without_a_commit_no_rate_is_known():
+    assert of().records_per_s is None
+    assert of().last_hour == (0,) * BUCKETS
+
+
+def test_the_rate_is_that_of_the_span():
+    assert of(commit(1, 300), commit(5, 300), commit(11, 9999)).records_per_s == 1
+
+
+def test_a_stream_whose_commits_are_all_before_the_span_brings_nothing_now():
+    assert of(commit(11, 9999)).records_per_s == 0
+
+
+def test_a_young_streams_rate_is_taken_since_its_first_commit_whose_own_records_came_before():
+    assert of(commit(0, 120), commit(2, 9999)).records_per_s == 1
+
+
+def test_a_single_commit_counts():
+    assert of(commit(1, 60)).records_per_s == 1
+
+
+def test_rejected_records_count_for_a_day():
+    assert of(commit(1, 0, 3), commit(23 * 60, 0, 4), commit(24 * 60 + 1, 0, 5)).rejected_last_day == 7
+
+
+@given(st.lists(st.tuples(st.integers(0, 2 * DAY_MS), st.integers(0, 10**6), st.integers(0, 10**6)), max_size=40))
+def test_the_hour_and_the_day_hold_exactly_what_was_committed_within_them(made: list[tuple[int, int, int]]):
+    newest_first = [Brought(NOW_MS - age, records, rejected) for age, records, rejected in sorted(made)]
+    found = flow(newest_first, over_ms=10 * MINUTE_MS, now_ms=NOW_MS)
+    assert sum(found.last_hour) == sum(c.records for c in newest_first if c.at_ms > NOW_MS - HOUR_MS)
+    assert found.rejected_last_day == sum(c.rejected for c in newest_first if c.at_ms > NOW_MS - DAY_MS)
+    assert (found.records_per_s is None) == (not made)
+    assert (found.records_per_s or 0) >= 0
