@@ -10,9 +10,13 @@ from typing import Any
 import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 
+from frazil.maintenance.due import Action
+from frazil.maintenance.measure import measure
+from frazil.maintenance.outcome import Ending, Outcome
+from frazil.maintenance.run import maintain
 from frazil.table.catalogs import load_catalog
 from tests.unit.commit.conftest import FaultyCatalog
-from tests.unit.commit.upserts import BY_REGION, UpsertWorld, upsert_world
+from tests.unit.commit.upserts import BY_REGION, UpsertWorld, maintained, upsert_world
 
 pytestmark = pytest.mark.usefixtures("shared_home")
 
@@ -73,4 +77,37 @@ def test_merges_go_on_with_what_spark_deleted_and_compacted(spark: Any, world: U
 
     rows[6] = ("us", 600)
     del rows[7]
+    assert _seen_by(spark) == world.accounts() == rows
+
+
+def compact(spark: Any, world: UpsertWorld) -> Outcome:
+    spark.sql("REFRESH TABLE default.demo.accounts")  # an earlier test had another one of the same name
+    now_ms = time.time_ns() // 1_000_000
+    catalog = world.catalog.inner
+    (done,) = maintain(lambda: spark, catalog, maintained(), actions=[Action.COMPACTION], now_ms=now_ms)
+    return done
+
+
+def test_files_with_many_deleted_rows_are_compacted_and_their_delete_files_go(spark: Any, world: UpsertWorld) -> None:
+    committer = world.begin()
+    world.upsert(committer, [*ROWS.items()])
+    world.upsert(committer, [(0, ("us", 100)), (1, None)])
+    rows = {**ROWS, 0: ("us", 100)}
+    del rows[1]
+    assert compact(spark, world).ending is Ending.SKIPPED, "one of ten rows is deleted in each file"
+
+    world.upsert(committer, [(3, None), (5, None)])
+    del rows[3], rows[5]
+    done = compact(spark, world)
+
+    assert (done.ending, done.numbers["files-removed"], done.numbers["deletes-dropped"]) == (Ending.DONE, 1, 1), done
+    assert _seen_by(spark) == world.accounts() == rows
+    assert world.delete_files() == 1, "that of the other region"
+    found = measure(world.catalog.inner, maintained(), now_ms=0)
+    assert found is not None
+    assert (found.rows, found.deleted_rows) == (len(rows), 1)
+
+    world.upsert(committer, [(7, ("eu", 700)), (9, None)])
+    rows[7] = ("eu", 700)
+    del rows[9]
     assert _seen_by(spark) == world.accounts() == rows

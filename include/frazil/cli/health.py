@@ -96,6 +96,8 @@ def _look(maintained: MaintainedTable, *, now_ms: int, deep: bool) -> TableRepor
         "average-file-bytes": found.average_file_bytes,
         "manifest-list-bytes-per-file": found.manifest_list_bytes_per_file,
         "manifests-per-file": found.manifests_per_file,
+        "delete-files-per-file": found.delete_files_per_file,
+        "deleted-percent": found.deleted_percent,
     }
     beyond = tuple(r for r in readings(found, maintained.settings, now_ms=now_ms) if r.is_beyond)
     return TableReport(maintained.name, maintained.kind, found, ratios, beyond)
@@ -172,7 +174,8 @@ def _fields(one: TableHealth) -> dict[str, str]:
         "data files": f"{one.data_files:,}, {average} on average (target {target})",
         "data": f"{rounded_bytes(one.data_bytes)}, {counted(one.rows, 'row')}",
         "recent files": _recent_words(one.recent),
-        "delete files": f"{one.delete_files:,}",
+        "delete files": f"{one.delete_files:,} ({one.delete_files_per_file:.2f} per data file)",
+        "deleted rows": f"{one.deleted_rows:,} still in data files, {one.deleted_percent:.1f} % of the rows there",
         "manifests": f"{one.manifests:,} ({one.manifests_per_file:.3f} per data file), "
         f"{rounded_bytes(one.manifests_bytes)}",
         "manifest list": f"{rounded_bytes(one.manifest_list_bytes)} ({per_file} per data file)",
@@ -197,12 +200,19 @@ def _recent_words(recent: RecentFiles | None) -> str:
 
 
 def _show_partitions(partitions: Sequence[PartitionFiles]) -> None:
-    """The worst first: most small files, then most delete files."""
+    """The worst first: most small files, then most data files with many deleted rows, then most delete files."""
     files = sum(p.files for p in partitions)
     each = files / max(len(partitions), 1)
     click.echo(f"{counted(files, 'data file')} in {counted(len(partitions), 'partition')}, {each:.1f} each")
-    worst = sorted(partitions, key=lambda p: (-p.small_files, -p.delete_files, p.path))
-    columns = ("partition", "files", "small", "bytes", "small bytes", "p10", "delete files", "ended at")
+    if deletes := sum(p.delete_files for p in partitions):
+        size, rows = (sum(getattr(p.deletes, name) for p in partitions) for name in ("bytes", "rows"))
+        gone = sum(len(p.deletes.dangling) for p in partitions)
+        click.echo(
+            f"{counted(deletes, 'delete file')} of {rounded_bytes(size)} with {counted(rows, 'row')}; {gone:,} of them "
+            "are of data files that are gone"
+        )
+    worst = sorted(partitions, key=lambda p: (-p.small_files, -p.deletes.due_files, -p.delete_files, p.path))
+    columns = ("partition", "files", "small", "bytes", "small bytes", "p10", "delete files", "deleted rows", "ended at")
     rows = [
         (
             p.path or "(all)",
@@ -212,11 +222,12 @@ def _show_partitions(partitions: Sequence[PartitionFiles]) -> None:
             rounded_bytes(p.small_bytes),
             rounded_bytes(p.p10_bytes),
             f"{p.delete_files:,}",
+            f"{p.deletes.rows:,}",
             "" if p.window_end_us is None else utc(p.window_end_us // 1000),
         )
         for p in worst[:PARTITIONS_SHOWN]
     ]
-    echo_table(columns, rows, numbers=frozenset(columns[1:7]))
+    echo_table(columns, rows, numbers=frozenset(columns[1:8]))
     if len(worst) > PARTITIONS_SHOWN:
         click.echo(
             f"and {counted(len(worst) - PARTITIONS_SHOWN, 'partition')} more, with fewer small files; --json has all"

@@ -25,6 +25,7 @@ from frazil.maintenance.tables import MaintainedTable, find_maintained
 from frazil.spark.catalog_jars import catalog_jars
 from frazil.spec.load import sound_streams
 from frazil.spec.maintenance import Maintenance
+from frazil.spec.units import counted
 from frazil.table.catalogs import existing_catalog
 from frazil.table.lost import not_there
 
@@ -133,6 +134,8 @@ def _show(plans: Mapping[Action, MaintenancePlan], settings: Maintenance) -> Non
         click.echo(f"{action}: {plan.sentence}")
         if isinstance(plan, CompactionPlan):
             _show_partitions(plan)
+            if plan.dangling:
+                click.echo(f"{counted(len(plan.dangling), 'delete file')} of data files that are gone would go too")
         elif isinstance(plan, ExpiryPlan) and plan.kept:
             kept = [(str(snapshot), why) for snapshot, why in plan.kept.items()]
             echo_table(("kept snapshot", "why"), kept[:SHOWN])

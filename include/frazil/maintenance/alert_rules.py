@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from frazil.maintenance.health import StreamHealth, TableHealth
-from frazil.spec.maintenance import Maintenance
+from frazil.spec.maintenance import Alerts, Maintenance
 from frazil.spec.units import rounded_bytes
 from frazil.timetext import ago, utc
 
@@ -108,14 +108,7 @@ def _of_files(health: TableHealth, settings: Maintenance) -> Iterator[Reading]:
         f"{rounded_bytes(health.target_file_bytes)} is the target: queries open each of them. {compact}. Where each "
         "partition holds that little, declare a coarser partition-by",
     )
-    yield Reading(
-        "delete-files",
-        health.delete_files,
-        limits.delete_files,
-        f"{health.delete_files:,} delete files",
-        f"{table} has {health.delete_files:,} delete files, which every reader applies again; frazil writes none, so "
-        f"another engine deletes or updates rows. {compact}",
-    )
+    yield from _of_deletes(health, limits, compact)
     if settings.compaction.enabled:
         added = rounded_bytes(health.bytes_since_compaction)
         last = health.last_compaction_at_ms
@@ -127,6 +120,30 @@ def _of_files(health: TableHealth, settings: Maintenance) -> Iterator[Reading]:
             f"{added} added since the last compaction",
             f"{table} was given {added} in {health.files_since_compaction:,} files {since}. {compact}",
         )
+
+
+def _of_deletes(health: TableHealth, limits: Alerts, compact: str) -> Iterator[Reading]:
+    table, beyond, whose = health.table, health.delete_files, "frazil writes none there, so another engine deletes rows"
+    if health.merged:
+        beyond = max(beyond - health.data_files, 0)
+        whose = "merges leave one for a data file at most, so others are of files that are gone, or of another engine"
+    shown = f"{health.delete_files:,} delete files for {health.data_files:,} data files"
+    yield Reading(
+        "delete-files",
+        beyond,
+        limits.delete_files,
+        shown,
+        f"{table} has {shown}, which every reader applies again; {whose}. {compact}",
+    )
+    yield Reading(
+        "deleted-rows",
+        health.deleted_percent,
+        limits.deleted_rows,
+        f"{health.deleted_percent:.1f} % of the rows are deleted",
+        f"of the rows in data files of {table}, {health.deleted_percent:.1f} % are deleted, {health.deleted_rows:,} in "
+        f"all: every reader reads them for nothing. {compact}. A stream with `merge: merge-on-read` leaves them to "
+        "compaction; `merge: auto` does not",
+    )
 
 
 def _small_files(health: TableHealth, threshold: int) -> float | None:

@@ -17,7 +17,8 @@ from frazil.spec.maintenance import Compaction
 from frazil.spec.units import counted
 
 DELETES_PER_FILE = 0.1
-"""With this many delete files per data file, a partition is rewritten for them alone: every reader applies them."""
+"""With this many shared delete files per data file, a partition is rewritten for them alone: every reader applies
+them. A delete file of one data file costs only who reads that file: there the share of deleted rows decides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +38,17 @@ class Rewrite:
     beside_files: int = 0
     """Files of older partition specs: Iceberg takes those too if their rows may belong to the partition."""
     beside_bytes: int = 0
+    deleted_percent: int | None = None
+    """Data files of whose rows so many percent are deleted are taken, whatever their size; None if there are none."""
+    small: bool = True
+    """Whether its small files are taken."""
+    largest_bytes: int | None = None
+    """For a part of such data files: none is larger, so `files` times this is within the budget."""
 
     @property
     def in_part(self) -> bool:
         """Only this many of its files are taken: the budget ends within it."""
-        return self.below_bytes is not None
+        return self.below_bytes is not None or self.largest_bytes is not None
 
 
 class Why(StrEnum):
@@ -68,6 +75,8 @@ class CompactionPlan:
     rewrites: tuple[Rewrite, ...]
     left: tuple[Left, ...]
     sentence: str
+    dangling: tuple[str, ...] = ()
+    """Paths of delete files that are dropped, because their data files are gone."""
 
     @property
     def files(self) -> int:
@@ -102,7 +111,8 @@ def plan_compaction(
     old = [p for p in health.partitions or () if p.spec_id != spec_id and (p.small_files or p.delete_files)]
     taken, beyond = _within(settings.budget, [rewrite for _, rewrite in worth], old, target=target)
     left += beyond
-    return CompactionPlan(taken, tuple(left), _sentence(taken, left))
+    dangling = tuple(path for p in health.partitions or () for path in p.deletes.dangling)
+    return CompactionPlan(taken, tuple(left), _sentence(taken, left), dangling)
 
 
 def is_complete(partition: PartitionFiles, complete_before_us: int | None) -> bool:
@@ -118,18 +128,26 @@ def benefit(rewrite: Rewrite) -> float:
 def _judge(
     partition: PartitionFiles, settings: Compaction, *, target: int, complete: bool, spec_id: int
 ) -> Rewrite | Left | None:
-    """The rewrite of one partition, regardless of the budget; None if it has no small files and few delete files."""
-    deletes = partition.delete_files > 0 and partition.delete_files >= DELETES_PER_FILE * partition.files
-    if not partition.small_files and not deletes:
+    """The rewrite of one partition, regardless of the budget; None if it has no small files and few deleted rows."""
+    deletes = partition.deletes.shared > 0 and partition.deletes.shared >= DELETES_PER_FILE * partition.files
+    if not (partition.small_files or partition.deletes.due_files or deletes):
         return None
     if partition.spec_id != spec_id:
         why = f"it is of partition spec {partition.spec_id}, which the table no longer has: rewrite it by hand"
         return Left(partition, Why.OLD_SPEC, why)
     if deletes:
         gone = partition.files + partition.delete_files - _files_of(partition.bytes, target)
-        applied = counted(partition.delete_files, "delete file", "is|are")
+        applied = counted(partition.deletes.shared, "delete file", "is|are")
         why = f"{applied} applied to {counted(partition.files, 'file')} by every reader"
         return Rewrite(partition, partition.files, partition.bytes, max(gone, 1), why, applies_deletes=True)
+    small = _judge_small(partition, settings, target=target, complete=complete) if partition.small_files else None
+    if not partition.deletes.due_files:
+        return small
+    return _with_due(partition, small if isinstance(small, Rewrite) else None, settings.deleted_rows)
+
+
+def _judge_small(partition: PartitionFiles, settings: Compaction, *, target: int, complete: bool) -> Rewrite | Left:
+    """Whether its small files are worth a rewrite."""
     least, state = (settings.min_files, "complete") if complete else (settings.open_files, "still written")
     count, removed = partition.small_files, _removed(partition.small_files, partition.small_bytes, target)
     if count < least:
@@ -140,6 +158,26 @@ def _judge(
         return Left(partition, Why.MARGINAL, f"its {counted(count, 'small file')} would become more than half as many")
     why = f"it is {state}: {counted(count, 'small file', 'becomes|become')} {count - removed:,}"
     return Rewrite(partition, count, partition.small_bytes, removed, why)
+
+
+def _with_due(partition: PartitionFiles, small: Rewrite | None, percent: int) -> Rewrite:
+    """The rewrite of files with many deleted rows, and of the small files if these are worth it too.
+
+    With each such file its delete file goes.
+    """
+    due = partition.deletes
+    why = f"{percent} % or more of the rows of {counted(due.due_files, 'file')} are deleted"
+    if small is None:
+        alone = Rewrite(partition, due.due_files, due.due_bytes, due.due_files, why)
+        return dataclasses.replace(alone, deleted_percent=percent, small=False)
+    return dataclasses.replace(
+        small,
+        files=small.files + due.due_files - due.due_small_files,
+        bytes=small.bytes + due.due_bytes - due.due_small_bytes,
+        removed=small.removed + due.due_files,
+        reason=f"{small.reason}; {why}",
+        deleted_percent=percent,
+    )
 
 
 def _removed(files: int, size: int, target: int) -> int:
@@ -157,8 +195,9 @@ def _within(
 ) -> tuple[tuple[Rewrite, ...], list[Left]]:
     """The best rewrites that fit, then as much of the next one as fits, and nothing after it: so none waits for ever.
 
-    A partition with delete files is taken whole or not at all; if it exceeds any budget, it is taken alone. A rewrite
-    is passed over if it cannot fit even alone: for its files of `old` specs, or because no part would be halved.
+    A partition with shared delete files is taken whole or not at all; if it exceeds any budget, it is taken alone, and
+    so is a file with many deleted rows. Any other rewrite is passed over if it cannot fit even alone: for its files of
+    `old` specs, or because no part would be halved.
     """
     taken: list[Rewrite] = []
     left: list[Left] = []
@@ -173,9 +212,10 @@ def _within(
             why = f"{beside_files} of older specs would be rewritten with it, {cost:,} bytes"
             left.append(Left(alone.partition, Why.BESIDE, f"{why} in all: rewrite those by hand"))
             continue
-        if fitting is None and rewrite.applies_deletes and not taken:
-            fitting = rewrite
-        if cost > budget and not rewrite.applies_deletes and not _part(rewrite, budget, target=target):
+        deletes = rewrite.applies_deletes or rewrite.deleted_percent is not None
+        if fitting is None and deletes and not taken and not beside:
+            fitting = rewrite if rewrite.applies_deletes else _due_part(rewrite, 1)
+        if cost > budget and not deletes and not _part(rewrite, budget, target=target):
             why = f"{rewrite.reason}; it exceeds the budget of any run, and no part of it is certain to be halved"
             left.append(Left(alone.partition, Why.MARGINAL, why))
             continue
@@ -204,8 +244,9 @@ def _with(rewrite: Rewrite, beside: Sequence[PartitionFiles]) -> Rewrite:
     if not beside:
         return rewrite
     whole = rewrite.applies_deletes  # Iceberg then takes every file that has deletes, however large
-    files = sum(p.files if whole else p.small_files for p in beside)
-    size = sum(p.bytes if whole else p.small_bytes for p in beside)
+    due = rewrite.deleted_percent is not None
+    files = sum(p.files if whole else p.small_files + due * p.deletes.due_files for p in beside)
+    size = sum(p.bytes if whole else p.small_bytes + due * p.deletes.due_bytes for p in beside)
     why = f"{rewrite.reason}, with up to {counted(files, 'small file')} of older specs"
     return dataclasses.replace(rewrite, reason=why, beside_files=files, beside_bytes=size)
 
@@ -216,6 +257,8 @@ def _part(rewrite: Rewrite, rest: int, *, target: int) -> Rewrite | None:
     Iceberg takes all files below a size. At most `bytes / below` files are as large as `below` (Markov's inequality),
     and an even number of files below half the target size becomes half as many.
     """
+    if rewrite.deleted_percent is not None:
+        return _due_part(rewrite, rest // max(rewrite.partition.deletes.due_largest_bytes, 1))
     if rewrite.applies_deletes or rest < target:
         return None
     below = max(min(-(-2 * rewrite.bytes // rewrite.files), target // 2), 1)
@@ -226,6 +269,23 @@ def _part(rewrite: Rewrite, rest: int, *, target: int) -> Rewrite | None:
     why = f"{rewrite.reason}; {files:,} of those below {below:,} bytes are within the budget"
     removed = files - _files_of(size, target)
     return dataclasses.replace(rewrite, files=files, bytes=size, removed=removed, reason=why, below_bytes=below)
+
+
+def _due_part(rewrite: Rewrite, files: int) -> Rewrite | None:
+    """At most so many of the partition's files with many deleted rows, and no small files; None if it is none."""
+    due = rewrite.partition.deletes
+    files = min(files, due.due_files)
+    if not files:
+        return None
+    alone = _with_due(rewrite.partition, None, rewrite.deleted_percent or 0)
+    return dataclasses.replace(
+        alone,
+        files=files,
+        bytes=-(-due.due_bytes * files // due.due_files),
+        removed=files,
+        reason=f"{alone.reason}; {files:,} of these are within the budget",
+        largest_bytes=due.due_largest_bytes,
+    )
 
 
 def _sentence(taken: Iterable[Rewrite], left: Iterable[Left]) -> str:

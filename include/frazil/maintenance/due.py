@@ -58,8 +58,9 @@ def _again(health: TableHealth, settings: Maintenance) -> bool:
 
 
 def _compaction(health: TableHealth, settings: Compaction, *, again: bool) -> Due:
-    if health.delete_files > 0 and health.delete_files >= DELETES_PER_FILE * health.data_files:
-        return Due(True, f"{counted(health.delete_files, 'delete file')} for {counted(health.data_files, 'file')}")
+    if health.delete_files_per_file >= DELETES_PER_FILE and (not health.merged or _many_deleted(health, settings)):
+        said = f"{counted(health.delete_files, 'delete file')} for {counted(health.data_files, 'file')}"
+        return Due(True, f"{said}, with {health.deleted_percent:.1f} % of the rows deleted")
     if health.data_files < settings.min_files and not health.delete_files:
         return Due(False, f"{counted(health.data_files, 'file', 'is|are')} few enough")
     if again:
@@ -72,6 +73,14 @@ def _compaction(health: TableHealth, settings: Compaction, *, again: bool) -> Du
     if files < settings.min_files or 4 * size >= 3 * files * health.target_file_bytes:
         return Due(False, f"{said}: few enough, or large enough")
     return Due(True, said)
+
+
+def _many_deleted(health: TableHealth, settings: Compaction) -> bool:
+    """A table that a stream merges into always has delete files. While half of the share that makes a file due is
+    deleted in all of it, few files can be: these are found once a day.
+    """
+    dangling = health.delete_files > health.data_files
+    return dangling or 2 * health.deleted_percent >= settings.deleted_rows
 
 
 def _manifests(health: TableHealth, settings: Manifests, *, again: bool) -> Due:

@@ -16,6 +16,30 @@ def p10(sizes: Sequence[int]) -> int:
 
 
 @dataclass(frozen=True, slots=True)
+class Deletes:
+    """A partition's delete files, and what they leave of its data files.
+
+    A merge of frazil writes delete files of one data file each, and so does Spark. Others' may be shared.
+    """
+
+    bytes: int = 0
+    """Of the delete files."""
+    rows: int = 0
+    """Rows that they delete and that are still in live data files; of shared ones, all that they name."""
+    shared: int = 0
+    """Delete files that are not of one data file alone: whoever reads any data file of the partition reads them."""
+    dangling: tuple[str, ...] = ()
+    """Paths of delete files whose one data file is gone."""
+    due_files: int = 0
+    """Data files of whose rows `maintenance.compaction.deleted-rows` percent or more are deleted."""
+    due_bytes: int = 0
+    due_largest_bytes: int = 0
+    due_small_files: int = 0
+    """Those of them that are small."""
+    due_small_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class PartitionFiles:
     """The live data files of one partition of one spec, from the manifests (`--deep`)."""
 
@@ -36,6 +60,7 @@ class PartitionFiles:
     """The beginning of the partition's event time."""
     p10_bytes: int = 0
     """The size that a tenth of its files do not exceed."""
+    deletes: Deletes = Deletes()
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +130,19 @@ class TableHealth:
     """Snapshots in one line back from main's head, without single ones beyond it that a marker or a tag holds."""
     main_oldest_at_ms: int | None = None
     """The oldest of them."""
+    deleted_rows: int = 0
+    """Rows that delete files name, and that are still in data files, according to the newest snapshot's summary."""
+    merged: bool = False
+    """Whether a stream merges its batches into the table, which leaves a delete file for a data file."""
+
+    @property
+    def deleted_percent(self) -> float:
+        """Of the rows in data files, how many percent are deleted: readers read these for nothing."""
+        return 100 * self.deleted_rows / max(self.rows + self.deleted_rows, 1)
+
+    @property
+    def delete_files_per_file(self) -> float:
+        return self.delete_files / max(self.data_files, 1)
 
     @property
     def average_file_bytes(self) -> float:

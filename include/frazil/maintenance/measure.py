@@ -93,6 +93,8 @@ def _measured(table: Table, maintained: MaintainedTable, *, now_ms: int, deep: b
         partitions=read_partitions(table, manifests, maintained, target_bytes=target) if deep else None,
         main_snapshots=len(main_at_ms),
         main_oldest_at_ms=min(main_at_ms, default=None),
+        deleted_rows=_number(head, "total-position-deletes", _live_rows(deletes)),
+        merged=any(spec.mode == "upsert" for spec in watched),
     )
 
 

@@ -5,6 +5,7 @@ A writer commits throughout and always wins. A failed action does not keep the n
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
 from collections.abc import Callable, Collection
@@ -16,12 +17,14 @@ from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 
 from frazil.errors import EnvironmentUnusable, FrazilError
+from frazil.maintenance.compaction import CompactionPlan
 from frazil.maintenance.due import Action, enabled
 from frazil.maintenance.expiry import unset_properties
 from frazil.maintenance.outcome import Ending, Outcome
 from frazil.maintenance.plans import MaintenancePlanner
 from frazil.maintenance.spark_actions import LostRace, Rewritten, SparkFailed, SparkTable
 from frazil.maintenance.tables import MaintainedTable
+from frazil.spec.units import counted
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -82,8 +85,21 @@ class _Run:
 
     def _compact(self) -> Outcome:
         table, plan = self._planner.compaction()
-        if not plan.rewrites:
+        if not plan.rewrites and not plan.dangling:
             return self._ended(Action.COMPACTION, Ending.SKIPPED, plan.sentence)
+        dangling, made = plan.dangling, None
+        if plan.rewrites:
+            made = self._rewrite(table, plan)
+            if any(r.partition.delete_files for r in plan.rewrites):
+                dangling = self._planner.compaction()[1].dangling  # with those whose data files were just rewritten
+        made = made or self._ended(Action.COMPACTION, Ending.DONE, plan.sentence)
+        if not dangling:
+            return made
+        dropped = self._open(table).drop_deletes(dangling)
+        sentence = f"{made.sentence}; {counted(dropped, 'delete file')} of data files that are gone went too"
+        return dataclasses.replace(made, sentence=sentence, numbers={**made.numbers, "deletes-dropped": dropped})
+
+    def _rewrite(self, table: Table, plan: CompactionPlan) -> Outcome:
         sort = self.maintained.settings.compaction.strategy == "sort" and not table.sort_order().is_unsorted
         began = time.monotonic()
         done = self._open(table).rewrite(plan.rewrites, sort=sort)

@@ -5,7 +5,7 @@ Nothing here decides. What another commit makes impossible raises `LostRace`: th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -90,7 +90,12 @@ class SparkTable:
         What becomes of one part keeps no other from its turn; nothing is raised.
         """
         whole = [r for r in rewrites if not (r.in_part or r.applies_deletes)]
-        batches = [whole[at : at + PARTITIONS_AT_ONCE] for at in range(0, len(whole), PARTITIONS_AT_ONCE)]
+        batches = [
+            alike[at : at + PARTITIONS_AT_ONCE]
+            for small in (True, False)
+            if (alike := [r for r in whole if r.small is small])
+            for at in range(0, len(alike), PARTITIONS_AT_ONCE)
+        ]
         batches += [[r] for r in rewrites if r.in_part or r.applies_deletes]
         return sum((self._attempt(batch, sort=sort) for batch in batches), Rewritten())
 
@@ -103,7 +108,7 @@ class SparkTable:
             return Rewritten(errors=(str(error),))
 
     def _rewrite(self, batch: Sequence[Rewrite], *, sort: bool) -> Rewritten:
-        metadata, options = self.table.metadata, self._options(batch[0])
+        metadata, options = self.table.metadata, self._options(batch)
         chosen = [r.partition.values for r in batch]
         with java_errors():
             begun = self.java.currentSnapshot().snapshotId()
@@ -125,9 +130,10 @@ class SparkTable:
         made.init(options)
         return bool(made.plan().totalGroupCount())
 
-    def _options(self, rewrite: Rewrite) -> dict[str, str]:
-        """Iceberg's, of an action that begins with this one."""
-        target = target_file_bytes(self.table)
+    def _options(self, batch: Sequence[Rewrite]) -> dict[str, str]:
+        """Iceberg's, of an action on rewrites that are alike."""
+        target, rewrite = target_file_bytes(self.table), batch[0]
+        percents = [r.deleted_percent for r in batch if r.deleted_percent is not None]
         options: dict[str, object] = {
             "target-file-size-bytes": target,
             "min-input-files": 2,  # what is worth it was decided
@@ -137,7 +143,13 @@ class SparkTable:
             "max-concurrent-file-group-rewrites": self.spark.sparkContext.defaultParallelism,
             "rewrite-job-order": "files-desc",
             "use-starting-sequence-number": "true",  # deletes that come meanwhile apply to what is rewritten
+            # Partitions of the batch without a percentage have no file with so many deleted rows.
+            "delete-ratio-threshold": min(percents, default=100) / 100,
         }
+        if not rewrite.small:
+            options["min-file-size-bytes"] = 0
+        if rewrite.largest_bytes is not None:
+            options["max-files-to-rewrite"] = rewrite.files
         if rewrite.below_bytes is not None:
             most = rewrite.files * rewrite.below_bytes
             options |= {
@@ -149,6 +161,29 @@ class SparkTable:
         if rewrite.applies_deletes:
             options |= {"delete-file-threshold": 1, "remove-dangling-deletes": "true"}
         return {key: str(value) for key, value in options.items()}
+
+    def drop_deletes(self, paths: Collection[str]) -> int:
+        """Remove delete files from the table; how many of them it had. Their data files must be gone, and so they are
+        for ever: a file is never added again.
+
+        Iceberg's own `remove-dangling-deletes` finds those alone that are older than all data files of a partition.
+        """
+        files, left = _jvm(self.spark).org.apache.iceberg.ManifestFiles, set(paths)
+        with java_errors():
+            self.java.refresh()
+            change = self.java.newRewrite()
+            for manifest in self.java.currentSnapshot().deleteManifests(self.java.io()):
+                entries = files.readDeleteManifest(manifest, self.java.io(), self.java.specs())
+                found = entries.iterator()
+                while left and found.hasNext():
+                    file = found.next()
+                    if (path := file.location()) in left:
+                        change.deleteFile(file)
+                        left.remove(path)
+                entries.close()
+            if len(left) < len(paths):
+                change.set("frazil.operation", "compaction").commit()
+        return len(paths) - len(left)
 
     def rewrite_manifests(self, spec_id: int) -> tuple[int, int]:
         """How many manifests of a spec were replaced, and by how many."""

@@ -38,6 +38,12 @@ class Compaction(Switched):
     open_files: int = Field(
         default=200, gt=1, description="A partition that is still written to is left alone up to this many small files."
     )
+    deleted_rows: int = Field(
+        default=20,
+        gt=0,
+        le=100,
+        description="A data file is rewritten once this percentage of its rows is deleted by delete files.",
+    )
 
 
 class Manifests(Switched):
@@ -89,7 +95,18 @@ class Alerts(Switched):
     small_files: int = Field(
         default=5_000, gt=0, description="Data files while they are on average below a tenth of the target size."
     )
-    delete_files: int = Field(default=100, gt=0, description="Delete files, which every reader has to apply.")
+    delete_files: int = Field(
+        default=100,
+        gt=0,
+        description="Delete files, which every reader has to apply. Of a table that a stream merges into, only those "
+        "beyond one for each data file count.",
+    )
+    deleted_rows: int = Field(
+        default=30,
+        gt=0,
+        le=100,
+        description="Percent of the rows in data files that are deleted: every reader reads them for nothing.",
+    )
     since_compaction: Bytes = Field(default=100 * 2**30, description="Bytes added since the last compaction.")
     freshness: PositiveDuration = Field(
         default=timedelta(minutes=15), description="How long ago the last commit may be while records wait in Kafka."

@@ -25,8 +25,10 @@ from frazil.commit.target import change_target, target_table
 from frazil.ingest.changes import CHANGE, DELETE, KEPT, UPSERT
 from frazil.ingest.contract import StagedFile
 from frazil.ingest.write import TableWriter, file_namer
+from frazil.maintenance.tables import MaintainedTable, find_maintained
 from frazil.merge.contract import How, MergeContext, MergeResult, MergeRules, MergeTask
 from frazil.spec.iceberg import DEAD_LETTER_PARTITION_SPEC, DEAD_LETTER_SCHEMA
+from frazil.spec.model import StreamSpec
 from tests.unit.commit.conftest import FaultyCatalog, World
 
 SCHEMA = Schema(
@@ -37,6 +39,19 @@ SCHEMA = Schema(
 WHOLE = UNPARTITIONED_PARTITION_SPEC
 BY_BUCKET = PartitionSpec(PartitionField(1, 1000, BucketTransform(4), "id_bucket"))
 BY_REGION = PartitionSpec(PartitionField(2, 1000, IdentityTransform(), "region"))
+
+SPEC = StreamSpec.model_validate(
+    {
+        "name": "events",
+        "source": {"topics": ["events"], "format": "json", "bootstrap-servers": "127.0.0.1:1"},
+        "table": "demo.accounts",
+        "schema": {"id": "long not null", "region": "string not null", "amount": "long", "at": "timestamptz"},
+        "event-time": "at",
+        "mode": "upsert",
+        "key": "id",
+    }
+)
+"""The declaration of such a stream, where something asks for one."""
 
 Row = tuple[str, int | None]
 Changes = Sequence[tuple[int, Row | None]]
@@ -141,6 +156,11 @@ class UpsertWorld(World):
             for manifest in snapshot.manifests(table.io)
             for entry in manifest.fetch_manifest_entry(table.io)
         }
+
+
+def maintained() -> MaintainedTable:
+    """The table, as its maintenance sees it."""
+    return find_maintained([SPEC], SPEC.table.identifier)
 
 
 def upsert_world(catalog: FaultyCatalog, folder: Path, spec: PartitionSpec = BY_BUCKET, **settings: Any) -> UpsertWorld:

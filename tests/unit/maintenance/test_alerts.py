@@ -169,6 +169,16 @@ def test_a_table_in_shape_has_no_alert_and_each_rule_has_one_beyond_its_threshol
     }  # fmt: skip
 
 
+def test_delete_files_of_merges_are_an_alert_only_beyond_one_for_a_data_file_and_deleted_rows_by_their_share():
+    of_merges = health(delete_files=200, merged=True)
+    assert beyond(of_merges) == {}
+    assert set(beyond(health(delete_files=201, merged=True))) == {"delete-files"}
+    assert "another engine deletes rows" in beyond(health(delete_files=200))["delete-files"]
+    assert beyond(health(rows=70, deleted_rows=30)) == {}
+    said = beyond(health(rows=69, deleted_rows=31))["deleted-rows"]
+    assert said.startswith("of the rows in data files of demo.t, 31.0 % are deleted, 31 in all")
+
+
 def test_a_short_manifest_list_of_a_small_table_is_no_alarm():
     assert beyond(health(data_files=3, manifest_list_bytes=200 * 1024)) == {}
     assert set(beyond(health(data_files=3, manifest_list_bytes=300 * 1024))) == {"manifest-list"}

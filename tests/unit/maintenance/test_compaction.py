@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frazil.maintenance.compaction import CompactionPlan, Why, benefit, is_complete, plan_compaction
-from frazil.maintenance.health import PartitionFiles, TableHealth
+from frazil.maintenance.health import Deletes, PartitionFiles, TableHealth
 from frazil.spec.maintenance import Compaction
 
 TARGET = 1_000
@@ -20,10 +20,30 @@ SETTINGS = Compaction(budget=20_000, min_files=5, open_files=20)
 
 
 def of(  # noqa: PLR0913 - what a partition is
-    path: str = "day=1", *, small: int = 10, size: int = 10, end_us: int | None = 1, deletes: int = 0, spec: int = 0
+    path: str = "day=1",
+    *,
+    small: int = 10,
+    size: int = 10,
+    end_us: int | None = 1,
+    deletes: int = 0,
+    spec: int = 0,
+    due: tuple[int, int] = (0, 0),
 ) -> PartitionFiles:
-    """A partition of so many small files of a size, and two large ones."""
-    return PartitionFiles(spec, (path,), path, small + 2, small * size + 2_000, small, small * size, deletes, end_us)
+    """A partition of so many small files of a size, and two large ones; `deletes` are shared delete files, and `due`
+    counts large and small files with many deleted rows.
+    """
+    large, few = due[0], min(due[1], small)
+    found = Deletes(
+        shared=deletes,
+        due_files=large + few,
+        due_bytes=large * TARGET + few * size,
+        due_largest_bytes=TARGET if large else size if few else 0,
+        due_small_files=few,
+        due_small_bytes=few * size,
+    )
+    count, total = small + 2, small * size + 2 * TARGET
+    files = deletes + large + few
+    return PartitionFiles(spec, (path,), path, count, total, small, small * size, files, end_us, deletes=found)
 
 
 def table(partitions: Sequence[PartitionFiles]) -> TableHealth:
@@ -50,6 +70,7 @@ def partitions(draw: st.DrawFn) -> tuple[PartitionFiles, ...]:
             end_us=draw(st.none() | st.integers(0, 200)),
             deletes=draw(st.sampled_from([0, 0, 0, 1, 9])),
             spec=draw(st.sampled_from([0, 0, 0, 1])),
+            due=draw(st.sampled_from([(0, 0), (0, 0), (1, 0), (2, 5), (0, 3)])),
         )
         for n in range(count)
     )
@@ -66,14 +87,21 @@ def rewritten(partition: PartitionFiles, *, shrinks_to: float) -> PartitionFiles
     full, rest = divmod(size, TARGET)
     left = bool(rest) if rest < 750 else 0
     return dataclasses.replace(
-        partition, files=2 + full + left, small_files=left, small_bytes=rest if left else 0, delete_files=0
+        partition,
+        files=2 + full + left,
+        small_files=left,
+        small_bytes=rest if left else 0,
+        delete_files=0,
+        deletes=Deletes(),
     )
 
 
 @given(partitions(), settings)
-def test_the_bytes_of_a_run_are_within_the_budget_but_for_one_partition_whose_deletes_are_applied(found, wanted):
+def test_the_bytes_of_a_run_are_within_the_budget_but_for_one_partition_or_file_with_deleted_rows(found, wanted):
     made = plan(*found, settings=wanted)
-    alone = len(made.rewrites) == 1 and made.rewrites[0].applies_deletes
+    (*_, first) = made.rewrites or (None,)
+    alone = len(made.rewrites) == 1 and first is not None
+    alone = alone and (first.applies_deletes or (first.files == 1 and first.deleted_percent is not None))
     assert made.bytes <= wanted.budget or alone
 
 
@@ -88,7 +116,7 @@ def test_complete_partitions_come_first_and_then_the_most_files_for_a_byte(found
 def test_every_partition_with_small_files_is_rewritten_or_left_with_a_reason(found, wanted):
     made = plan(*found, settings=wanted)
     answered = {r.partition.path for r in made.rewrites} | {left.partition.path for left in made.left}
-    assert answered >= {p.path for p in found if p.small_files}
+    assert answered >= {p.path for p in found if p.small_files or p.deletes.due_files}
     assert all(each.reason for each in (*made.rewrites, *made.left))
 
 
@@ -116,12 +144,31 @@ def test_run_after_run_everything_that_is_worth_it_is_rewritten_if_a_run_may_mak
 
 
 def _after(partition: PartitionFiles, rewrite) -> PartitionFiles:
+    if rewrite.largest_bytes is not None:
+        return _without_due(partition, rewrite.files)
+    if not rewrite.small:
+        return _without_due(partition, partition.deletes.due_files)
     if not rewrite.in_part:
         return rewritten(partition, shrinks_to=1)
     rest = rewrite.bytes % TARGET
     small = partition.small_files - rewrite.files + (0 < rest < 750)
     size = max(partition.small_bytes - rewrite.bytes, 0) + (rest if rest < 750 else 0)
     return dataclasses.replace(partition, small_files=small, small_bytes=size)
+
+
+def _without_due(partition: PartitionFiles, files: int) -> PartitionFiles:
+    """After so many of its files with many deleted rows were written anew: the largest first, each as it was."""
+    due = partition.deletes
+    large = max(due.due_files - due.due_small_files - files, 0)
+    few = min(due.due_files - files, due.due_small_files)
+    size = due.due_small_bytes // due.due_small_files if due.due_small_files else 0
+    return of(
+        partition.path,
+        small=partition.small_files,
+        size=partition.small_bytes // max(partition.small_files, 1),
+        end_us=partition.window_end_us,
+        due=(large, few if size else 0),
+    )
 
 
 @pytest.mark.parametrize(
@@ -150,7 +197,34 @@ def test_files_that_would_not_be_halved_are_left():
     assert plan(of(small=10, size=500)).rewrites[0].removed == 5
 
 
-def test_delete_files_are_worth_a_rewrite_from_one_for_ten_files_on():
+def test_files_with_many_deleted_rows_are_rewritten_and_no_small_ones_that_are_not_worth_it():
+    (one,) = plan(of(small=3, due=(1, 1)), settings=SETTINGS).rewrites
+    assert (one.files, one.bytes, one.small, one.deleted_percent, one.in_part) == (2, 1_010, False, 20, False)
+    assert one.reason == "20 % or more of the rows of 2 files are deleted"
+    (both,) = plan(of(small=10, due=(1, 1)), settings=SETTINGS).rewrites
+    assert (both.files, both.bytes, both.small, both.deleted_percent) == (11, 1_100, True, 20)
+    assert both.reason.startswith("it is complete: 10 small files become 1; 20 %")
+
+
+def test_of_many_such_files_as_many_are_taken_as_the_budget_allows_and_one_at_least():
+    found = of(small=0, due=(2, 0))
+    (part,) = plan(found, settings=Compaction(budget=1_500)).rewrites
+    assert (part.files, part.bytes, part.in_part, part.largest_bytes) == (1, 1_000, True, 1_000)
+    (alone,) = plan(found, settings=Compaction(budget=10)).rewrites
+    assert (alone.files, alone.bytes) == (1, 1_000)
+
+
+def test_a_delete_file_of_one_data_file_that_has_lost_few_rows_is_left():
+    found = dataclasses.replace(of(small=0), delete_files=2, deletes=Deletes(bytes=20, rows=5))
+    assert plan(found).rewrites == plan(found).left == ()
+
+
+def test_delete_files_whose_data_files_are_gone_are_dropped():
+    found = dataclasses.replace(of(small=0), delete_files=2, deletes=Deletes(dangling=("a", "b")))
+    assert plan(found, of(small=0)).dangling == ("a", "b")
+
+
+def test_shared_delete_files_are_worth_a_rewrite_from_one_for_ten_files_on():
     assert not plan(of(small=0, deletes=0)).rewrites
     (one,) = plan(of(small=9, deletes=2, end_us=None)).rewrites
     assert one.applies_deletes

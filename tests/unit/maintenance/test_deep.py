@@ -10,6 +10,7 @@ from pyiceberg.manifest import (
     DataFile,
     DataFileContent,
     FileFormat,
+    ManifestContent,
     ManifestEntry,
     ManifestEntryStatus,
     write_manifest,
@@ -18,8 +19,9 @@ from pyiceberg.table import Table
 from pyiceberg.transforms import HourTransform, MonthTransform, YearTransform
 from pyiceberg.typedef import Record
 
+from frazil.commit.manifest_writing import Layout, write_added
 from frazil.maintenance.deep import read_partitions
-from frazil.maintenance.health import PartitionFiles
+from frazil.maintenance.health import Deletes, PartitionFiles
 from frazil.maintenance.tables import find_maintained
 from tests.made_batches import MadeStream
 from tests.unit.maintenance.day_by_day import DAY_US, FIRST_DAY_US, land
@@ -112,15 +114,19 @@ def test_a_partition_without_a_time_has_no_end(made: MadeStream):
 def test_delete_files_are_counted_by_partition_and_are_no_data_files(made: MadeStream, tmp_path: Path):
     land(made, 1)
     table = made.tables.main.refresh()
-    with write_manifest(2, table.spec(), table.schema(), table.io.new_output(f"{tmp_path}/d.avro"), 1, "deflate") as w:
-        deletes = DataFile.from_args(
-            content=DataFileContent.POSITION_DELETES, file_path="d.parquet", file_format=FileFormat.PARQUET,
-            partition=Record(16_069), record_count=1, file_size_in_bytes=10,
-        )  # fmt: skip
-        deletes.spec_id = 0
-        w.add_entry(ManifestEntry.from_args(status=ManifestEntryStatus.ADDED, snapshot_id=1, data_file=deletes))
-    first, second = partitions(made, w.to_manifest_file())
+    deletes = DataFile.from_args(
+        content=DataFileContent.POSITION_DELETES, file_path="d.parquet", file_format=FileFormat.PARQUET,
+        partition=Record(16_069), record_count=1, file_size_in_bytes=10,
+    )  # fmt: skip
+    deletes.spec_id = 0
+    manifest = write_added(
+        [deletes], Layout.of_spec(table.spec(), table.metadata), content=ManifestContent.DELETES,
+        path=f"{tmp_path}/d.avro", table=table, snapshot_id=1,
+    )  # fmt: skip
+    first, second = partitions(made, manifest)
     assert [(p.files, p.delete_files) for p in (first, second)] == [(1, 1), (1, 0)]
+    assert (first.deletes.shared, first.deletes.bytes, first.deletes.rows) == (1, 10, 1), "it names no one data file"
+    assert second.deletes == Deletes()
 
 
 def test_a_partition_far_beyond_our_calendar_is_counted_all_the_same(made: MadeStream, tmp_path: Path):

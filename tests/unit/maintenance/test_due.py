@@ -50,8 +50,14 @@ def is_due(action: Action, **changes: Any) -> bool:
         ({"data_bytes": 10_000 * MIB, "last_compaction_at_ms": 0}, False),
         ({"delete_files": 1}, False),
         ({"delete_files": 1_000}, True),
+        ({"delete_files": 9_000, "merged": True, "rows": 95, "deleted_rows": 5}, False),
+        ({"delete_files": 9_000, "merged": True, "rows": 90, "deleted_rows": 10}, True),
+        ({"delete_files": 10_001, "merged": True, "rows": 99, "deleted_rows": 1}, True),
     ],
-    ids=["large", "small since", "large since", "few since", "no history", "compacted", "a delete", "many deletes"],
+    ids=[
+        *("large", "small since", "large since", "few since", "no history", "compacted", "a delete", "many deletes"),
+        *("few rows deleted by merges", "many rows deleted by merges", "delete files of files that are gone"),
+    ],
 )
 def test_compaction_is_due_by_what_came_since_the_last_one(changes: dict[str, Any], worth: bool) -> None:
     assert is_due(Action.COMPACTION, **changes) is worth

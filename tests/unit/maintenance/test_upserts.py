@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
+from functools import reduce
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
-from frazil.maintenance.health import TableHealth
+from frazil.maintenance.deep import _sum
+from frazil.maintenance.health import Deletes, TableHealth
 from frazil.maintenance.measure import measure
-from frazil.maintenance.tables import MaintainedTable, TableKind
 from frazil.merge.contract import How
-from frazil.spec.model import StreamSpec
 from tests.unit.commit.conftest import catalog_in
-from tests.unit.commit.upserts import UpsertWorld, upsert_world
+from tests.unit.commit.upserts import UpsertWorld, maintained, upsert_world
 
-SPEC = StreamSpec.model_validate(
-    {
-        "name": "events",
-        "source": {"topics": ["events"], "format": "json", "bootstrap-servers": "127.0.0.1:1"},
-        "table": "demo.accounts",
-        "schema": {"id": "long not null", "region": "string not null", "amount": "long", "at": "timestamptz"},
-        "event-time": "at",
-        "mode": "upsert",
-        "key": "id",
-    }
-)
 ROWS = 100
 
 
@@ -36,8 +27,7 @@ def world(tmp_path: Path, frazil_home: Path) -> Iterator[UpsertWorld]:  # noqa: 
 
 
 def measured(world: UpsertWorld, *, deep: bool = False) -> TableHealth:
-    table = MaintainedTable(world.table, world.table, None, TableKind.MAIN, SPEC.maintenance, (SPEC,))
-    found = measure(world.catalog.inner, table, now_ms=world.clock_ms, deep=deep)
+    found = measure(world.catalog.inner, maintained(), now_ms=world.clock_ms, deep=deep)
     assert found is not None
     return found
 
@@ -68,3 +58,46 @@ def test_what_merges_write_in_place_of_other_files_is_no_growth(world: UpsertWor
     assert (found.files_since_compaction, found.bytes_since_compaction) == (found.data_files, found.data_bytes)
     assert found.recent is not None
     assert found.recent.bytes > 4 * found.data_bytes, "so much was written"
+
+
+def deletes(world: UpsertWorld) -> Deletes:
+    """Of all partitions."""
+    partitions = measured(world, deep=True).partitions or ()
+    return reduce(_sum, (p.deletes for p in partitions))
+
+
+def test_rows_that_are_deleted_and_still_in_files_are_measured(world: UpsertWorld):
+    merge_batches(world, "merge-on-read", 1)
+    assert (measured(world).deleted_rows, deletes(world)) == (0, Deletes())
+
+    world.upsert(committer := world.begin(), [(n, None) for n in range(10)])
+    found, made = measured(world, deep=True), deletes(world)
+    assert (found.rows, found.deleted_rows, found.deleted_percent) == (ROWS - 10, 10, 10)
+    assert found.merged
+    assert found.delete_files == world.delete_files() == found.data_files == 4
+    assert found.delete_files_per_file == 1
+    assert (made.rows, made.shared, made.dangling, made.due_files) == (10, 0, (), 0)
+    assert made.bytes == sum(f["file_size_in_bytes"] for f in world.load().inspect.delete_files().to_pylist())
+
+    world.upsert(committer, [(n, None) for n in range(10, 30)])
+    found, made = measured(world, deep=True), deletes(world)
+    assert (found.deleted_percent, made.rows) == (30, 30)
+    files = {f["file_path"]: f for f in world.load().inspect.data_files().to_pylist()}
+    gone = Counter(path for f in world.load().inspect.delete_files().to_pylist() for path in paths_in(f["file_path"]))
+    due = [f["file_size_in_bytes"] for path, f in files.items() if 5 * gone[path] >= f["record_count"]]
+    assert (made.due_files, made.due_bytes, made.due_largest_bytes) == (len(due), sum(due), max(due))
+    assert (made.due_small_files, made.due_small_bytes) == (len(due), sum(due))
+
+
+def test_delete_files_whose_data_file_is_gone_are_found(world: UpsertWorld):
+    merge_batches(world, "merge-on-read", 2)
+    table = world.load()
+    table.delete("id >= 0")  # PyIceberg leaves the delete files of data files that it removes
+    kept = {f["file_path"] for f in table.inspect.delete_files().to_pylist()}
+    found = deletes(world)
+    assert kept
+    assert (set(found.dangling), found.rows) == (kept, 0)
+
+
+def paths_in(delete_file: str) -> list[str]:
+    return pq.read_table(delete_file.removeprefix("file://"))["file_path"].to_pylist()
