@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from frazil.commit.marker import BatchKey, Marker
@@ -55,7 +55,31 @@ class BatchCommitted:
     files: int
     stage_s: float
     commit_s: float
-    """Including the journal."""
+    """Including the journal, and the merge."""
+    bytes: int = 0
+    """Of the files, before a merge."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChangesMerged:
+    """Tasks of a merge ran, for the batch that commits next; a commit that conflicts may need several rounds."""
+
+    tasks: int
+    merge_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class LagMeasured:
+    """How far the stream is behind, as seen every few seconds."""
+
+    lag: int
+    """Records in Kafka, up to the last stable offset, that are not committed to the table."""
+    unread: Mapping[TopicPartition, int]
+    """The same by topic-partition, for those with any."""
+    freshness_ms: int
+    """The time since the last commit while records wait, or since this writer began if it has made none; else 0."""
+    backpressure_ms: int
+    """By how much the last batch took longer than the commit interval, or the current one already does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +169,8 @@ Happening = (
     | EpochBegan
     | RecordsSkipped
     | BatchCommitted
+    | ChangesMerged
+    | LagMeasured
     | FutureEventTimes
     | ThrottleJudged
     | DistributionChosen

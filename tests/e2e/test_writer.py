@@ -14,6 +14,7 @@ import pytest
 
 from frazil.commit.marker import read_marker
 from frazil.errors import SchemaIncompatible, TopicMissing
+from frazil.history.read import read_history
 from frazil.home import run_folder
 from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase
@@ -54,6 +55,15 @@ def test_the_marker_says_where_the_stream_stands(landed: Any):
     assert marker is not None
     assert set(marker.offsets.values()) == {RECORDS // 4 + 1}
     assert marker.watermark_us is not None
+
+
+def test_its_history_has_the_batch_and_the_epoch(landed: Any):
+    history = read_history(landed.spec, since_ms=0)
+    assert history.problem is None
+    assert sum(point.records for point in history.points) == RECORDS
+    assert sum(point.rejected for point in history.points) == len(BAD)
+    assert sum(point.bytes for point in history.points) > 0
+    assert "epoch 1 begins: earlier epochs left nothing" in [what.sentence for what in history.happened]
 
 
 def test_one_task_reads_many_partitions_into_one_file(landed: Any):

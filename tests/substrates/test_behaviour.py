@@ -26,9 +26,13 @@ from frazil.backfill.stage import run as run_backfill
 from frazil.commit.catalog_probe import probe
 from frazil.commit.lane import LaneState
 from frazil.commit.marker import open_branch
-from frazil.commit.settle import settle
+from frazil.commit.settle import Settled, settle
 from frazil.commit.stream_tables import StreamTables
 from frazil.errors import Fenced, RolledBack, StaleBatch
+from frazil.events import EpochBegan, Event
+from frazil.history.objects import Objects
+from frazil.history.read import read_history
+from frazil.history.recorder import Recorder
 from frazil.ingest.contract import RangeProgress
 from frazil.maintenance import orphan_cleanup
 from frazil.maintenance.due import Action
@@ -88,6 +92,22 @@ def test_batches_land_once_each_with_their_dead_letters(made: Made) -> None:
     assert rows(stream.tables) == sorted(good)
     assert rows(stream.tables, dead_letters=True) == [(0, 100), (0, 150)]
     assert marker.offsets == {(stream.topic, 0): 200, (stream.topic, 1): 50}
+
+
+def test_a_history_is_put_beside_the_table_and_taken_over_by_the_next_epoch(made: Made) -> None:
+    stream = made()
+    stream.land({0: (0, 10)})
+    objects = Objects.of(stream.tables.main.current(), stream.spec.name)
+    for epoch in (1, 2):
+        recorder = Recorder(stream.spec.name, interval_ms=60_000)
+        recorder.opens(lambda: objects)
+        began = EpochBegan(epoch, stream.tables.marker(), Settled())  # type: ignore[arg-type]
+        recorder.take(Event(stream.spec.name, NOW_MS, began))
+        recorder.write(NOW_MS)
+    assert {found.epoch for found in objects.found()} == {2}
+    history = read_history(stream.spec, since_ms=0)
+    assert history.problem is None
+    assert len(history.happened) == 2
 
 
 def test_a_take_over_fences_the_writer_before_it(made: Made) -> None:

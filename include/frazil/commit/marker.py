@@ -77,6 +77,10 @@ class Marker:
     def property_name(self) -> str:
         return property_name(self.stream)
 
+    @property
+    def watermark_ms(self) -> int | None:
+        return None if self.watermark_us is None else self.watermark_us // 1000
+
     def with_snapshots(self, snapshot_id: int, sequence_number: int, *, open_snapshot_id: int | None) -> Marker:
         return dataclasses.replace(
             self, snapshot_id=snapshot_id, sequence_number=sequence_number, open_snapshot_id=open_snapshot_id

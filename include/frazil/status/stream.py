@@ -225,9 +225,8 @@ def _ask_kafka(spec: StreamSpec, marker: Marker) -> tuple[int | None, str | None
 
 def _position(view: TableView, beat: Heartbeat | None) -> StreamPosition:
     if (marker := view.marker) is not None:
-        watermark_ms = None if marker.watermark_us is None else marker.watermark_us // 1000
         return StreamPosition(
-            marker.at.epoch, marker.at.batch, view.last_commit_at_ms, watermark_ms, marker.snapshot_id
+            marker.at.epoch, marker.at.batch, view.last_commit_at_ms, marker.watermark_ms, marker.snapshot_id
         )
     if beat is None or view.exists is not None:
         return StreamPosition()

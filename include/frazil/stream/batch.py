@@ -152,7 +152,14 @@ class BatchRunner:
         key, files = journal.key, len(journal.files)
         self.emit(
             BatchCommitted(
-                key, self.marker, journal.records, journal.rejected, files, stage_s=stage_s, commit_s=commit_s
+                key,
+                self.marker,
+                journal.records,
+                journal.rejected,
+                files,
+                stage_s=stage_s,
+                commit_s=commit_s,
+                bytes=sum(file.bytes for file in journal.files),
             )
         )
         if journal.future:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 from weakref import WeakValueDictionary
 
+from frazil.history.scribes import Scribes
 from frazil.kafka.client import AdminClient
 
 log = logging.getLogger(__name__)
@@ -221,6 +222,7 @@ class Hosting:
     """None: the writer has a thread of its own."""
     foldings: Foldings | None = None
     """None: the writer has a thread of its own."""
+    scribes: Scribes = field(default_factory=Scribes)
     turns: Turns = field(default_factory=lambda: Turns(1))
     """For take-overs and batches."""
     planned_s: float = 1.0

@@ -21,6 +21,7 @@ from frazil.events import (
     EpochBegan,
     Event,
     Events,
+    LagMeasured,
     NoticeGiven,
     OutageMet,
     PhaseBegan,
@@ -39,6 +40,8 @@ from frazil.stream.stall_watch import StallWatch
 log = logging.getLogger(__name__)
 
 PERIOD_S = 1.0
+MEASURED_MS = 10_000
+"""Between two measurements of the lag that sinks are told."""
 LOG_CHECK_MS = 60_000
 """Between two checks of the log's size."""
 COUNT_WAIT_S = 0.5
@@ -64,6 +67,7 @@ class Reporter:
         heartbeats: Heartbeats | None = None,
     ) -> None:
         now = events.clock_ms()
+        self._emit, self._began_ms, self._measured_ms = events.emit, now, 0
         self._watch = StallWatch(events.stream, limits, emit=events.emit)
         events.add(self.take)
         self._folder, self._exchange, self._clock_ms = folder, open_exchange(folder), events.clock_ms
@@ -156,11 +160,8 @@ class Reporter:
         """The marker changed; `at_ms` is when a batch landed, None for a take-over."""
         with self._lock:
             self._marker = marker
-        us = marker.watermark_us
         commit = {} if at_ms is None else {"last_commit_at_ms": at_ms, "last_commit_snapshot": marker.snapshot_id}
-        self._change(
-            epoch=marker.at.epoch, batch=marker.at.batch, watermark_ms=us // 1000 if us is not None else None, **commit
-        )
+        self._change(epoch=marker.at.epoch, batch=marker.at.batch, watermark_ms=marker.watermark_ms, **commit)
 
     def planned(self, report: PlannerReport | None) -> None:
         """The planner's last observation; None when another planner begins."""
@@ -273,6 +274,16 @@ class Reporter:
         stall = self._watch.judge(sample) if state.outage is None else state.stall
         with self._lock:
             self._state = dataclasses.replace(self._state, lag=lag, stall=stall)
+        if report is not None:
+            self._tell_lag(sample)
+
+    def _tell_lag(self, sample: Sample) -> None:
+        """Tell the sinks, but not every second."""
+        if abs(sample.at_ms - self._measured_ms) < MEASURED_MS:
+            return
+        self._measured_ms, state, lag = sample.at_ms, self._state, sum(sample.unread.values())
+        since_ms = sample.at_ms - (state.last_commit_at_ms or self._began_ms)
+        self._emit(LagMeasured(lag, sample.unread, max(since_ms, 0) if lag else 0, state.backpressure_ms))
 
     def _write(self) -> None:
         with self._lock:

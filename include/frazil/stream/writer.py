@@ -8,7 +8,8 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -34,7 +35,8 @@ from frazil.errors import (
     StaleBatch,
     TopicMissing,
 )
-from frazil.events import EpochBegan, Events, Happening, OutageMet, PhaseBegan, RecordsSkipped, Sink
+from frazil.events import ChangesMerged, EpochBegan, Events, Happening, OutageMet, PhaseBegan, RecordsSkipped, Sink
+from frazil.history.recorder import Recorder
 from frazil.home import run_folder
 from frazil.host.heartbeat import Phase
 from frazil.ingest.formats import check_supported
@@ -42,6 +44,7 @@ from frazil.ingest.sealing import check_secret
 from frazil.kafka.admin import KafkaOffsets, Topics
 from frazil.kafka.log_watch import find_cut
 from frazil.kafka.truncation import check_not_cut
+from frazil.merge.contract import MergeContext, MergeResult, MergeTask
 from frazil.offsets.spans import TopicPartition
 from frazil.partitions.open_windows import Alignment
 from frazil.spec.model import StreamSpec
@@ -56,6 +59,7 @@ from frazil.stream.planner import DESCRIBE_S, check_no_gap, lost_ranges
 from frazil.stream.planner_exchange import PlannerReport
 from frazil.stream.progress import ProgressFolder, cluster_period_s
 from frazil.stream.record_folding import RecordFolding
+from frazil.stream.recording import record_beside, recorded
 from frazil.stream.reporter import Reporter
 from frazil.stream.route import StreamRoute, join_routed
 from frazil.stream.stage_context import merge_rules
@@ -104,18 +108,21 @@ class Writer:
         # The engine may have been started before, and ends however this ends.
         beats = self.hosting.heartbeats
         reporter = Reporter(events, fingerprint=fingerprint, folder=folder, limits=limits, heartbeats=beats)
-        with reporter, ExitStack() as afterwards, self.engine:
+        recording = recorded(self.spec, events, self.hosting.scribes)
+        with reporter, recording as recorder, ExitStack() as afterwards, self.engine:
             for sink in self.sinks:
                 events.add(sink)
             try:
-                return self._run(folder, events, reporter, afterwards)
+                return self._run(folder, events, reporter, recorder, afterwards)
             except (KafkaUnavailable, CommitUnavailable) as error:
                 if not self.stopping.is_set():
                     raise
                 log.info("the writer was asked to end, and waits no longer: %s", error)
                 return None
 
-    def _run(self, folder: Path, events: Events, reporter: Reporter, afterwards: ExitStack) -> Marker | None:
+    def _run(
+        self, folder: Path, events: Events, reporter: Reporter, recorder: Recorder, afterwards: ExitStack
+    ) -> Marker | None:
         kafka_settings, hosting = kafka_properties(self.spec, os.environ), self.hosting
         if not self.spec.resources.on_cluster:  # whose executors have an environment of their own
             check_secret(self.spec)
@@ -132,6 +139,7 @@ class Writer:
                 if not self.engine.ready(self.stopping.is_set):
                     return None
                 tables, progress = self._open(reporter, events.emit)
+                record_beside(tables, recorder, hosting.scribes)
             planned = reporter.planned
             parts = EpochParts(
                 self.spec,
@@ -204,18 +212,25 @@ class Writer:
             ),
             align=Alignment.of(self.spec),
             atomic=self.spec.commit.atomic,
-            merging=self._merging(progress),
+            merging=self._merging(progress, emit),
         )
         if read_marker(tables.main.current().metadata.properties, self.spec.name) is None:
             check_can_hold(catalog, self.spec, now_ms=clock.now_ms())
         reporter.table(main.location(), progress, merges=tables.merging is not None)
         return tables, progress
 
-    def _merging(self, progress: ProgressFolder) -> Merging | None:
+    def _merging(self, progress: ProgressFolder, emit: Callable[[Happening], None]) -> Merging | None:
         if self.spec.mode == "append":
             return None
         run = MergeRun(self.engine.merge, progress)
-        return Merging(partial(merge_rules, self.spec), run, lambda: self.engine.parallelism)
+
+        def timed(context: MergeContext, tasks: Sequence[MergeTask]) -> Sequence[MergeResult]:
+            began = time.monotonic()
+            results = run(context, tasks)
+            emit(ChangesMerged(len(tasks), time.monotonic() - began))
+            return results
+
+        return Merging(partial(merge_rules, self.spec), timed, lambda: self.engine.parallelism)
 
     def _wait_outside_turn(self, emit: Callable[[Happening], None], seconds: float) -> bool:
         """Wait during an outage, in which others may use this writer's turn; whether the writer is asked to end."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from frazil.errors import FrazilError, SpecError
+from frazil.history.objects import Objects
 from frazil.home import home, run_folder
 from frazil.host.environment import writer_environment
 from frazil.host.launcher import Launcher, LaunchRequest
@@ -24,6 +25,7 @@ from frazil.supervise.desired import DesiredStore
 from frazil.supervise.observed import Declared, Desired, DesiredMode, Removed, Unreadable
 from frazil.supervise.policy import Policy
 from frazil.supervise.table_state import TableState
+from frazil.table.tables import load_stream_table
 
 Connections = Callable[[frozenset[str]], Mapping[str, str]]
 """Returns Airflow connections, as JSON or URI, by their ids; it may block."""
@@ -57,6 +59,9 @@ class Supervised(Protocol):
 
     def launched(self) -> None:
         """A writer was launched, which may create what was missing."""
+
+    def history(self) -> Objects | None:
+        """The history beside its table; None if there is none. Raises what the catalog raises."""
 
     def pause(self, *, by: str, reason: str) -> None:
         """Store that a person wants it to stay stopped. Raises what the catalog raises."""
@@ -131,6 +136,11 @@ class SupervisedStream:
 
     def launched(self) -> None:
         self._table.forget()
+
+    def history(self) -> Objects | None:
+        spec = self._declaration.spec
+        table = load_stream_table(spec) if spec is not None else None
+        return None if table is None else Objects.of(table, self.name)
 
     def pause(self, *, by: str, reason: str) -> None:
         spec = self._sound_spec()
@@ -230,6 +240,9 @@ class SupervisedApplication:
 
     def launched(self) -> None:
         pass
+
+    def history(self) -> Objects | None:
+        return None
 
     def pause(self, *, by: str, reason: str) -> None:
         if not _is_paused(self.desired()):

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from frazil import clock
 from frazil.errors import EnvironmentUnusable, SpecError, WriterBusy
+from frazil.history.supervision import Supervision
 from frazil.host.heartbeat import Stall
 from frazil.host.launcher import Launcher, LogPosition
 from frazil.host.records import Launch, StopRequest, read_notes, read_watch, write_notes, write_watch
@@ -22,6 +23,7 @@ from frazil.supervise.decide import TABLE_WAYS_OUT, decide
 from frazil.supervise.decision import Cause, Decision, WriterAction
 from frazil.supervise.observed import Desired, Observed
 from frazil.supervise.supervised import Connections, Supervised
+from frazil.supervise.told import told
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +73,7 @@ class Supervisor:
         self._folder = self._subject.folder
         self._launcher = launcher or self._subject.launcher()
         self._clock = clock
+        self._supervision = Supervision(self._subject.history)
         self._last_step_ms, self._watched_since_ms = 0, 0
         self._watch, self._watch_written_ms = read_watch(self._folder), 0
         self._log_position: LogPosition | None = None
@@ -125,8 +128,17 @@ class Supervisor:
             self._keep_watch(now_ms, write=act)
             observed = self._observe()
             decision = decide(observed, now_ms=now_ms, policy=self._subject.policy())
-            problem = self._act(decision, observed, now_ms=now_ms) if act else None
+            problem = None
+            if act:
+                problem = self._act(decision, observed, now_ms=now_ms)
+                self._tell_history(decision, observed, problem, now_ms=now_ms)
             return Step(decision, observed.table_fingerprint, problem, self._read_log(), observed.stall)
+
+    def _tell_history(self, decision: Decision, observed: Observed, problem: str | None, *, now_ms: int) -> None:
+        launch = observed.launch
+        subject = f"{decision.action} {decision.cause} {launch.id if launch else ''} {problem or ''}"
+        what = told(decision, observed.desired, problem, now_ms=now_ms)
+        self._supervision.tell(what, subject=subject, now_ms=now_ms)
 
     def _keep_watch(self, now_ms: int, *, write: bool) -> None:
         """Record in the run folder that the host is supervised: Airflow may replace this object at any moment."""

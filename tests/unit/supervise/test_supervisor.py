@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from frazil.clock import now_ms
+from frazil.history.read import read_history
 from frazil.host.given_up import announce_given_up, confirm_given_up, settle_given_up
 from frazil.host.launcher import ProcessState
 from frazil.spec.last_sound import EMPTY_MS
@@ -112,6 +113,12 @@ def test_pausing_and_resuming_beside_the_table_is_obeyed(bench: Bench) -> None:
     assert [e.code for e in bench.at_hand.launcher.observe().exits] == [0]
     desired.resume(by="ana", reason="")
     assert bench.runs(supervisor) != pid
+
+    def told() -> list[str]:
+        return [what.sentence for what in read_history(spec, since_ms=0).happened]
+
+    bench.eventually(lambda: any("the writer is started" in sentence for sentence in told()))
+    assert "the stream is paused by ana: Kafka upgrade" in told()
     desired.restart(by="ana", reason="new credentials")
     bench.until(supervisor, WriterAction.RESTART, Cause.ASKED)
     bench.until(supervisor, WriterAction.KEEP, Cause.ADVANCING)

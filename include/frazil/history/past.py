@@ -1,0 +1,112 @@
+"""A stream's past in memory, bounded whatever the clock does and however much happens. Pure but for being changed."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from frazil.history.points import MINUTE_MS, TEN_MS, Happened, Kind, Point, beginning, in_ten
+
+MINUTES_MS = 6 * 3_600_000
+"""How long minutes are kept; then they become tens."""
+TENS_MS = 14 * 24 * 3_600_000
+"""How long tens, and what happened, are kept."""
+HAPPENED_MOST = 60
+"""Of one kind: a flood of one leaves the others."""
+SENTENCE_MOST = 600
+"""Characters."""
+
+
+class Part(StrEnum):
+    """Each is an object of its own, in the order in which they are written."""
+
+    TENS = "tens"
+    """Before the minutes that they replace go."""
+    MINUTES = "minutes"
+    HAPPENED = "happened"
+
+
+@dataclass(slots=True)
+class Past:
+    """Not thread-safe. A minute is in `minutes` or in its ten, never in both."""
+
+    minutes: dict[int, Point] = field(default_factory=dict)
+    tens: dict[int, Point] = field(default_factory=dict)
+    happened: list[Happened] = field(default_factory=list)
+    """Oldest first."""
+
+    def add(self, point: Point) -> Part:
+        """Add the numbers of a minute, or of ten, to those that are known of it; returns what changed."""
+        ten = beginning(point.at_ms, TEN_MS)
+        if ten in self.tens or point.span_ms == TEN_MS:
+            known = [self.tens[ten]] if ten in self.tens else self._taken(ten)
+            self.tens[ten] = in_ten([*known, point])
+            return Part.TENS
+        at = beginning(point.at_ms, MINUTE_MS)
+        known_minute = self.minutes.get(at)
+        self.minutes[at] = known_minute.then(point) if known_minute else dataclasses.replace(point, at_ms=at)
+        return Part.MINUTES
+
+    def tell(self, what: Happened) -> Part:
+        sentence = what.sentence
+        if len(sentence) > SENTENCE_MOST:
+            what = dataclasses.replace(what, sentence=f"{sentence[: SENTENCE_MOST - 4]} ...")
+        if what not in self.happened:
+            self.happened.append(what)
+        if len(self.happened) > 2 * HAPPENED_MOST * len(Kind):  # nobody ages it while the storage hangs
+            self.happened = _kept(self.happened, what.at_ms)
+        return Part.HAPPENED
+
+    def began_with(self, earlier: Past) -> None:
+        """Take over what an earlier writer left."""
+        own, self.minutes, self.tens = ([*self.tens.values(), *self.minutes.values()], {}, {})
+        for point in (*earlier.tens.values(), *earlier.minutes.values(), *own):
+            self.add(point)
+        own_happened, self.happened = self.happened, []
+        for what in (*earlier.happened, *own_happened):
+            self.tell(what)
+
+    def age(self, now_ms: int) -> set[Part]:
+        """Fold old minutes into tens, and drop what is too old; returns what changed.
+
+        A time far in the future is of a clock that was wrong, and treated as one far in the past.
+        """
+        changed = set()
+        for ten in sorted({beginning(at, TEN_MS) for at in self.minutes}):
+            if abs(now_ms - ten) > MINUTES_MS + TEN_MS:
+                self.tens[ten] = in_ten(self._taken(ten))
+                changed |= {Part.TENS, Part.MINUTES}
+        for ten in [ten for ten in self.tens if abs(now_ms - ten) > TENS_MS]:
+            del self.tens[ten]
+            changed.add(Part.TENS)
+        if (kept := _kept(self.happened, now_ms)) != self.happened:
+            self.happened = kept
+            changed.add(Part.HAPPENED)
+        return changed
+
+    def copy(self) -> Past:
+        return Past(dict(self.minutes), dict(self.tens), list(self.happened))
+
+    def points(self) -> tuple[Point, ...]:
+        """Of two sources, such as objects of two moments, the tens win over the minutes in them."""
+        minutes = (p for at, p in self.minutes.items() if beginning(at, TEN_MS) not in self.tens)
+        return tuple(sorted((*self.tens.values(), *minutes), key=lambda point: point.at_ms))
+
+    def _taken(self, ten: int) -> list[Point]:
+        """The minutes of these ten, which are removed."""
+        return [self.minutes.pop(at) for at in range(ten, ten + TEN_MS, MINUTE_MS) if at in self.minutes]
+
+
+def _kept(happened: Iterable[Happened], now_ms: int) -> list[Happened]:
+    """The newest of each kind, oldest first."""
+    seen: Counter[Kind] = Counter()
+    kept = []
+    oldest_first = sorted(happened, key=lambda what: what.at_ms)
+    for what in oldest_first[::-1]:
+        seen[what.kind] += 1
+        if seen[what.kind] <= HAPPENED_MOST and abs(now_ms - what.at_ms) <= TENS_MS:
+            kept.append(what)
+    return kept[::-1]

@@ -1,0 +1,63 @@
+"""Reads a stream's history, for people: what cannot be read becomes a sentence."""
+
+from __future__ import annotations
+
+from pyiceberg.table import Table
+
+from frazil.errors import FrazilError
+from frazil.history.objects import Objects
+from frazil.history.past import Part, Past
+from frazil.history.points import Happened, History
+from frazil.history.supervision import read_supervision
+from frazil.spec.model import StreamSpec
+from frazil.table.tables import load_stream_table
+
+TRIES = 2
+"""A writer that takes over deletes the objects that were listed, after it has put its own."""
+
+
+def read_history(spec: StreamSpec, *, since_ms: int) -> History:
+    """What is known of a stream since then. Never raises; it may block for as long as catalog and storage do.
+
+    Without a table, or before the first minute, there is nothing, and no problem.
+    """
+    try:
+        table = load_stream_table(spec)
+    except Exception as error:  # catalogs raise what their clients raise
+        return History(problem=f"the table cannot be read: {_words(error)}")
+    return History() if table is None else history_of(table, spec.name, since_ms=since_ms)
+
+
+def history_of(table: Table, stream: str, *, since_ms: int) -> History:
+    """As `read_history`, for one who has loaded the table."""
+    try:
+        objects = Objects.of(table, stream)
+        past, problems = _read(objects, since_ms=since_ms)
+        supervised, more = read_supervision(objects)
+        problems += more
+    except Exception as error:  # storages raise what their clients raise
+        return History(problem=f"the history cannot be read: {_words(error)}")
+    happened: list[Happened] = sorted((*past.happened, *supervised), key=lambda what: what.at_ms)
+    return History(
+        tuple(point for point in past.points() if point.end_ms > since_ms),
+        tuple(what for what in happened if what.at_ms >= since_ms),
+        "; ".join(problems) or None,
+    )
+
+
+def _read(objects: Objects, *, since_ms: int) -> tuple[Past, list[str]]:
+    past, problems = Past(), list[str]()
+    for _ in range(TRIES):
+        found = objects.found()
+        past, problems = objects.read(found, (Part.MINUTES, Part.HAPPENED))
+        if min(past.minutes, default=since_ms + 1) > since_ms:
+            older, more = objects.read(found, (Part.TENS,))
+            past.tens, problems = older.tens, problems + more
+        if not found or past != Past():
+            break
+    return past, problems
+
+
+def _words(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return text if isinstance(error, FrazilError) else f"{type(error).__name__}: {text}"

@@ -1,0 +1,98 @@
+"""The threads that write histories: one for each storage, so that one that hangs holds up no other's."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+from frazil import clock
+
+LOOK_S = 1.0
+END_S = 3.0
+"""How long the end of a writer waits for the last minute of its history."""
+
+
+class Recording(Protocol):
+    def is_due(self, now_ms: int) -> bool: ...
+
+    def write(self, now_ms: int) -> None:
+        """It raises nothing."""
+
+
+class Scribes:
+    """Writes what is recorded of the streams of one process. Any thread may call its methods."""
+
+    def __init__(self, *, clock_ms: Callable[[], int] = clock.now_ms, look_s: float = LOOK_S) -> None:
+        self._clock_ms, self._look_s = clock_ms, look_s
+        self._scribes: dict[str, _Scribe] = {}
+        self._lock = threading.Lock()
+
+    def add(self, recording: Recording, *, storage: str) -> None:
+        """Write it from now on, whenever it is due."""
+        with self._lock:
+            scribe = self._scribes.get(storage)
+            if scribe is None or not scribe.add(recording):
+                self._scribes[storage] = scribe = _Scribe(self._clock_ms, self._look_s)
+                scribe.add(recording)
+
+    def remove(self, recording: Recording, *, wait_s: float = END_S) -> None:
+        """Write it for the last time; returns when that is done, or the time is up."""
+        with self._lock:
+            scribes = list(self._scribes.values())
+        for scribe in scribes:
+            scribe.remove(recording, wait_s=wait_s)
+
+
+class _Scribe:
+    """A thread that ends once nothing is recorded any more."""
+
+    def __init__(self, clock_ms: Callable[[], int], look_s: float) -> None:
+        self._clock_ms, self._look_s = clock_ms, look_s
+        self._recordings: list[Recording] = []
+        self._leaving: dict[Recording, threading.Event] = {}
+        self._over = False
+        self._lock, self._wake = threading.Lock(), threading.Event()
+        # A daemon: a storage that hangs must not keep the process.
+        self._thread = threading.Thread(target=self._run, name="history", daemon=True)
+
+    def add(self, recording: Recording) -> bool:
+        """False if the thread has ended."""
+        with self._lock:
+            if self._over:
+                return False
+            self._recordings.append(recording)
+            if self._thread.ident is None:
+                self._thread.start()
+            return True
+
+    def remove(self, recording: Recording, *, wait_s: float) -> None:
+        with self._lock:
+            if recording not in self._recordings:
+                return
+            done = self._leaving[recording] = threading.Event()
+        self._wake.set()
+        done.wait(wait_s)
+
+    def _run(self) -> None:
+        while True:
+            self._wake.wait(self._look_s)
+            self._wake.clear()
+            with self._lock:
+                recordings, leaving = list(self._recordings), dict(self._leaving)
+            now_ms = self._clock_ms()
+            for recording in sorted(recordings, key=lambda one: one not in leaving):
+                if recording in leaving or recording.is_due(now_ms):
+                    recording.write(now_ms)
+                if recording in leaving:
+                    self._left(recording, leaving[recording])
+            with self._lock:
+                if not self._recordings:
+                    self._over = True
+                    return
+
+    def _left(self, recording: Recording, done: threading.Event) -> None:
+        with self._lock:
+            self._recordings.remove(recording)
+            del self._leaving[recording]
+        done.set()

@@ -1,0 +1,96 @@
+"""What supervisors did for a stream, in one object beside the history that its writers keep.
+
+It is read, added to and put again. Two supervisors that do so within the same second may lose an entry; nothing is
+decided by it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from frazil.history.objects import HistoryUnreadable, Objects, decode, encoded
+from frazil.history.past import Part, Past
+from frazil.history.points import Happened
+
+log = logging.getLogger(__name__)
+
+WAITING_MOST = 20
+"""What is not written yet, while the storage does not answer."""
+AGAIN_MS = 60_000
+
+
+def read_supervision(objects: Objects) -> tuple[list[Happened], list[str]]:
+    """What supervisors did, oldest first, and what is wrong with the object. Raises what the storage raises."""
+    past = Past()
+    data = objects.store.get(_path(objects))
+    try:
+        if data is not None:
+            decode(data, Part.HAPPENED, past, objects.table_uuid)
+    except HistoryUnreadable as error:
+        return [], [f"{_path(objects)}: {error}"]
+    return past.happened, []
+
+
+@dataclass(slots=True)
+class Supervision:
+    """Remembers what one supervisor did; a thread of its own writes it, for which the supervisor never waits."""
+
+    open: Callable[[], Objects | None]
+    """Opens the history beside the table; None if there is no table. It may block, and raise."""
+    _waiting: list[Happened] = field(default_factory=list)
+    _said: str | None = None
+    _failed_at_ms: int | None = None
+    _thread: threading.Thread | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def tell(self, what: Happened | None, *, subject: str, now_ms: int) -> None:
+        """What the supervisor decided now, each time that it decides; only what differs by its subject is remembered.
+
+        None for a decision that nobody wants to see.
+        """
+        with self._lock:
+            if subject != self._said and what is not None:
+                self._waiting = [*self._waiting, what][-WAITING_MOST:]
+            self._said = subject
+            failed_ms = self._failed_at_ms
+            if not self._waiting or (failed_ms is not None and abs(now_ms - failed_ms) < AGAIN_MS):
+                return
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._write, args=(now_ms,), name="supervision", daemon=True)
+                self._thread.start()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for a write under way."""
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+
+    def _write(self, now_ms: int) -> None:
+        with self._lock:
+            waiting = list(self._waiting)
+        try:
+            objects = self.open()
+            if objects is not None:
+                _add(objects, waiting, now_ms=now_ms)
+        except Exception as error:  # catalogs and storages raise anything
+            objects = None
+            level = logging.INFO if self._failed_at_ms is None else logging.DEBUG
+            log.log(level, "what the supervisor did is not in the stream's history yet: %s", error)
+        with self._lock:
+            self._failed_at_ms = now_ms if objects is None else None
+            if objects is not None:
+                self._waiting = [what for what in self._waiting if what not in waiting]
+
+
+def _add(objects: Objects, waiting: list[Happened], *, now_ms: int) -> None:
+    past = Past(happened=read_supervision(objects)[0])
+    for what in waiting:
+        past.tell(what)
+    past.age(now_ms)
+    objects.store.put(_path(objects), encoded(past, Part.HAPPENED, objects.table_uuid))
+
+
+def _path(objects: Objects) -> str:
+    return f"{objects.location}/supervision.json"

@@ -1,0 +1,136 @@
+"""A past is bounded, loses no number while it is kept, and has each moment once."""
+
+from __future__ import annotations
+
+import dataclasses
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from frazil.history.past import HAPPENED_MOST, MINUTES_MS, SENTENCE_MOST, TENS_MS, Part, Past
+from frazil.history.points import MINUTE_MS, TEN_MS, Happened, Kind, Point, beginning
+
+NOW = 1_800_000_000_000
+HOUR_MS = 3_600_000
+
+SMALL = st.integers(0, 1_000)
+MAYBE = st.none() | SMALL
+
+
+@st.composite
+def points(draw: st.DrawFn, within_ms: int = 2 * MINUTES_MS) -> Point:
+    return Point(
+        NOW + draw(st.integers(-within_ms, within_ms)),
+        batches=draw(SMALL),
+        records=draw(SMALL),
+        stage_ms=draw(SMALL),
+        lag=draw(MAYBE),
+        watermark_ms=draw(MAYBE),
+    )
+
+
+@given(st.lists(points()), st.lists(st.integers(-MINUTES_MS, MINUTES_MS)))
+def test_no_number_is_lost_or_doubled_by_a_clock_that_goes_to_and_fro(added: list[Point], clocks: list[int]) -> None:
+    past, times = Past(), iter(clocks)
+    for point in added:
+        past.add(point)
+        past.age(NOW + next(times, 0))
+    for name in ("batches", "records", "stage_ms"):
+        assert sum(getattr(p, name) for p in past.points()) == sum(getattr(p, name) for p in added)
+    assert max((p.lag for p in past.points() if p.lag is not None), default=None) == max(
+        (p.lag for p in added if p.lag is not None), default=None
+    )
+
+
+@given(st.lists(points()), st.lists(points()), st.integers(-MINUTES_MS, MINUTES_MS))
+def test_a_writer_adds_to_what_an_earlier_one_left(one: list[Point], other: list[Point], clock: int) -> None:
+    earlier, own = Past(), Past()
+    for past, added in ((earlier, one), (own, other)):
+        for point in added:
+            past.add(point)
+    earlier.age(NOW + clock)
+    own.began_with(earlier)
+    assert sum(p.records for p in own.points()) == sum(p.records for p in (*one, *other))
+
+
+@given(st.lists(points(within_ms=3 * TENS_MS)), st.integers(-TENS_MS, TENS_MS))
+def test_no_moment_is_in_two_points(added: list[Point], clock: int) -> None:
+    past = Past()
+    for point in added:
+        past.add(point)
+    past.age(NOW + clock)
+    spans = [(p.at_ms, p.end_ms) for p in past.points()]
+    assert all(end <= start for (_, end), (start, _) in pairwise(spans))
+
+
+@given(points(), points(), points())
+def test_it_does_not_matter_in_which_groups_points_are_joined(a: Point, b: Point, c: Point) -> None:
+    assert a.then(b).then(c) == a.then(b.then(c))
+
+
+def test_a_month_of_minutes_is_bounded_and_the_last_hours_are_minutes() -> None:
+    past = Past()
+    for at in range(NOW, NOW + 30 * 24 * HOUR_MS, MINUTE_MS):
+        past.add(Point(at, records=1))
+        if at % TEN_MS == 0:
+            past.age(at)
+    assert len(past.minutes) <= (MINUTES_MS + 2 * TEN_MS) // MINUTE_MS
+    assert len(past.tens) <= TENS_MS // TEN_MS + 1
+    last = NOW + 30 * 24 * HOUR_MS - MINUTE_MS
+    assert {p.span_ms for p in past.points() if p.at_ms > last - MINUTES_MS} == {MINUTE_MS}
+    assert sum(p.records for p in past.points()) >= TENS_MS // MINUTE_MS
+
+
+def test_a_clock_that_was_a_year_ahead_leaves_nothing_behind_and_the_present_is_recorded() -> None:
+    past, year_ms = Past(), 365 * 24 * HOUR_MS
+    past.add(Point(NOW + year_ms, records=7))
+    past.tell(Happened(NOW + year_ms, Kind.NOTICE, "from another time"))
+    past.add(Point(NOW, records=1))
+    past.age(NOW)
+    assert past.age(NOW) == set()
+    assert [(p.at_ms, p.records) for p in past.points()] == [(beginning(NOW, MINUTE_MS), 1)]
+    assert past.happened == []
+
+
+def test_a_flood_of_one_kind_leaves_the_others_and_the_newest_stay() -> None:
+    past = Past()
+    past.tell(Happened(NOW, Kind.EVOLUTION, "the table evolves"))
+    for n in range(3_000):  # as when nobody ages it, because the storage hangs
+        past.tell(Happened(NOW + n, Kind.OUTAGE, f"outage {n}"))
+    assert len(past.happened) < 5_000
+    past.age(NOW)
+    assert len(past.happened) == HAPPENED_MOST + 1
+    assert past.happened[0].kind is Kind.EVOLUTION
+    assert past.happened[-1].sentence == "outage 2999"
+
+
+def test_a_sentence_of_any_length_is_cut_and_the_same_one_of_a_moment_is_told_once() -> None:
+    past = Past()
+    for _ in range(2):
+        past.tell(Happened(NOW, Kind.END, "x" * 10_000))
+    assert [len(what.sentence) for what in past.happened] == [SENTENCE_MOST]
+
+
+def test_ageing_says_which_parts_changed() -> None:
+    past = Past()
+    past.add(Point(NOW, records=1))
+    assert past.age(NOW) == set()
+    assert past.age(NOW + MINUTES_MS + 2 * TEN_MS) == {Part.TENS, Part.MINUTES}
+    assert past.age(NOW + 2 * TENS_MS) == {Part.TENS}
+    assert past.points() == ()
+
+
+def test_tens_win_over_the_minutes_in_them() -> None:
+    """A writer was killed between its put of the tens and that of the minutes."""
+    past = Past()
+    past.add(Point(NOW, records=3))
+    killed = past.copy()
+    past.age(NOW + MINUTES_MS + 2 * TEN_MS)
+    half = Past(killed.minutes, past.tens)
+    assert sum(p.records for p in half.points()) == 3
+
+
+def test_a_point_ends_with_its_span() -> None:
+    assert Point(NOW).end_ms == NOW + MINUTE_MS
+    assert dataclasses.replace(Point(NOW), span_ms=TEN_MS).end_ms == NOW + TEN_MS

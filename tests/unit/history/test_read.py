@@ -1,0 +1,198 @@
+"""People read a history whatever is wrong with it; a supervisor adds what the writer does not know."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyiceberg.table import Table
+
+from frazil.history.objects import Objects
+from frazil.history.past import MINUTES_MS, Part, Past
+from frazil.history.points import MINUTE_MS, TEN_MS, Happened, History, Kind, Point
+from frazil.history.read import history_of, read_history
+from frazil.history.supervision import AGAIN_MS, WAITING_MOST, Supervision, read_supervision
+from frazil.spec.load import validate_stream
+from frazil.spec.model import StreamSpec
+from frazil.table.catalogs import load_catalog
+from frazil.table.local_storage import LocalStore
+from frazil.table.tables import ensure_table
+
+NOW = 1_800_000_000_000
+SAID = Happened(NOW, Kind.SUPERVISION, "the writer is started (crashed): it ended with signal 9")
+
+
+@pytest.fixture
+def spec(frazil_home: Path) -> StreamSpec:  # noqa: ARG001 - the embedded catalog's
+    declared = {
+        "name": "ticks",
+        "source": {"topics": ["ticks"], "bootstrap-servers": "127.0.0.1:1"},
+        "table": "demo.ticks",
+        "schema": {"ts": "timestamptz not null"},
+        "event-time": "ts",
+    }
+    return validate_stream(declared, Path("ticks.yaml"))
+
+
+@pytest.fixture
+def table(spec: StreamSpec) -> Table:
+    return ensure_table(load_catalog(None), spec)
+
+
+def put(objects: Objects, past: Past, epoch: int = 1) -> None:
+    for part in Part:
+        objects.put(epoch, past, part)
+
+
+def test_a_stream_without_a_table_or_without_a_minute_has_no_history_and_no_problem(spec: StreamSpec) -> None:
+    assert read_history(spec, since_ms=0) == History()
+    ensure_table(load_catalog(None), spec)
+    assert read_history(spec, since_ms=0) == History()
+
+
+def test_a_catalog_that_fails_is_a_sentence(spec: StreamSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(_: StreamSpec) -> None:
+        raise OSError("no route to host")
+
+    monkeypatch.setattr("frazil.history.read.load_stream_table", fails)
+    assert read_history(spec, since_ms=0) == History(problem="the table cannot be read: OSError: no route to host")
+
+
+def test_a_storage_that_fails_is_a_sentence(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise OSError("no route to host")
+
+    monkeypatch.setattr(LocalStore, "list_files", fails)
+    found = history_of(table, "ticks", since_ms=0)
+    assert found == History(problem="the history cannot be read: OSError: no route to host")
+
+
+def test_tens_come_before_minutes_and_older_than_asked_is_left_out(spec: StreamSpec, table: Table) -> None:
+    past = Past()
+    for at in range(NOW, NOW + 2 * MINUTES_MS, MINUTE_MS):
+        past.add(Point(at, records=1))
+    past.tell(Happened(NOW, Kind.EPOCH, "epoch 1 begins"))
+    past.age(NOW + 2 * MINUTES_MS)
+    put(Objects.of(table, "ticks"), past)
+    whole = read_history(spec, since_ms=0)
+    assert sum(p.records for p in whole.points) == 2 * MINUTES_MS // MINUTE_MS
+    assert {p.span_ms for p in whole.points[:10]} == {TEN_MS}
+    assert {p.span_ms for p in whole.points[-10:]} == {MINUTE_MS}
+    assert list(whole.points) == sorted(whole.points, key=lambda point: point.at_ms)
+    since_ms = NOW + 2 * MINUTES_MS - 30 * MINUTE_MS
+    recent = read_history(spec, since_ms=since_ms)
+    assert recent.points == tuple(p for p in whole.points if p.end_ms > since_ms)
+    assert (len(whole.happened), recent.happened) == (1, ())
+
+
+def test_a_writer_that_takes_over_between_the_listing_and_the_reading_is_followed(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objects, past = Objects.of(table, "ticks"), Past()
+    past.add(Point(NOW, records=7))
+    put(objects, past, epoch=1)
+    listed = Objects.found
+
+    def overtaken(self: Objects) -> list[object]:
+        found = listed(self)
+        if found[0].epoch == 1:
+            put(objects, past, epoch=2)
+            self.delete(found)
+        return list(found)
+
+    monkeypatch.setattr(Objects, "found", overtaken)
+    assert [p.records for p in history_of(table, "ticks", since_ms=0).points] == [7]
+
+
+def test_what_is_torn_is_a_problem_and_the_rest_is_read(table: Table) -> None:
+    objects, past = Objects.of(table, "ticks"), Past()
+    past.add(Point(NOW, records=7))
+    past.tell(Happened(NOW, Kind.EPOCH, "epoch 1 begins"))
+    put(objects, past)
+    objects.store.put(f"{objects.location}/00000001-happened.json", b"{")
+    objects.store.put(f"{objects.location}/supervision.json", b"{")
+    found = history_of(table, "ticks", since_ms=0)
+    assert ([p.records for p in found.points], found.happened) == ([7], ())
+    assert found.problem is not None
+    assert "00000001-happened.json" in found.problem
+    assert "supervision.json" in found.problem
+
+
+@pytest.fixture
+def objects(tmp_path: Path) -> Objects:
+    return Objects(LocalStore(), f"{tmp_path}/_frazil/_history/ticks", "uuid-1")
+
+
+def told(objects: Objects) -> list[Happened]:
+    found, problems = read_supervision(objects)
+    assert problems == []
+    return found
+
+
+def tell(supervision: Supervision, what: Happened | None, subject: str, now_ms: int = NOW) -> None:
+    supervision.tell(what, subject=subject, now_ms=now_ms)
+    supervision.join(10)
+
+
+def test_what_supervisors_did_is_among_what_happened(table: Table) -> None:
+    objects, past = Objects.of(table, "ticks"), Past()
+    past.tell(Happened(NOW - 1, Kind.END, "the writer ended"))
+    past.tell(Happened(NOW + 1, Kind.EPOCH, "epoch 2 begins"))
+    put(objects, past)
+    tell(Supervision(lambda: objects), SAID, "start")
+    kinds = [what.kind for what in history_of(table, "ticks", since_ms=0).happened]
+    assert kinds == [Kind.END, Kind.SUPERVISION, Kind.EPOCH]
+
+
+def test_a_decision_that_stays_is_told_once_and_one_that_comes_back_again(objects: Objects) -> None:
+    supervision = Supervision(lambda: objects)
+    for at in (NOW, NOW + 1, NOW + 2):
+        tell(supervision, Happened(at, Kind.SUPERVISION, "the writer is started"), "start")
+    tell(supervision, None, "keep")
+    tell(supervision, Happened(NOW + 9, Kind.SUPERVISION, "the writer is started"), "start")
+    assert [what.at_ms for what in told(objects)] == [NOW, NOW + 9]
+
+
+def test_the_next_supervisor_repeats_nothing_and_keeps_what_was_told(objects: Objects) -> None:
+    for supervision in (Supervision(lambda: objects), Supervision(lambda: objects)):
+        tell(supervision, SAID, "start")
+    tell(supervision, Happened(NOW + 1, Kind.SUPERVISION, "the writer is killed"), "kill")
+    assert [what.at_ms for what in told(objects)] == [NOW, NOW + 1]
+
+
+def test_before_there_is_a_table_and_while_the_catalog_is_away_it_waits(objects: Objects) -> None:
+    answers: Iterator[Objects | Exception | None] = iter([None, OSError("no route"), objects])
+
+    def opens() -> Objects | None:
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    supervision = Supervision(opens)
+    tell(supervision, SAID, "start")
+    for n in (1, 2):
+        tell(supervision, None, "keep", NOW + n * AGAIN_MS - 1)
+        assert told(objects) == []
+        tell(supervision, None, "keep", NOW + n * AGAIN_MS)
+    assert told(objects) == [SAID]
+
+
+def test_a_supervisor_never_waits_for_a_catalog_that_hangs_and_what_waits_is_bounded(objects: Objects) -> None:
+    answers = threading.Event()
+
+    def hangs() -> Objects:
+        answers.wait(30)
+        return objects
+
+    supervision = Supervision(hangs)
+    for n in range(100):
+        supervision.tell(Happened(NOW + n, Kind.SUPERVISION, f"decision {n}"), subject=str(n), now_ms=NOW)
+    answers.set()
+    supervision.join(10)
+    tell(supervision, None, "keep")
+    sentences = [what.sentence for what in told(objects)]
+    assert sentences[-1] == "decision 99"
+    assert len(sentences) <= WAITING_MOST + 1

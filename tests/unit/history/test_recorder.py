@@ -1,0 +1,419 @@
+"""The recorder turns a stream's events into its history, and outlives whatever the storage does."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from frazil.commit.marker import BatchKey, Marker
+from frazil.commit.settle import Settled
+from frazil.events import (
+    BatchCommitted,
+    ChangesMerged,
+    DistributionChosen,
+    EpochBegan,
+    Event,
+    FutureEventTimes,
+    Happening,
+    LagMeasured,
+    NoticeGiven,
+    OutageMet,
+    PhaseBegan,
+    RecordsSkipped,
+    StallBegan,
+    StallEnded,
+    TableEvolved,
+    ThrottleJudged,
+)
+from frazil.history.objects import Found, Objects
+from frazil.history.past import Part, Past
+from frazil.history.points import Kind, Point
+from frazil.history.recorder import AGAIN_MS, AT_ONCE_MS, EVERY_MS, Recorder
+from frazil.history.scribes import Scribes
+from frazil.host.heartbeat import Phase, Stall, StallKind
+from frazil.kafka.identity import SourceIdentity
+from frazil.table.local_storage import LocalStore
+from tests.polling import eventually
+
+NOW = 1_800_000_000_000
+MINUTE_MS = 60_000
+MARKER = Marker("s", BatchKey(4, 0), None, {("t", 0): 10}, SourceIdentity("c", {"t": "id"}), watermark_us=5_000_000)
+
+
+class Storage(LocalStore):
+    """A local storage that fails, or hangs, when told."""
+
+    def __init__(self) -> None:
+        self.fails: Exception | None = None
+        self.puts_left: int | None = None
+        """After so many puts, the process is killed."""
+        self.answers = threading.Event()
+        self.answers.set()
+        self.put_paths: list[str] = []
+
+    def put(self, path: str, data: bytes) -> None:
+        self.answers.wait(30)
+        if self.fails:
+            raise self.fails
+        if self.puts_left is not None:
+            self.puts_left -= 1
+            if self.puts_left < 0:
+                raise KeyboardInterrupt
+        self.put_paths.append(path)
+        super().put(path, data)
+
+
+class Bench:
+    def __init__(self, folder: Path) -> None:
+        self.storage, self.location = Storage(), f"{folder}/_frazil/_history/s"
+        self.objects = Objects(self.storage, self.location, "uuid-1")
+
+    def writer(self, epoch: int | None, *, at_ms: int = NOW) -> Recorder:
+        """The recorder of a writer that took over."""
+        recorder = Recorder("s", interval_ms=20_000)
+        recorder.opens(lambda: self.objects)
+        if epoch is not None:
+            self.tell(recorder, EpochBegan(epoch, MARKER, Settled()), at_ms=at_ms)
+        return recorder
+
+    @staticmethod
+    def tell(recorder: Recorder, *what: Happening, at_ms: int = NOW) -> None:
+        for happening in what:
+            recorder.take(Event("s", at_ms, happening))
+
+    def stored(self) -> Past:
+        past, problems = self.objects.read(self.objects.found())
+        assert problems == []
+        return past
+
+    def epochs(self) -> set[int]:
+        return {found.epoch for found in self.objects.found()}
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+def batch(records: int = 100, **others: float) -> BatchCommitted:
+    times = {"stage_s": 2.0, "commit_s": 0.5, **others}
+    return BatchCommitted(BatchKey(4, 1), MARKER, records, 3, 2, bytes=4_096, **times)  # type: ignore[arg-type]
+
+
+def test_the_batches_of_a_minute_are_one_point(bench: Bench) -> None:
+    recorder = bench.writer(4)
+    bench.tell(recorder, ChangesMerged(2, 0.1), ChangesMerged(1, 0.2), batch(), batch(stage_s=3.0))
+    bench.tell(recorder, LagMeasured(50, {("t", 0): 50}, 7_000, 400), LagMeasured(20, {("t", 0): 20}, 9_000, 0))
+    recorder.write(NOW)
+    (point,) = bench.stored().points()
+    assert point == Point(
+        NOW - NOW % MINUTE_MS,
+        batches=2,
+        records=200,
+        rejected=6,
+        files=4,
+        bytes=8_192,
+        lag=50,
+        freshness_ms=9_000,
+        backpressure_ms=400,
+        stage_ms=5_000,
+        commit_ms=1_000,
+        merge_ms=300,
+        watermark_ms=5_000,
+        interval_ms=20_000,
+    )
+
+
+def test_a_tick_moves_the_watermark_and_is_no_batch(bench: Bench) -> None:
+    recorder = bench.writer(4)
+    bench.tell(recorder, BatchCommitted(BatchKey(4, 1), MARKER, 0, 0, 0, stage_s=9.0, commit_s=9.0))
+    recorder.write(NOW)
+    (point,) = bench.stored().points()
+    assert (point.batches, point.stage_ms, point.watermark_ms) == (0, 0, 5_000)
+
+
+def test_the_interval_is_the_stretched_one(bench: Bench) -> None:
+    recorder = bench.writer(4)
+    bench.tell(recorder, ThrottleJudged("the metadata grows", 3.0, was_under_pressure=False), batch())
+    recorder.write(NOW)
+    assert bench.stored().points()[0].interval_ms == 60_000
+
+
+STALL = Stall(StallKind.OFFSETS, NOW, "t-0", "nothing moves")
+
+
+@pytest.mark.parametrize(
+    ("what", "kind", "said"),
+    [
+        (EpochBegan(5, MARKER, Settled()), Kind.EPOCH, "epoch 5 begins"),
+        (RecordsSkipped("t-0: 1..9", MARKER), Kind.SKIP, "t-0: 1..9"),
+        (StallBegan(STALL), Kind.STALL, "nothing moves"),
+        (StallEnded(StallKind.OFFSETS, 60_000), Kind.STALL, "over after 1 min 0 s"),
+        (TableEvolved(BatchKey(4, 1), ("added column gate string",)), Kind.EVOLUTION, "added column gate string"),
+        (NoticeGiven("reads in a slower way"), Kind.NOTICE, "reads in a slower way"),
+        (FutureEventTimes(BatchKey(4, 1), 7, ("t", 0), "10m"), Kind.FUTURE, "7 rows of batch 4-1"),
+        (DistributionChosen(BatchKey(4, 1), True, "it pays", 9, 90, 9), Kind.DECISION, "it pays"),
+        (ThrottleJudged("the metadata grows", 2.0, was_under_pressure=False), Kind.THROTTLE, "the metadata grows"),
+        (OutageMet("the catalog is away"), Kind.OUTAGE, "the catalog is away"),
+    ],
+)
+def test_what_happened_is_told_in_words(bench: Bench, what: Happening, kind: Kind, said: str) -> None:
+    recorder = bench.writer(4)
+    bench.tell(recorder, what, at_ms=NOW + 5)
+    recorder.write(NOW)
+    (told,) = (h for h in bench.stored().happened if h.at_ms == NOW + 5)
+    assert (told.kind, said in told.sentence) == (kind, True)
+
+
+def test_what_repeats_with_each_batch_is_told_when_it_changes(bench: Bench) -> None:
+    recorder = bench.writer(4)
+    for n in range(5):
+        bench.tell(
+            recorder,
+            OutageMet(f"the catalog is away, try {n}"),
+            DistributionChosen(BatchKey(4, n), True, f"{n} partitions", 9, 90, 9),
+            ThrottleJudged(f"the metadata has {n} MiB", 2.0, was_under_pressure=n > 0),
+            at_ms=NOW + n * 1_000,
+        )
+    bench.tell(recorder, PhaseBegan(Phase.WAITING), PhaseBegan(Phase.WAITING), at_ms=NOW + 6_000)
+    bench.tell(recorder, ThrottleJudged(None, 1.0, was_under_pressure=True), at_ms=NOW + 6_000)
+    recorder.write(NOW)
+    told = [(h.kind, h.sentence) for h in bench.stored().happened if h.kind is not Kind.EPOCH]
+    assert told == [
+        (Kind.OUTAGE, "the catalog is away, try 0"),
+        (Kind.DECISION, "rows are shuffled from here on: 0 partitions"),
+        (Kind.THROTTLE, "the metadata has 0 MiB"),
+        (Kind.OUTAGE, "the outage is over after 6.0 s"),
+        (Kind.THROTTLE, "the table's metadata no longer grows; commits follow the declared interval"),
+    ]
+
+
+def test_nothing_is_due_before_there_is_a_table_and_an_epoch(bench: Bench) -> None:
+    recorder = Recorder("s", interval_ms=20_000)
+    bench.tell(recorder, OutageMet("Kafka is away"))
+    assert not recorder.is_due(NOW)
+    recorder.opens(lambda: bench.objects)
+    assert not recorder.is_due(NOW)
+    bench.tell(recorder, EpochBegan(4, MARKER, Settled()))
+    assert recorder.is_due(NOW)
+
+
+def test_it_is_written_once_a_minute_and_sooner_if_something_happened(bench: Bench) -> None:
+    recorder = bench.writer(4)
+    recorder.write(NOW)
+    assert not recorder.is_due(NOW + EVERY_MS)  # nothing changed
+    bench.tell(recorder, batch())
+    assert not recorder.is_due(NOW + EVERY_MS - 1)
+    assert recorder.is_due(NOW + EVERY_MS)
+    assert recorder.is_due(NOW - 10 * EVERY_MS)  # the clock was set back
+    bench.tell(recorder, NoticeGiven("look"))
+    assert not recorder.is_due(NOW + AT_ONCE_MS - 1)
+    assert recorder.is_due(NOW + AT_ONCE_MS)
+
+
+def test_only_what_changed_is_written(bench: Bench) -> None:
+    recorder = bench.writer(4)
+    recorder.write(NOW)
+    bench.storage.put_paths.clear()
+    bench.tell(recorder, batch())
+    recorder.write(NOW + EVERY_MS)
+    assert bench.storage.put_paths == [f"{bench.location}/00000004-minutes.json"]
+
+
+def test_a_new_epoch_goes_on_with_the_history_of_the_last_and_leaves_three_objects(bench: Bench) -> None:
+    for epoch in range(1, 20):  # such as a crash loop of one start a minute
+        recorder = bench.writer(epoch, at_ms=NOW + epoch * MINUTE_MS)
+        bench.tell(recorder, batch(), at_ms=NOW + epoch * MINUTE_MS)
+        recorder.write(NOW + epoch * MINUTE_MS)
+        assert (bench.epochs(), len(bench.objects.found())) == ({epoch}, 3)
+    assert sum(p.records for p in bench.stored().points()) == 19 * 100
+    assert len(bench.stored().happened) == 19
+
+
+def test_the_next_epoch_of_the_same_process_counts_nothing_twice(bench: Bench) -> None:
+    recorder = bench.writer(4)
+    bench.tell(recorder, batch())
+    recorder.write(NOW)
+    bench.tell(recorder, EpochBegan(5, MARKER, Settled()), batch())
+    recorder.write(NOW + EVERY_MS)
+    assert bench.epochs() == {5}
+    assert sum(p.records for p in bench.stored().points()) == 200
+
+
+def test_what_a_replaced_writer_still_puts_is_passed_over_and_goes(bench: Bench) -> None:
+    old = bench.writer(4)
+    bench.tell(old, batch())
+    old.write(NOW)
+    new = bench.writer(5)
+    bench.tell(new, batch(records=1))
+    new.write(NOW)
+    bench.tell(old, batch(records=1_000_000), NoticeGiven("I am still here"))
+    old.write(NOW + EVERY_MS)
+    assert bench.epochs() == {4, 5}
+    assert sum(p.records for p in bench.stored().points()) == 101
+    assert all(h.kind is Kind.EPOCH for h in bench.stored().happened)
+    later = NOW + 8 * 3_600_000
+    bench.tell(new, batch(records=1), at_ms=later)
+    new.write(later)
+    assert bench.epochs() == {5}
+
+
+@pytest.mark.parametrize("puts", range(4))
+def test_killed_between_any_two_puts_of_a_take_over_nothing_written_is_lost(bench: Bench, puts: int) -> None:
+    first = bench.writer(4)
+    bench.tell(first, batch())
+    first.write(NOW)
+    killed, bench.storage.puts_left = bench.writer(5, at_ms=NOW + 1), puts
+    bench.tell(killed, batch(records=10))
+    with killed_if(puts < len(Part)):
+        killed.write(NOW)
+    bench.storage.puts_left = None
+    for epoch, seen in ((None, {100, 110}), (6, {100, 110})):
+        if epoch is not None:
+            bench.writer(epoch).write(NOW)
+        assert sum(p.records for p in bench.stored().points()) in seen
+    assert bench.epochs() == {6}
+    assert {h.at_ms for h in bench.stored().happened} >= {NOW}
+
+
+@contextmanager
+def killed_if(expected: bool) -> Iterator[None]:
+    if expected:
+        with pytest.raises(KeyboardInterrupt):
+            yield
+    else:
+        yield
+
+
+def test_killed_between_folding_and_the_minutes_no_record_is_counted_twice(bench: Bench) -> None:
+    recorder = bench.writer(4)
+    bench.tell(recorder, batch())
+    recorder.write(NOW)
+    later = NOW + 8 * 3_600_000
+    bench.tell(recorder, batch(records=1), at_ms=later)
+    bench.storage.puts_left = 1  # the tens
+    with pytest.raises(KeyboardInterrupt):
+        recorder.write(later)
+    assert sum(p.records for p in bench.stored().points()) == 100
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"format":99}', b'{"format":1,"table-uuid":"uuid-1"}'])
+def test_an_object_that_cannot_be_read_costs_its_part_alone(bench: Bench, content: bytes) -> None:
+    recorder = bench.writer(4)
+    bench.tell(recorder, batch())
+    recorder.write(NOW)
+    bench.storage.put(f"{bench.location}/00000004-minutes.json", content)
+    past, problems = bench.objects.read(bench.objects.found())
+    assert (past.points(), len(past.happened), len(problems)) == ((), 1, 1)
+    bench.writer(5).write(NOW)
+    assert bench.epochs() == {5}
+    assert [h.sentence for h in bench.stored().happened] == [
+        f"epoch {n} begins: earlier epochs left nothing" for n in (4, 5)
+    ]
+
+
+def test_an_earlier_object_serves_for_one_that_cannot_be_read(bench: Bench) -> None:
+    recorder = bench.writer(4)
+    bench.tell(recorder, batch())
+    recorder.write(NOW)
+    bench.storage.put(f"{bench.location}/00000005-minutes.json", b"torn")
+    past, problems = bench.objects.read(bench.objects.found())
+    assert sum(p.records for p in past.points()) == 100
+    assert problems == [f"{bench.location}/00000005-minutes.json: " + problems[0].split(": ", 1)[1]]
+
+
+def test_what_a_later_version_adds_is_left_out(bench: Bench) -> None:
+    bench.storage.put(
+        f"{bench.location}/00000004-minutes.json",
+        b'{"format":1,"table-uuid":"uuid-1","more":1,"columns":["at_ms","new","records"],"points":[[60000,"x",7]]}',
+    )
+    bench.storage.put(
+        f"{bench.location}/00000004-happened.json",
+        b'{"format":1,"table-uuid":"uuid-1","happened":[[1,"unheard-of","x"],[2,"notice","y"]]}',
+    )
+    past = bench.stored()
+    assert past.points() == (Point(60_000, records=7),)
+    assert [h.sentence for h in past.happened] == ["y"]
+
+
+def test_the_history_of_another_table_in_the_folder_counts_for_nothing_and_goes(bench: Bench) -> None:
+    other = bench.writer(9)
+    bench.tell(other, batch())
+    other.write(NOW)
+    bench.objects = Objects(bench.storage, bench.location, "uuid-2")
+    assert bench.stored().points() == ()
+    bench.writer(1).write(NOW)
+    assert bench.epochs() == {1}
+
+
+def test_a_stream_that_was_forgotten_begins_at_epoch_one_with_its_history(bench: Bench) -> None:
+    before = bench.writer(9)
+    bench.tell(before, batch())
+    before.write(NOW)
+    bench.writer(1).write(NOW)
+    assert bench.epochs() == {1}
+    assert sum(p.records for p in bench.stored().points()) == 100
+
+
+def test_a_storage_that_fails_is_logged_once_and_later_gets_all(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    recorder, bench.storage.fails = bench.writer(4), OSError("no route")
+    for n in range(5):
+        at = NOW + n * AGAIN_MS
+        bench.tell(recorder, batch(), at_ms=at)
+        assert recorder.is_due(at)
+        recorder.write(at)
+        assert not recorder.is_due(at + AGAIN_MS - 1)
+    assert [r.levelno for r in caplog.records] == [logging.WARNING]
+    bench.storage.fails = None
+    recorder.write(NOW + 6 * AGAIN_MS)
+    assert sum(p.records for p in bench.stored().points()) == 500
+
+
+def test_the_writer_never_waits_for_a_storage_that_hangs(bench: Bench, tmp_path: Path) -> None:
+    scribes = Scribes(clock_ms=lambda: NOW, look_s=0.01)
+    stuck, other = bench.writer(4), Bench(tmp_path / "other")
+    bench.storage.answers.clear()
+    scribes.add(stuck, storage="s3://hangs")
+    well = other.writer(4)
+    scribes.add(well, storage="s3://answers")
+    eventually(lambda: other.epochs() == {4})
+    for n in range(1_000):  # the writer goes on
+        bench.tell(stuck, batch(), NoticeGiven(f"notice {n}"), at_ms=NOW + n * MINUTE_MS)
+    scribes.remove(stuck, wait_s=0.01)
+    assert bench.objects.found() == []
+    bench.storage.answers.set()
+    eventually(lambda: sum(p.records for p in bench.stored().points()) > 0)
+    scribes.remove(well)
+
+
+def test_the_end_of_a_writer_writes_its_last_minute_and_why_it_ended(bench: Bench) -> None:
+    scribes, recorder = Scribes(clock_ms=lambda: NOW, look_s=0.01), bench.writer(4)
+    scribes.add(recorder, storage="file://")
+    eventually(lambda: bench.epochs() == {4})
+    bench.tell(recorder, batch())
+    recorder.ended("Fenced: another writer took over", at_ms=NOW)
+    scribes.remove(recorder)
+    assert bench.stored().happened[-1].sentence == "the writer ended: Fenced: another writer took over"
+    assert bench.stored().points()[-1].records == 100
+    eventually(lambda: "history" not in {thread.name for thread in threading.enumerate()})
+
+
+def test_a_scribe_serves_streams_that_come_after_all_others_left(bench: Bench, tmp_path: Path) -> None:
+    scribes, second = Scribes(clock_ms=lambda: NOW, look_s=0.01), Bench(tmp_path / "second")
+    for one in (bench, second):
+        recorder = one.writer(4)
+        scribes.add(recorder, storage="file://")
+        scribes.remove(recorder)
+        assert one.epochs() == {4}
+    scribes.remove(recorder)  # a second time, and nothing is written
+
+
+def test_objects_with_other_names_are_none_of_ours() -> None:
+    assert Found.at("x/00000004-tens.json") == Found(4, Part.TENS, "x/00000004-tens.json")
+    for name in ("supervision.json", "4-tens.json", "00000004-days.json", ".00000004-tens.json.frazil-tmp"):
+        assert Found.at(f"x/{name}") is None
