@@ -13,6 +13,7 @@ import pytest
 
 from frazil.clock import now_ms
 from frazil.history.read import read_history
+from frazil.history.supervision import AGAIN_MS
 from frazil.host.given_up import announce_given_up, confirm_given_up, settle_given_up
 from frazil.host.launcher import ProcessState
 from frazil.spec.last_sound import EMPTY_MS
@@ -97,9 +98,9 @@ def test_a_killed_writer_is_started_again_and_its_new_log_is_read_from_the_begin
     assert f"fake writer {second} starts ticks" in bench.lines
 
 
-def test_pausing_and_resuming_beside_the_table_is_obeyed(bench: Bench) -> None:
-
-    supervisor = bench.supervisor()
+def test_pausing_and_resuming_beside_the_table_is_obeyed_and_in_the_streams_history(bench: Bench) -> None:
+    clock = Clock(now_ms)
+    supervisor = bench.supervisor(clock=clock)
     pid = bench.runs(supervisor)
     ensure_table(load_catalog(None), spec := find_stream(bench.streams, "ticks"))
     desired = open_desired(spec)
@@ -114,11 +115,14 @@ def test_pausing_and_resuming_beside_the_table_is_obeyed(bench: Bench) -> None:
     desired.resume(by="ana", reason="")
     assert bench.runs(supervisor) != pid
 
+    clock.ahead_ms += AGAIN_MS  # there was no table when the first start was to be told
+
     def told() -> list[str]:
+        supervisor.step()
         return [what.sentence for what in read_history(spec, since_ms=0).happened]
 
-    bench.eventually(lambda: any("the writer is started" in sentence for sentence in told()))
-    assert "the stream is paused by ana: Kafka upgrade" in told()
+    assert "the stream is paused by ana: Kafka upgrade" in bench.eventually(told)
+    assert sum("the writer is started" in sentence for sentence in told()) == 2
     desired.restart(by="ana", reason="new credentials")
     bench.until(supervisor, WriterAction.RESTART, Cause.ASKED)
     bench.until(supervisor, WriterAction.KEEP, Cause.ADVANCING)
