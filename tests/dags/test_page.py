@@ -73,7 +73,7 @@ def ask(tmp_path_factory: pytest.TempPathFactory, airflow_database: Path, stream
 
 
 def test_who_is_not_signed_in_sees_nothing(ask: Ask):
-    for path in ("", "index.html", "main.js", "api/overview"):
+    for path in ("", "index.html", "main.js", "api/overview", "api/stream/ticks"):
         assert ask(None, path)["status"] == 401
 
 
@@ -123,3 +123,25 @@ def test_a_catalog_that_hangs_is_named_and_hides_no_other_stream(ask: Ask):
     assert found["ghosts"]["needs"][0].startswith("The catalog silent, its storage, or Kafka has not answered since 20")
     assert (found["ticks"]["word"], found["wrong"]["word"]) == ("not begun", "declaration broken")
     assert any("lung" in said for said in found["wrong"]["needs"])
+
+
+@pytest.mark.usefixtures("declared")
+def test_a_stream_has_a_view_of_its_own_also_where_kafka_and_its_table_are_not_there(ask: Ask):
+    found = ask("VIEWER", "api/stream/ticks")["body"]
+    assert found["line"]["word"] == "not begun"
+    assert found["facts"]["Topics"] == "ticks"
+    assert (found["commits"], found["runs"], found["may_act"]) == ([], [], False)
+    assert ask("OP", "api/stream/ticks")["body"]["may_act"]
+    assert ask("OP", "api/stream/nothing")["status"] == 404
+    assert "id.type" in " ".join(ask("VIEWER", "api/stream/wrong")["body"]["line"]["needs"])
+
+
+@pytest.mark.usefixtures("declared")
+def test_a_stream_of_a_catalog_that_hangs_says_what_does_not_answer(ask: Ask):
+    found = eventually(
+        lambda: next(
+            (body for body in [ask("VIEWER", "api/stream/ghosts")["body"]] if body["line"]["word"] == "no answer"), None
+        ),
+        within_s=60,
+    )
+    assert found["facts"]["Table"] == "far.ghosts"

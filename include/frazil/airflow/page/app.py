@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from importlib import import_module
@@ -12,11 +12,11 @@ from typing import Any
 
 import msgspec
 from airflow.api_fastapi.app import get_auth_manager
+from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessEntity, DagDetails
 from airflow.api_fastapi.core_api.security import GetUserDep
+from airflow.models.dag import DagModel
 from fastapi import FastAPI, HTTPException
 from fastapi.responses import RedirectResponse, Response
-
-from frazil.airflow.writers.dag import writer_dag_id
 
 # Scripts and styles come from here alone, and whatever a record or a sentence contains is text.
 HEADERS = {
@@ -45,6 +45,15 @@ def operations_page() -> FastAPI:
 
         return answered(views.overview(partial(visible, user)))
 
+    @app.get("/api/stream/{name}")
+    def stream(name: str, user: GetUserDep) -> Response:
+        from frazil.airflow.page import views  # noqa: PLC0415 - as above
+
+        found = views.stream(name, partial(visible, user), partial(may_act, user))
+        if found is None:
+            raise HTTPException(404, f"no file declares a stream {name}, or you may not see it")
+        return answered(found)
+
     @app.get("/{name}")
     def static(name: str, user: GetUserDep) -> Response:  # noqa: ARG001 - whoever is signed in
         kind = KINDS.get(name.rpartition(".")[2])
@@ -68,8 +77,15 @@ def answered(value: Any) -> Response:
     return Response(msgspec.json.encode(value), media_type="application/json", headers=HEADERS)
 
 
-def visible(user: Any, streams: Collection[str]) -> set[str]:
-    """Of these streams, those whose writer's DAG the user may read in Airflow."""
-    dags = {writer_dag_id(name): name for name in streams}
-    allowed = get_auth_manager().filter_authorized_dag_ids(dag_ids=set(dags), user=user, method="GET")
-    return {dags[dag_id] for dag_id in allowed}
+def may_act(user: Any, dag_id: str) -> bool:
+    """Whether the user may change runs of a DAG, and so what it cares for."""
+    details = DagDetails(id=dag_id, team_name=DagModel.get_team_name(dag_id))
+    return get_auth_manager().is_authorized_dag(
+        method="PUT", access_entity=DagAccessEntity.RUN, details=details, user=user
+    )
+
+
+def visible(user: Any, dags: Mapping[str, str]) -> set[str]:
+    """Of these streams, each with the DAG of its writer, those whose DAG the user may read in Airflow."""
+    allowed = get_auth_manager().filter_authorized_dag_ids(dag_ids=set(dags.values()), user=user, method="GET")
+    return {stream for stream, dag_id in dags.items() if dag_id in allowed}

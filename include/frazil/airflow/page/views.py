@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 from frazil import clock
+from frazil.airflow.audits.dag import audit_dag_id
 from frazil.airflow.declared import DeclaredStream, declared_streams
-from frazil.airflow.page.known import Measured, standing_alerts
+from frazil.airflow.maintenance.dag import maintenance_dag_id
+from frazil.airflow.page.known import Measured, paused_dags, standing_alerts
+from frazil.airflow.partitions.dag import partitions_dag_id
+from frazil.airflow.writers.dag import writer_dag_id
 from frazil.operations.answers import Answer, Answers, Asked
-from frazil.operations.look import look_at_stream, look_at_windows
+from frazil.operations.look import (
+    look_at_history,
+    look_at_stream,
+    look_at_topics,
+    look_at_windows,
+    look_at_writers,
+)
 from frazil.operations.overview import Around, Overview, Seen, Windows, by_stream, line_of, ordered
+from frazil.operations.stream_view import StreamView, facts_of, partitions_of, runs_of, shown_partitions
 from frazil.spec.model import StreamSpec
 from frazil.status.stream import StreamStatus
 from frazil.timetext import utc
@@ -24,8 +36,8 @@ LOOKS_A_SECOND = 5
 """With many streams each is looked at less often, so that an open page costs the API server the same."""
 MEASURED_LATE_MS = 20 * 60_000
 
-Sees = Callable[[Collection[str]], Collection[str]]
-"""Of the named streams, those that the signed-in user may see."""
+Sees = Callable[[Mapping[str, str]], Collection[str]]
+"""Of streams, each with the DAG of its writer, those that the signed-in user may see."""
 
 
 @cache
@@ -49,7 +61,7 @@ def overview(sees: Sees) -> Overview:
     """One line for each stream that the user may see."""
     found = declared()
     everything = found.value or []
-    may = set(sees([one.name for one in everything]))
+    may = set(sees({one.name: writer_dag_of(one) for one in everything}))
     shown = [one for one in everything if one.name in may]
     kept, keep_s = answers(), max(KEEP_S, len(shown) / LOOKS_A_SECOND)
     measured = kept.ask("Airflow", "alerts", standing_alerts, keep_s=KEEP_S)
@@ -67,6 +79,75 @@ def overview(sees: Sees) -> Overview:
         lines.append(line_of(one.name, one.spec, _seen(one, answered.get(one.name)), around, now_ms=now_ms))
     pending = any(answer.pending for answer in answered.values()) or any(answer.pending for answer in known.values())
     return Overview(now_ms, ordered(lines), pending, tuple(_notes(found, alerts, now_ms=now_ms)))
+
+
+def stream(name: str, sees: Sees, may_act: Callable[[str], bool]) -> StreamView | None:
+    """One stream; None if no file declares it, or the user may not see it. `may_act` takes the id of a DAG."""
+    one = next((one for one in declared().value or () if one.name == name), None)
+    if one is None or not sees({name: writer_dag_of(one)}):
+        return None
+    spec, now_ms = one.spec, clock.now_ms()
+    if spec is None:
+        line = line_of(name, None, _seen(one, None), Around(), now_ms=now_ms)
+        return StreamView(now_ms, line, {}, problems=tuple((one.problem or "").splitlines()))
+    kept, group = answers(), _group(spec)
+    history = kept.ask(group, ("history", *status_key(spec)), partial(look_at_history, spec), keep_s=KEEP_S)
+    status = ask_status(spec)
+    topics = kept.ask(f"Kafka of {name}", ("topics", *status_key(spec)), partial(look_at_topics, spec), keep_s=KEEP_S)
+    writers = kept.ask("this host", ("writers", name), partial(look_at_writers, spec), keep_s=KEEP_S)
+    dags = kept.ask("Airflow", ("dags", name), partial(paused_dags, _dags(spec)), keep_s=KEEP_S)
+    (seen,), (told,) = kept.gather([status], within_s=WITHIN_S), kept.gather([history], within_s=0.1)
+    (ends,), (runs,), (known,) = (
+        kept.gather([topics], within_s=0.1),
+        kept.gather([writers], within_s=0.1),
+        kept.gather([dags], within_s=0.1),
+    )
+    partitions = partitions_of(told.value.marker if told.value else None, ends.value, spec)
+    return StreamView(
+        at_ms=clock.now_ms(),
+        line=line_of(name, spec, _seen(one, seen), _around(one), now_ms=clock.now_ms()),
+        facts=facts_of(spec),
+        commits=told.value.commits if told.value else (),
+        rejected=told.value.rejected if told.value else (),
+        partitions=shown_partitions(partitions),
+        partitions_in_all=len(partitions),
+        runs=runs_of(runs.value),
+        dags=known.value,
+        pending=told.pending or seen.pending or ends.pending,
+        may_act=may_act(writer_dag_of(one)),
+        problems=tuple(_unread({"Kafka": ends, "The table": told, "The run folder": runs})),
+    )
+
+
+def writer_dag_of(one: DeclaredStream) -> str:
+    """The DAG that runs its writer: that of the application, where streams share one."""
+    return writer_dag_id((one.spec.application if one.spec else None) or one.name)
+
+
+def _around(one: DeclaredStream) -> Around:
+    """Of the table that a stream feeds, what is known by now."""
+    everything = declared().value or []
+    measured = answers().one("Airflow", "alerts", standing_alerts, keep_s=KEEP_S, within_s=0.2)
+    standing = by_stream(measured.value.alerts if measured.value else (), _tables(everything)).get(one.name, ())
+    specs = feeding(everything)[one.spec.table.identifier] if one.spec else ()
+    if not specs or not specs[0].window:
+        return Around(None, standing)
+    (windows,) = answers().gather([_ask_windows(specs, KEEP_S)], within_s=0.3)
+    return Around(windows.value, standing)
+
+
+def _unread(looks: Mapping[str, Answer[Any]]) -> Iterator[str]:
+    for name, answer in looks.items():
+        if answer.silent_since_ms is not None:
+            yield f"{name} has not answered since {utc(answer.silent_since_ms)}"
+        elif answer.problem:
+            yield f"{name} cannot be read: {answer.problem}"
+
+
+def _dags(spec: StreamSpec) -> tuple[str, ...]:
+    table = spec.table.identifier
+    writer = writer_dag_id(spec.application or spec.name)
+    return (writer, audit_dag_id(spec.name), partitions_dag_id(table), maintenance_dag_id(table))
 
 
 def ask_status(spec: StreamSpec, *, keep_s: float = KEEP_S) -> Asked[StreamStatus]:

@@ -3,11 +3,15 @@
 import { call, followTheme, Refused } from "./airflow.js";
 import { h, replace } from "./dom.js";
 import * as overview from "./overview.js";
+import * as stream from "./stream.js";
 
 const EVERY_MS = 5000;
 const SOON_MS = 700;
 
-const VIEWS = [{ at: /^$/, view: overview }];
+const VIEWS = [
+  { at: /^$/, view: overview },
+  { at: /^stream\/(.+)$/, view: stream },
+];
 
 const page = document.getElementById("page");
 let shown = null; // {view, arguments, state, data, problem}

@@ -115,7 +115,7 @@ function row(line) {
     h(
       "tr",
       { class: line.level <= 1 ? "needs" : "" },
-      h("th", { scope: "row" }, h("span", { class: "name" }, line.stream), line.table && h("small", {}, line.table)),
+      h("th", { scope: "row" }, h("a", { class: "name", href: `#/stream/${encodeURIComponent(line.stream)}`, "data-key": `to-${line.stream}` }, line.stream), line.table && h("small", {}, line.table)),
       h("td", { "data-name": "State" }, badge(line.level, line.word), calm(line)),
       h("td", { "data-name": "Fresh" }, freshness(line)),
       h("td", { "data-name": "Waiting", class: "n", title: "Records in Kafka that are not in the table" }, short(line.lag)),

@@ -1,0 +1,157 @@
+// One stream: what its commits brought, what holds it back, its writers, what was rejected.
+
+import { linkTo } from "./airflow.js";
+import { h, s } from "./dom.js";
+import { ago, bytes, count, counted, duration, iso, moment, rate, short, UNKNOWN } from "./format.js";
+import { badge, shape } from "./marks.js";
+import { timeline } from "./timeline.js";
+
+export const title = (name) => name;
+export const path = (name) => `stream/${encodeURIComponent(name)}`;
+export const begin = () => ({});
+
+export function draw(view, state, page) {
+  const { line } = view;
+  return [
+    h("nav", { class: "way", "aria-label": "Where you are" }, h("a", { href: "#/", "data-key": "back" }, "Streams"), " / ", line.stream),
+    h("header", { class: "top" }, h("h1", {}, line.stream), badge(line.level, line.word), h("p", { class: "aside" }, `Looked at ${ago(line.at_ms ?? view.at_ms, view.at_ms)}`)),
+    needs([...line.needs, ...view.problems.filter((said) => !line.needs.includes(said))]),
+    line.notes.map((note) => h("p", { class: "note" }, shape(3), h("span", {}, note))),
+    numbers(view),
+    view.commits.length ? charts(view) : nothingYet(view),
+    partitions(view),
+    h("div", { class: "columns" }, runs(view), rejected(view)),
+    h("div", { class: "columns" }, facts(view), elsewhere(view)),
+  ];
+}
+
+function needs(said) {
+  return said.length > 0 && h("ul", { class: "needs", "aria-label": "What needs a person" }, said.map((one) => h("li", {}, one)));
+}
+
+function numbers(view) {
+  const { line } = view;
+  const windows = line.windows;
+  const fresh = line.freshness_ms === null ? UNKNOWN : line.lag === 0 ? "up to date" : duration(line.freshness_ms);
+  return h(
+    "dl",
+    { class: "numbers" },
+    number("Fresh", fresh, `${duration(line.promise_ms)} promised`),
+    number("Waiting in Kafka", count(line.lag), line.lag === null ? "unknown" : "records"),
+    number("Records", rate(line.records_per_s), `${short(line.rows)} rows in the table`),
+    number("Complete to", windows ? iso(windows.complete_to) : UNKNOWN, windows ? `by ${windows.grain}, UTC` : "no windows"),
+    number("Dead letters", count(line.rejected_last_day), "in the last day"),
+  );
+}
+
+function number(name, value, beside) {
+  return h("div", {}, h("dt", {}, name), h("dd", {}, h("b", {}, value), h("small", {}, beside)));
+}
+
+function charts(view) {
+  const now = view.at_ms;
+  const pairs = view.commits.map((commit, i) => ({ commit, before: view.commits[i - 1] }));
+  const perSecond = pairs.slice(1).map(({ commit, before }) => {
+    const seconds = Math.max(commit.at_ms - before.at_ms, 1) / 1000;
+    return { at: commit.at_ms, value: commit.records / seconds, bad: commit.rejected / seconds };
+  });
+  const behind = view.commits.map((commit) => ({
+    at: commit.at_ms,
+    value: commit.watermark_ms === null ? null : Math.max(commit.at_ms - commit.watermark_ms, 0),
+  }));
+  const apart = pairs.slice(1).map(({ commit, before }) => ({ at: commit.at_ms, value: commit.at_ms - before.at_ms }));
+  const size = view.commits.map((commit) => ({ at: commit.at_ms, value: commit.bytes }));
+  return h(
+    "section",
+    { class: "charts" },
+    timeline(perSecond, { title: "Records a second, by commit", now, bars: true, say: (value) => rate(value) }),
+    timeline(behind, { title: "Watermark behind the clock", now, say: duration }),
+    timeline(apart, { title: "Time between commits", now, say: duration, limit: view.line.promise_ms }),
+    timeline(size, { title: "Bytes a commit", now, bars: true, say: bytes }),
+  );
+}
+
+function nothingYet(view) {
+  if (view.pending) return h("section", { class: "empty" }, h("p", {}, "Looking at the table …"));
+  return h("section", { class: "empty" }, h("h2", {}, "Nothing is committed yet"), h("p", {}, "Pictures of its commits appear here with the second batch."));
+}
+
+const HEAT = 5;
+
+function partitions(view) {
+  if (!view.partitions.length) return null;
+  const most = Math.max(...view.partitions.map(({ lag }) => lag || 0), 1);
+  const holder = view.partitions.find(({ holds }) => holds);
+  const more = view.partitions_in_all - view.partitions.length;
+  return h(
+    "section",
+    { class: "card" },
+    h("h2", {}, "Topic-partitions"),
+    h(
+      "p",
+      { class: "soft" },
+      view.partitions.some(({ lag }) => lag) ? `Darker waits longer: up to ${counted(most, "record")}. ` : "Nothing waits. ",
+      holder && [`The watermark waits for `, h("b", {}, `${holder.topic}-${holder.partition}`), `, whose newest event time is ${moment(holder.newest_ms)}.`],
+      !holder && view.partitions.every(({ idle }) => idle) && "All are idle: new records move the watermark.",
+      more > 0 && ` ${counted(more, "partition")} that wait least are not shown.`,
+    ),
+    h("ul", { class: "heat" }, view.partitions.map((one) => cell(one, most))),
+  );
+}
+
+function cell(one, most) {
+  const heat = one.lag === null ? "none" : Math.ceil((Math.sqrt(one.lag) / Math.sqrt(most)) * HEAT) || 0;
+  const said = `${one.topic}-${one.partition}: ${one.lag === null ? "lag unknown" : counted(one.lag, "record") + " wait"}, next offset ${count(one.offset)}, newest event time ${moment(one.newest_ms)}${one.idle ? ", idle" : ""}${one.holds ? ", holds the watermark back" : ""}`;
+  return h("li", { class: `heat-${heat}${one.holds ? " holds" : ""}`, title: said, "aria-label": said }, h("span", {}, one.partition), h("small", {}, short(one.lag)));
+}
+
+function runs(view) {
+  return h(
+    "section",
+    { class: "card" },
+    h("h2", {}, "Writers"),
+    view.runs.length
+      ? h("ol", { class: "runs" }, view.runs.map((run) => h(
+          "li",
+          {},
+          shape(run.ended_at_ms === null ? 4 : run.well ? 3 : 0),
+          h("div", {}, h("b", {}, moment(run.started_at_ms, view.at_ms)), ` ${run.how}`, h("small", {}, run.ended_at_ms === null ? `for ${duration(view.at_ms - run.started_at_ms)} so far` : `after ${duration(run.ended_at_ms - run.started_at_ms)}`), run.error && h("code", { class: "error" }, run.error)),
+        )))
+      : h("p", { class: "soft" }, "No writer has run on this host. One on another host shows by its commits."),
+  );
+}
+
+function rejected(view) {
+  return h(
+    "section",
+    { class: "card" },
+    h("h2", {}, "Rejected in the last day"),
+    view.rejected.length
+      ? h("table", { class: "small" }, h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Reason"), h("th", { scope: "col", class: "n" }, "Records"), h("th", { scope: "col" }, "Such as"))), h("tbody", {}, view.rejected.map((one) => h("tr", {}, h("th", { scope: "row" }, one.reason), h("td", { class: "n" }, count(one.count)), h("td", {}, h("code", {}, one.places[0] || UNKNOWN))))))
+      : h("p", { class: "soft" }, "Every record could be decoded."),
+    view.rejected.length > 0 && h("p", { class: "soft" }, h("code", {}, `frazil dlq show ${view.line.stream}`), " shows what they look like."),
+  );
+}
+
+function facts(view) {
+  return h("section", { class: "card" }, h("h2", {}, "Declared"), h("dl", { class: "facts" }, Object.entries(view.facts).map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)])));
+}
+
+const NAMES = [
+  [/^frazil_writer_/, "Its writer"],
+  [/^frazil_audit_/, "Its audits"],
+  [/^frazil_partitions_/, "Complete windows of its table"],
+  [/^frazil_maintenance_/, "Maintenance of its table"],
+];
+
+function elsewhere(view) {
+  const dags = Object.entries(view.dags || {});
+  return h(
+    "section",
+    { class: "card" },
+    h("h2", {}, "In Airflow"),
+    dags.length
+      ? h("ul", { class: "links" }, dags.map(([id, paused]) => h("li", {}, h("a", { ...linkTo(`/dags/${encodeURIComponent(id)}`), "data-key": id }, (NAMES.find(([at]) => at.test(id)) || [0, id])[1]), paused && h("span", { class: "tag" }, s("svg", { viewBox: "0 0 16 16", class: "shape", "aria-hidden": "true" }, s("path", { d: "M3.5 3h3v10h-3zM9.5 3h3v10h-3z" })), "paused"))))
+      : h("p", { class: "soft" }, "Airflow has parsed none of its DAGs yet."),
+  );
+}

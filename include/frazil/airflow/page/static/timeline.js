@@ -1,0 +1,97 @@
+// Values over time, as bars or a line, with an axis that people can read and the value under the pointer.
+
+import { h, s } from "./dom.js";
+import { duration, moment, short } from "./format.js";
+
+const WIDTH = 560;
+const HEIGHT = 150;
+const LEFT = 58;
+const RIGHT = 6;
+const TOP = 10;
+const BOTTOM = 22;
+
+/**
+ * A figure of `points` [{at, value, bad}], oldest first; `bad` is the part of value that is drawn in the colour of
+ * trouble. `options`: title, say(value) as text, now, bars (else a line), limit (a line that should not be crossed).
+ */
+export function timeline(points, options) {
+  const { title, say = short, now, bars = false, limit } = options;
+  const shown = points.filter(({ value }) => value !== null && value !== undefined);
+  const last = shown.at(-1);
+  const read = h("output", { class: "read" }, last ? say(last.value) : "");
+  const head = h("figcaption", {}, h("h3", {}, title), read);
+  if (shown.length < 2) return h("figure", { class: "chart" }, head, h("p", { class: "faint" }, "Not enough commits yet."));
+  const from = shown[0].at;
+  const to = Math.max(now, last.at, from + 1);
+  const top = niceTop(Math.max(usual(shown), limit && limit < 4 * last.value ? limit : 0), say === duration ? STEPS_MS : null);
+  const x = (at) => LEFT + ((at - from) / (to - from)) * (WIDTH - LEFT - RIGHT);
+  const y = (value) => TOP + (1 - Math.min(value, top) / top) * (HEIGHT - TOP - BOTTOM);
+  const cursor = s("line", { class: "cursor", y1: TOP, y2: HEIGHT - BOTTOM, x1: -9, x2: -9 });
+  const drawing = s(
+    "svg",
+    { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": sentence(title, shown, say, now) },
+    [0, 0.5, 1].map((share) => [
+      s("line", { class: "grid", x1: LEFT, x2: WIDTH - RIGHT, y1: y(top * share), y2: y(top * share) }),
+      s("text", { x: LEFT - 6, y: y(top * share) + 4, "text-anchor": "end" }, share ? say(top * share) : "0"),
+    ]),
+    [from, (from + to) / 2, to].map((at, i) =>
+      s("text", { x: x(at), y: HEIGHT - 5, "text-anchor": ["start", "middle", "end"][i] }, moment(at, now)),
+    ),
+    bars ? drawBars(shown, x, y) : drawLine(shown, x, y),
+    limit && limit <= top && s("line", { class: "limit", x1: LEFT, x2: WIDTH - RIGHT, y1: y(limit), y2: y(limit) }),
+    cursor,
+  );
+  drawing.addEventListener("pointermove", (event) => {
+    const box = drawing.getBoundingClientRect();
+    const at = ((event.clientX - box.left) / box.width) * WIDTH;
+    const near = shown.reduce((a, b) => (Math.abs(x(a.at) - at) < Math.abs(x(b.at) - at) ? a : b));
+    cursor.setAttribute("x1", x(near.at));
+    cursor.setAttribute("x2", x(near.at));
+    read.textContent = `${say(near.value)} at ${moment(near.at, now)}`;
+  });
+  drawing.addEventListener("pointerleave", () => {
+    cursor.setAttribute("x1", -9);
+    cursor.setAttribute("x2", -9);
+    read.textContent = say(last.value);
+  });
+  return h("figure", { class: "chart" }, head, drawing);
+}
+
+function drawBars(points, x, y) {
+  const gaps = points.slice(1).map((point, i) => x(point.at) - x(points[i].at));
+  const width = Math.max(1, Math.min(14, Math.min(...gaps.filter((gap) => gap > 0), 99) * 0.7));
+  return points.map(({ at, value, bad = 0 }) => [
+    s("rect", { class: "bar", x: x(at) - width / 2, y: y(value), width, height: Math.max(0, y(0) - y(value)) }),
+    bad > 0 && s("rect", { class: "bad", x: x(at) - width / 2, y: y(bad), width, height: Math.max(1, y(0) - y(bad)) }),
+  ]);
+}
+
+function drawLine(points, x, y) {
+  const way = points.map(({ at, value }, i) => `${i ? "L" : "M"}${x(at).toFixed(1)} ${y(value).toFixed(1)}`).join("");
+  const base = `L${x(points.at(-1).at).toFixed(1)} ${y(0)}L${x(points[0].at).toFixed(1)} ${y(0)}z`;
+  return [s("path", { class: "area", d: way + base }), s("path", { class: "stroke", d: way })];
+}
+
+const STEPS_MS = [1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 21600, 43200].map((n) => n * 2000);
+
+/** The largest value, unless it is far beyond the others: then the picture cuts it off, and the pointer tells it. */
+function usual(points) {
+  const values = points.map(({ value }) => value).sort((a, b) => a - b);
+  const most = values.at(-1);
+  const many = values[Math.floor((values.length - 1) * 0.95)];
+  return many > 0 ? Math.min(most, many * 3) : most;
+}
+
+function niceTop(value, steps) {
+  if (value <= 0) return steps ? steps[0] : 1;
+  const step = steps?.find((one) => one >= value);
+  if (step) return step;
+  const power = 10 ** Math.floor(Math.log10(value));
+  return [1, 2, 4, 5, 10].find((one) => one * power >= value) * power;
+}
+
+function sentence(title, points, say, now) {
+  const values = points.map(({ value }) => value);
+  const since = moment(points[0].at, now);
+  return `${title} since ${since}: ${say(Math.min(...values))} to ${say(Math.max(...values))}, ${say(values.at(-1))} last`;
+}

@@ -1,0 +1,225 @@
+"""One stream as a page shows it: commits, topic-partitions, writers, and what was rejected. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.snapshots import Snapshot
+
+from frazil.commit.history import commit_records
+from frazil.commit.marker import Marker, of_topics
+from frazil.commit.reasons import Reason, reasons_in
+from frazil.host.launcher import Observation
+from frazil.host.records import ExitRecord, LaunchKind
+from frazil.offsets.spans import TopicPartition
+from frazil.operations.overview import Line
+from frazil.partitions.watermark import holding_back
+from frazil.spec.model import StreamSpec
+from frazil.spec.units import format_bytes, format_duration
+from frazil.status.flow import DAY_MS
+from frazil.supervise.observed import error_name
+
+COMMITS_MOST = 240
+WRITERS_MOST = 12
+PARTITIONS_MOST = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """One batch. Times are milliseconds since 1970, UTC."""
+
+    at_ms: int
+    epoch: int
+    batch: int
+    records: int
+    rejected: int
+    files: int
+    bytes: int
+    watermark_ms: int | None
+    """Of the stream, after this batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """Dead letters of one error class in the last day."""
+
+    reason: str
+    count: int
+    places: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What the table's metadata tells of a stream."""
+
+    commits: tuple[Commit, ...]
+    """Oldest first."""
+    rejected: tuple[Rejected, ...]
+    """Most first."""
+    marker: Marker | None
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """One topic-partition. `lag` is None while Kafka does not answer."""
+
+    topic: str
+    partition: int
+    offset: int | None
+    lag: int | None
+    newest_ms: int | None
+    """The newest event time that moved the watermark."""
+    idle: bool
+    holds: bool
+    """The watermark waits for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One writer that ran. `how` says how it ended; `well` if nobody need mind."""
+
+    started_at_ms: int
+    ended_at_ms: int | None
+    how: str
+    well: bool
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StreamView:
+    """All of one stream."""
+
+    at_ms: int
+    line: Line
+    facts: Mapping[str, str]
+    """What is declared, by name, as people read it."""
+    commits: tuple[Commit, ...] = ()
+    rejected: tuple[Rejected, ...] = ()
+    partitions: tuple[Partition, ...] = ()
+    partitions_in_all: int = 0
+    runs: tuple[Run, ...] = ()
+    """Newest first."""
+    dags: Mapping[str, bool] | None = None
+    """Of the DAGs that care for the stream, those that Airflow has, and whether each is paused."""
+    pending: bool = False
+    may_act: bool = False
+    problems: tuple[str, ...] = ()
+    """What could not be read for this view."""
+
+
+def history_of(metadata: TableMetadata, spec: StreamSpec, marker: Marker | None, *, now_ms: int) -> History:
+    """The newest commits and what was rejected in the last day, by snapshots' summaries alone."""
+    newest = [snapshot for snapshot, _ in islice(commit_records(metadata, spec.name), COMMITS_MOST)]
+    reasons: dict[str, Reason] = {}
+    for snapshot, _ in commit_records(metadata, spec.name):
+        if now_ms - snapshot.timestamp_ms > DAY_MS:
+            break
+        for name, found in reasons_in(_summary(snapshot)).items():
+            reasons[name] = found + reasons[name] if name in reasons else found
+    rejected = [Rejected(name, found.count, found.places) for name, found in reasons.items()]
+    rejected.sort(key=lambda one: (-one.count, one.reason))
+    return History(tuple(map(_commit, reversed(newest))), tuple(rejected), marker)
+
+
+def _commit(snapshot: Snapshot) -> Commit:
+    told = _summary(snapshot)
+
+    def number(name: str) -> int:
+        text = told.get(name, "")
+        return int(text) if text.isdecimal() else 0
+
+    watermark = told.get("frazil.watermark-ms", "")
+    return Commit(
+        at_ms=snapshot.timestamp_ms,
+        epoch=number("frazil.epoch"),
+        batch=number("frazil.batch-id"),
+        records=number("frazil.records"),
+        rejected=number("frazil.rejected"),
+        files=number("added-data-files"),
+        bytes=number("added-files-size"),
+        watermark_ms=int(watermark) if watermark.removeprefix("-").isdecimal() else None,
+    )
+
+
+def _summary(snapshot: Snapshot) -> Mapping[str, str]:
+    return snapshot.summary.additional_properties if snapshot.summary else {}
+
+
+def partitions_of(
+    marker: Marker | None, ends: Mapping[TopicPartition, int] | None, spec: StreamSpec
+) -> tuple[Partition, ...]:
+    """Every topic-partition that is read, or that Kafka has; `ends` is None while Kafka does not answer."""
+    offsets = of_topics(marker.offsets, spec.source.reads) if marker else {}
+    times = marker.max_event_times_us if marker else {}
+    idle = marker.idle if marker else frozenset()
+    holder = holding_back(times, partitions=offsets, idle=idle) if marker else None
+    return tuple(
+        Partition(
+            topic=tp[0],
+            partition=tp[1],
+            offset=offsets.get(tp),
+            lag=max(ends[tp] - offsets[tp], 0) if ends and tp in ends and tp in offsets else None,
+            newest_ms=times[tp] // 1000 if tp in times else None,
+            idle=tp in idle,
+            holds=tp == holder,
+        )
+        for tp in sorted({*offsets, *(ends or ())})
+    )
+
+
+def shown_partitions(partitions: Sequence[Partition]) -> tuple[Partition, ...]:
+    """As many as a page can show: those that hold the watermark or lag most, in their order."""
+    if len(partitions) <= PARTITIONS_MOST:
+        return tuple(partitions)
+    worst = sorted(partitions, key=lambda one: (not one.holds, -(one.lag or 0)))[:PARTITIONS_MOST]
+    return tuple(sorted(worst, key=lambda one: (one.topic, one.partition)))
+
+
+def runs_of(observation: Observation | None) -> tuple[Run, ...]:
+    """The writers of this host, newest first; the one that runs included."""
+    if observation is None:
+        return ()
+    ended = [_ended(one) for one in reversed(observation.exits)]
+    launch = observation.launch
+    if launch is None or not observation.process.is_alive:
+        return tuple(ended[:WRITERS_MOST])
+    how = {
+        LaunchKind.SUPERVISED: "runs, kept alive by Airflow",
+        LaunchKind.FOREGROUND: "runs in a person's terminal, and nobody restarts it",
+        LaunchKind.HOSTED: f"runs in the application {launch.application}",
+    }[launch.kind]
+    return (Run(launch.launched_at_ms, None, how, well=True), *ended[: WRITERS_MOST - 1])
+
+
+def _ended(end: ExitRecord) -> Run:
+    if end.stopped_for:
+        how = f"stopped: {end.stopped_for}"
+    elif end.code == 0:
+        how = "ended, with nothing left to do"
+    elif end.code is None:
+        how = "was killed, or its host went down"
+    elif end.code > 128:
+        how = f"was ended by signal {end.code - 128}"
+    else:
+        how = f"failed with {error_name(end.code) or 'exit code'} ({end.code})"
+    well = end.code == 0 or bool(end.stopped_for)
+    return Run(end.started_at_ms, end.ended_at_ms, how, well=well, error=None if well else end.error)
+
+
+def facts_of(spec: StreamSpec) -> dict[str, str]:
+    """What a person asks first of a declaration."""
+    commit = f"every {format_duration(spec.commit.interval)}, or {format_bytes(spec.commit.size)}"
+    return {
+        "Topics": spec.source.topics_in_words,
+        "Table": spec.table.identifier,
+        "Mode": spec.mode,
+        "Event time": spec.event_time.column,
+        "Partitioned by": ", ".join(map(str, spec.partition_by)) or "nothing",
+        "Commits": commit,
+        "Lateness": format_duration(spec.lateness),
+        "Dead letters": spec.dead_letter_table,
+        **({"Application": spec.application} if spec.application else {}),
+    }

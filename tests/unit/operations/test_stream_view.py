@@ -1,0 +1,132 @@
+"""One stream as the page shows it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from frazil.commit.marker import BatchKey, Marker
+from frazil.host.launcher import Observation, ProcessState
+from frazil.host.records import ExitRecord, Launch, LaunchKind
+from frazil.kafka.identity import SourceIdentity
+from frazil.operations.stream_view import (
+    PARTITIONS_MOST,
+    Partition,
+    facts_of,
+    history_of,
+    partitions_of,
+    runs_of,
+    shown_partitions,
+)
+from frazil.spec.load import validate_stream
+from frazil.spec.model import StreamSpec
+from tests.made_batches import MadeStream
+
+NOW_MS = 1_700_000_000_000
+
+
+@pytest.fixture(scope="module")
+def spec() -> StreamSpec:
+    declared: dict[str, Any] = {
+        "name": "ticks",
+        "source": {"topics": ["ticks"], "bootstrap-servers": "127.0.0.1:1"},
+        "table": "demo.ticks",
+        "schema": {"ts": "timestamptz not null"},
+        "event-time": "ts",
+    }
+    return validate_stream(declared, Path("ticks.yaml"))
+
+
+def marker(**changes: Any) -> Marker:
+    values: dict[str, Any] = {
+        "stream": "ticks",
+        "at": BatchKey(1, 2),
+        "settled": None,
+        "offsets": {("ticks", 0): 10, ("ticks", 1): 20, ("gone", 0): 5},
+        "source": SourceIdentity("c", {"ticks": "t"}),
+        "max_event_times_us": {("ticks", 0): 5_000_000, ("ticks", 1): 9_000_000},
+    }
+    return Marker(**{**values, **changes})
+
+
+def test_each_partition_has_its_lag_and_the_watermark_waits_for_the_one_furthest_behind(spec: StreamSpec):
+    found = partitions_of(marker(), {("ticks", 0): 12, ("ticks", 1): 20, ("ticks", 2): 3}, spec)
+    assert [(p.partition, p.offset, p.lag, p.newest_ms, p.holds) for p in found] == [
+        (0, 10, 2, 5000, True),
+        (1, 20, 0, 9000, False),
+        (2, None, None, None, False),  # Kafka has it, and nothing of it was read yet
+    ]
+
+
+def test_while_kafka_is_silent_the_offsets_are_known_and_the_lag_is_not(spec: StreamSpec):
+    found = partitions_of(marker(idle=frozenset({("ticks", 0)})), None, spec)
+    assert [(p.lag, p.idle, p.holds) for p in found] == [(None, True, False), (None, False, True)]
+
+
+def test_a_stream_that_never_committed_shows_kafkas_partitions(spec: StreamSpec):
+    assert partitions_of(None, None, spec) == ()
+    assert [p.partition for p in partitions_of(None, {("ticks", 0): 7}, spec)] == [0]
+
+
+def test_of_many_partitions_those_that_matter_are_shown_in_their_order():
+    many = [Partition("t", n, 0, n, None, idle=False, holds=n == 0) for n in range(PARTITIONS_MOST + 50)]
+    shown = shown_partitions(many)
+    assert len(shown) == PARTITIONS_MOST
+    assert shown[0].holds
+    assert [p.partition for p in shown[1:]] == list(range(51, PARTITIONS_MOST + 50))
+
+
+def ended(code: int | None, stopped_for: str | None = None, error: str | None = None) -> ExitRecord:
+    return ExitRecord("i", code, 1000, 2000, "f", 1, committed=True, error=error, stopped_for=stopped_for)
+
+
+@pytest.mark.parametrize(
+    ("end", "how", "well"),
+    [
+        (ended(0), "ended, with nothing left to do", True),
+        (ended(0, "paused"), "stopped: paused", True),
+        (ended(137), "was ended by signal 9", False),
+        (ended(None), "was killed, or its host went down", False),
+        (ended(1, error="boom"), "failed with exit code (1)", False),
+    ],
+)
+def test_how_a_writer_ended_is_a_sentence(end: ExitRecord, how: str, well: bool):
+    (run,) = runs_of(Observation(ProcessState.ENDED, None, None, (end,)))
+    assert (run.how, run.well, run.error) == (how, well, None if well else end.error)
+
+
+@pytest.mark.parametrize("kind", LaunchKind)
+def test_the_writer_that_runs_comes_first(kind: LaunchKind):
+    seen = Observation(ProcessState.RUNNING, Launch("n", kind, 3000, application="all"), None, (ended(0), ended(1)))
+    running, *before = runs_of(seen)
+    assert (running.started_at_ms, running.ended_at_ms, running.well) == (3000, None, True)
+    assert [run.well for run in before] == [False, True]
+
+
+def test_no_run_folder_has_no_writers():
+    assert runs_of(None) == ()
+
+
+def test_the_declaration_is_told_in_words(spec: StreamSpec):
+    assert facts_of(spec)["Commits"] == "every 1m, or 128MiB"
+
+
+def test_the_history_is_the_newest_commits_and_the_rejected_records_of_a_day(spec: StreamSpec, frazil_home: Path):  # noqa: ARG001
+    moments = pa.timestamp("us", tz="UTC")
+    made = MadeStream(
+        spec,
+        NOW_MS - 2 * 86_400_000,
+        partitions=1,
+        columns=lambda rows: {"ts": pa.array([NOW_MS * 1000] * rows, pa.int64()).cast(moments)},
+    )
+    made.land({0: (0, 5)}, rejected={0: [1]})
+    made.now_ms = NOW_MS - 1000
+    made.land({0: (5, 15)}, rejected={0: [6, 7]})
+    metadata = made.tables.main.current().metadata
+    found = history_of(metadata, spec, None, now_ms=NOW_MS)
+    assert [(c.batch, c.records, c.rejected, c.files) for c in found.commits] == [(1, 4, 1, 1), (2, 8, 2, 1)]
+    assert all(c.bytes > 0 for c in found.commits)
+    assert found.marker is None
