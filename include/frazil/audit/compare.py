@@ -72,6 +72,8 @@ class Evidence:
     """Committed offsets `[start, end)` whose loss somebody accepted after a rollback."""
     replayed: BitMap64 = field(default_factory=BitMap64)
     """Records that were dead letters when they were committed, and have become rows."""
+    drops_repeats: bool = False
+    """Whether rows that repeat others were dropped: then the table may have fewer than the commit records count."""
 
     @property
     def generations(self) -> dict[str, list[CommittedRange]]:
@@ -222,6 +224,8 @@ def _miscounted(e: Evidence) -> Iterable[Finding]:
             said = r.records + moved if tally is e.rows else r.rejected - moved
             there = tally.seen.range_cardinality(r.start, r.end)
             off = there + lost_here.range_cardinality(r.start, r.end) - said
+            if e.drops_repeats and tally is e.rows:
+                off = max(off, 0)
             fewer, more = fewer - min(off, 0), more + max(off, 0)
             first = first or (r if off else None)
         if first is not None:

@@ -21,5 +21,12 @@ def audit(spec: StreamSpec, *, window: Period | None, with_source: bool) -> Audi
         from frazil.audit.upserts import audit_upserts  # noqa: PLC0415 - staging and merging, which others need not
 
         return audit_upserts(spec, tables, window=window, with_source=with_source)
+    if spec.dedupe is not None:
+        found = audit_stream(tables, window=window, drops_repeats=True)
+        if not with_source:
+            return found
+        from frazil.audit.upserts import compared_with_source  # noqa: PLC0415 - as above
+
+        return found.with_findings(compared_with_source(spec, tables, window=window))
     asked = partial(ask_kafka, spec) if with_source else None
     return audit_stream(tables, coordinates=spec.coordinates, window=window, ask_kafka=asked)

@@ -22,6 +22,7 @@ def gather(  # noqa: PLR0913 - what is known, and of what
     dead_letters: Tallies,
     kafka: Mapping[TopicPartition, InKafka],
     whole: bool = True,
+    drops_repeats: bool = False,
 ) -> tuple[Evidence, ...]:
     """One piece of evidence for every topic-partition that is known, or that a period claims."""
     known = claimed.ranges.keys() | (marker.offsets.keys() | rows.keys() if whole else set())
@@ -39,6 +40,7 @@ def gather(  # noqa: PLR0913 - what is known, and of what
             rewritten=marker.rewritten.get(tp, ()),
             given_up=marker.given_up.get(tp, ()),
             replayed=claimed.replayed.get(tp) or BitMap64(),
+            drops_repeats=drops_repeats,
         )
         for tp in sorted(known)
     )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Operation
@@ -74,6 +74,10 @@ class Audit:
     def wrong(self) -> tuple[Finding, ...]:
         return tuple(f for f in self.findings if f.kind.is_wrong)
 
+    def with_findings(self, more: Iterable[Finding]) -> Audit:
+        findings = (*self.findings, *more)
+        return replace(self, findings=findings, clean=not any(f.kind.is_wrong for f in findings))
+
 
 @dataclass(frozen=True, slots=True)
 class _Run:
@@ -84,6 +88,7 @@ class _Run:
     marker: Marker
     window: Period | None
     ask_kafka: AskKafka | None
+    drops_repeats: bool
 
     def claims(self) -> Claims:
         if self.window is None:
@@ -110,6 +115,7 @@ class _Run:
             ),
             kafka=kafka,
             whole=self.window is None,
+            drops_repeats=self.drops_repeats,
         )
         return found, notes
 
@@ -124,23 +130,31 @@ class _Run:
 
 
 def audit_stream(
-    tables: StreamTables, *, coordinates: bool = True, window: Period | None = None, ask_kafka: AskKafka | None = None
+    tables: StreamTables,
+    *,
+    coordinates: bool = True,
+    window: Period | None = None,
+    ask_kafka: AskKafka | None = None,
+    drops_repeats: bool = False,
 ) -> Audit:
-    """Read all evidence and compare it. Raises AdoptionRequired without a marker, SpecError for a stream with a route,
-    KafkaUnavailable, MarkerUnreadable.
+    """Read all evidence and compare it; `drops_repeats` for a stream with dedupe, which lacks some rows.
+
+    Raises AdoptionRequired without a marker, SpecError for a stream with a route, KafkaUnavailable, MarkerUnreadable.
 
     The main table is read first, at one snapshot: dead letters and commit records are written before it.
     """
     table = tables.main.refresh()
     marker = marker_of(tables, table)
-    run = _Run(tables, table, marker, window, ask_kafka)
+    run = _Run(tables, table, marker, window, ask_kafka, drops_repeats)
     claimed = run.claims()
     before = _before(table, marker, claimed)
     if not (coordinates and has_coordinates(table)):
         return _result(run, claimed, (), (*before, *_without_coordinates(run, claimed)))
     evidence, notes = run.evidence(claimed)
     if _replayed_meanwhile(run):
-        return audit_stream(tables, coordinates=coordinates, window=window, ask_kafka=ask_kafka)
+        return audit_stream(
+            tables, coordinates=coordinates, window=window, ask_kafka=ask_kafka, drops_repeats=drops_repeats
+        )
     evidence = _looked_at_twice(run, claimed, evidence)
     return _result(run, claimed, evidence, (*before, *notes, *(f for e in evidence for f in compare(e))))
 

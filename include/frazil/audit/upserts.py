@@ -1,4 +1,5 @@
-"""The audit of an upsert table: a merge of what Kafka has, made again beside the table, would change nothing.
+"""The audit of an upsert table: a merge of what Kafka has, made again beside the table, would change nothing. So it is
+with a table whose stream drops repeats: of what Kafka has, nothing would be added.
 
 Rows of an upsert cannot be counted against records, since most records replace a row. So the committed ranges are read
 from Kafka again, up to the marker, into change files in a folder of their own, and merged with the table's files as
@@ -25,6 +26,7 @@ from frazil.commit.marker import BatchKey, Marker
 from frazil.commit.merge_plan import plan_merge
 from frazil.commit.opened import open_kafka
 from frazil.commit.period import Period
+from frazil.commit.repeats_plan import plan_repeats
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.target import target_table
 from frazil.home import run_folder
@@ -45,13 +47,7 @@ def audit_upserts(
     spec: StreamSpec, tables: StreamTables, *, window: Period | None = None, with_source: bool = False
 ) -> Audit:
     """Audit the table; without its source only that all commit records are there. Raises as `audit_stream` does."""
-    table = tables.main.refresh()
-    marker = marker_of(tables, table)
-    claimed = (
-        claims(tables.journals, marker, table.metadata)
-        if window is None
-        else window_claims(tables.journals, marker, table.metadata, window)
-    )
+    table, marker, claimed = _claimed(tables, window)
     findings = standing_findings(table, marker, claimed, window)
     if with_source:
         findings = (*findings, *_compared(spec, tables, table, marker, claimed))
@@ -60,6 +56,20 @@ def audit_upserts(
         findings = (*findings, Finding(FindingKind.UNCHECKED, 1, sentence, spec.name))
     clean = not any(f.kind.is_wrong for f in findings)
     return Audit(spec.name, clean, tuple(_numbers(claimed)), findings, claimed.batches, window, by_key=True)
+
+
+def compared_with_source(spec: StreamSpec, tables: StreamTables, *, window: Period | None) -> Iterator[Finding]:
+    """What the table lacks of Kafka's records, for a stream with dedupe. Raises as `audit_stream` does."""
+    table, marker, claimed = _claimed(tables, window)
+    yield from _compared(spec, tables, table, marker, claimed)
+
+
+def _claimed(tables: StreamTables, window: Period | None) -> tuple[Table, Marker, Claims]:
+    table = tables.main.refresh()
+    marker = marker_of(tables, table)
+    if window is None:
+        return table, marker, claims(tables.journals, marker, table.metadata)
+    return table, marker, window_claims(tables.journals, marker, table.metadata, window)
 
 
 def _numbers(claimed: Claims) -> Iterator[PartitionAudit]:
@@ -136,6 +146,11 @@ def _differences(replay: _Replay) -> Iterator[Finding]:
         results = _merged(replay.table, changes, context)
         counts = sum((result.counts for result in results), Counts())
         keys = _keys(results, context.rules.key)
+    if replay.spec.dedupe is not None:
+        if counts.inserted:
+            what = f"{counted(counts.inserted, 'record')} of Kafka: no row has its key near its event time"
+            yield Finding(FindingKind.MISSING, counts.inserted, what, stream)
+        return
     for kind, count, what in (
         (FindingKind.MISSING, counts.inserted, "is not in the table, though Kafka's newest record of it is no delete"),
         (FindingKind.MISCOUNTED, counts.updated, "has other values in the table than in Kafka's newest record of it"),
@@ -147,10 +162,17 @@ def _differences(replay: _Replay) -> Iterator[Finding]:
 
 
 def _merged(table: Table, changes: tuple[StagedFile, ...], context: MergeContext) -> list[MergeResult]:
-    plan = plan_merge(table, changes, context.rules.key, parallelism=1)
+    rules = context.rules
+    if not changes:
+        return []
+    if rules.within_us is not None:
+        plan = plan_repeats(table, changes, rules, parallelism=1)
+    else:
+        plan = plan_merge(table, changes, rules.key, parallelism=1)
     results = {task.index: merge(context, task) for task in plan.tasks}
     for last in plan.inserting:
-        matched = BitMap64.union(*(BitMap64.deserialize(m) for i in last.after if (m := results[i].matched)))
+        maps = [BitMap64.deserialize(m) for i in last.after if (m := results[i].matched)]
+        matched = BitMap64.union(*maps) if maps else BitMap64()
         results[last.index] = merge(context, last.task(matched.serialize()))
     return [*results.values()]
 

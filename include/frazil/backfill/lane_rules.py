@@ -18,12 +18,18 @@ _MOVES = frozenset({"reset", "adopt", "forget"})
 
 
 def check_appends(spec: StreamSpec, act: str) -> None:
-    """Check that a stream's records are rows. Raises SpecError for `mode: upsert`: `act` is what is not done."""
+    """Check that each record is a row. Raises SpecError for upserts and dedupe: `act` is what is not done."""
     if spec.mode == "upsert":
         raise SpecError(
             f"stream {spec.name!r} has mode: upsert: {act} looks for records that the table lacks, and the table of an "
             "upsert lacks every change that a later one replaced. Nothing was changed. To apply records again that "
             f"Kafka still has, move the stream back: `frazil reset {spec.name}`"
+        )
+    if spec.dedupe is not None:
+        raise SpecError(
+            f"stream {spec.name!r} has dedupe: {act} looks for records that the table lacks, and would bring back the "
+            "repeats that were dropped. Nothing was changed. To read records again that Kafka still has, move the "
+            f"stream back: `frazil reset {spec.name}` drops those that the table has"
         )
 
 

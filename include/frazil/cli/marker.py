@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import click
 from pyiceberg.table import Table
@@ -28,7 +28,7 @@ from frazil.host.launchers import open_launcher
 from frazil.host.lock import WriterLock
 from frazil.spec.load import find_stream
 from frazil.spec.units import counted
-from frazil.status.reset_target import NotInKafka, ResetTarget, available_now, consequences, target_of
+from frazil.status.reset_target import Merged, NotInKafka, ResetTarget, available_now, consequences, target_of
 from frazil.table.branches import live_rows
 from frazil.table.lost import lost_table
 from frazil.table.tables import ensure_table, load_stream_table
@@ -83,7 +83,7 @@ def reset(stream: str, streams_folder: Path, *, yes: bool, **wanted: Any) -> Non
             raise click.BadParameter(str(error), param_hint="--offsets") from error
     plan = moves(target, held=of_same_topics(seen.held, seen.source, now.source), available=now)
     _show(plan)
-    merged: Literal["no", "by order", "by arrival"] = "no"
+    merged: Merged = "dropped" if spec.dedupe else "no"
     if spec.mode == "upsert":
         merged = "by order" if spec.order_by else "by arrival"
     for sentence in consequences(plan, seen=seen, now=now, merged=merged):

@@ -20,7 +20,7 @@ from frazil.commit.journal import NO_LETTERS, Journal
 from frazil.commit.late_rows import WINDOWS, windows_summary
 from frazil.commit.marked_update import OPEN_SNAPSHOT, MarkedUpdate
 from frazil.commit.marker import BatchKey, Marker, first_marker, merged_identity, of_same_topics, read_marker
-from frazil.commit.merging import MergeWriter
+from frazil.commit.merging import MERGED_CONTENT, MergeWriter
 from frazil.commit.open_branch import BranchChange, aligned, check_aligned, released
 from frazil.commit.reasons import reasons_summary
 from frazil.commit.rules import (
@@ -156,17 +156,21 @@ class Committer:
         return commit_snapshots(commits, patience=self._tables.patience, at_once=self._tables.at_once)
 
     def _merge_of(self, journal: Journal) -> MergeWriter | None:
-        """The merge of a batch of changes; None for a batch of rows. Raises SpecError if the stream merges nothing."""
+        """The merge of a batch of changes, or of candidates; None for a batch of rows.
+
+        Raises SpecError if the stream is not declared as it was when the batch was staged.
+        """
         files, merging = journal.staged_for("main"), self._tables.merging
-        changes = tuple(file for file in files if file.content == "changes")
-        if not changes:
+        staged = tuple(file for file in files if file.content in MERGED_CONTENT)
+        if not staged:
             return None
-        if merging is None:
+        needs = MERGED_CONTENT[staged[0].content]
+        if merging is None or merging.declared != needs:
             raise SpecError(
-                f"batch {journal.key} of stream {journal.stream!r} has changes of rows, and the stream is not declared "
-                "with mode: upsert any more. Declare it so again until the batch is committed, then start again"
+                f"batch {journal.key} of stream {journal.stream!r} was staged for {needs}, with which the stream is "
+                "not declared any more. Declare it so again until the batch is committed, then start again"
             )
-        return MergeWriter(journal.stream, changes, merging)
+        return MergeWriter(journal.stream, staged, merging)
 
     def _release_open_windows(self) -> None:
         """Move to main what the stream, when it was declared otherwise, kept on its open branch."""

@@ -56,9 +56,10 @@ class Inserting:
     changes: tuple[str, ...]
     after: tuple[int, ...]
     """Indices of these tasks."""
+    share: tuple[str, ...] = ()
 
     def task(self, matched: bytes) -> MergeTask:
-        return MergeTask(self.index, self.changes, (), inserts=True, matched=matched)
+        return MergeTask(self.index, self.changes, (), inserts=True, matched=matched, share=self.share)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,28 +89,29 @@ def plan_merge(
     Raises SchemaIncompatible for a table that cannot be merged into: of another format version than 2, with equality
     deletes, or without a column of the key.
     """
-    _check_format(table)
+    check_format(table)
     head = head_of(table.metadata)
     manifests = [m for m in manifests_of(head, table.io) if _is_live(m)] if head else []
     if not changes:
         return MergePlan((), (), {}, manifests, {})
-    wanted = _Wanted(table, tuple(changes), _key_schema(table, key))
+    wanted = _Wanted(table, tuple(changes), key_schema(table, key))
     read = {m.manifest_path: m.fetch_manifest_entry(table.io) for m in manifests if wanted.may_hold(m)}
     groups = _groups(wanted, manifests, read)
     tasks, inserting, bins = _tasks(groups, parallelism, before.bins if before else {})
     return MergePlan(tasks, inserting, read, manifests, bins)
 
 
-def _check_format(table: Table) -> None:
+def check_format(table: Table, declared: str = "mode: upsert") -> None:
+    """Raises SchemaIncompatible unless the table has the one format version that is merged into."""
     name, version = ".".join(table.name()), table.metadata.format_version
     if version != FORMAT_VERSION:
         raise SchemaIncompatible(
-            f"table {name} has format version {version}; a stream with mode: upsert needs version {FORMAT_VERSION}. "
+            f"table {name} has format version {version}; a stream with {declared} needs version {FORMAT_VERSION}. "
             f"{'Upgrade the table' if version < FORMAT_VERSION else 'Write to a new table'}, then start again"
         )
 
 
-def _key_schema(table: Table, key: Collection[str]) -> Schema:
+def key_schema(table: Table, key: Collection[str]) -> Schema:
     names = {column.name for column in table.schema().fields}
     if missing := sorted(set(key) - names):
         raise SchemaIncompatible(
@@ -273,7 +275,7 @@ def _groups(
     deletes = _deletes(wanted.table, manifests, read)
     found: dict[Values, list[TableFile]] = defaultdict(list)
     apart: list[TableFile] = []
-    layouts = _PartitionKeys(wanted.table)
+    layouts = PartitionKeys(wanted.table)
     for manifest in manifests:
         if manifest.content is not ManifestContent.DATA:
             continue
@@ -291,7 +293,7 @@ def _groups(
     return [_Group(values, tuple(files), found.get(values, [])) for values, files in wanted.groups.items()]
 
 
-class _PartitionKeys:
+class PartitionKeys:
     """Partition values as `StagedFile` has them."""
 
     def __init__(self, table: Table) -> None:
@@ -331,7 +333,7 @@ def _deletes(
     return index
 
 
-def _table_file(entry: ManifestEntry, deletes: DeleteFileIndex, keys: _PartitionKeys) -> TableFile:
+def _table_file(entry: ManifestEntry, deletes: DeleteFileIndex, keys: PartitionKeys) -> TableFile:
     file = entry.data_file
     if file.file_format is not FileFormat.PARQUET:
         raise SchemaIncompatible(
@@ -347,13 +349,13 @@ def _table_file(entry: ManifestEntry, deletes: DeleteFileIndex, keys: _Partition
         spec_id=file.spec_id,
         partition=keys.of(file),
         deletes=tuple(
-            DeleteFile(d.file_path, d.record_count, alone=_path_bounds(d) == (path, path))
+            DeleteFile(d.file_path, d.record_count, alone=path_bounds(d) == (path, path))
             for d in sorted(found, key=lambda d: d.file_path)
         ),
     )
 
 
-def _path_bounds(file: DataFile) -> tuple[bytes | None, bytes | None]:
+def path_bounds(file: DataFile) -> tuple[bytes | None, bytes | None]:
     return (file.lower_bounds or {}).get(PATH_FIELD_ID), (file.upper_bounds or {}).get(PATH_FIELD_ID)
 
 
@@ -363,28 +365,28 @@ def _tasks(
     share = sum(group.weight for group in groups) / parallelism
     large = [g for g in groups if parallelism > 1 and len(g.files) > 1 and g.weight > max(1.5 * share, SPLIT_BYTES)]
     whole = [g for g in groups if g not in large]
-    pieces = [(g, files) for g in large for files in _pieces(g.files, share)]
+    pieces = [(g, files) for g in large for files in pieces_of(g.files, share)]
     bins = _packed(whole, max(1, parallelism - len(pieces)), before)
     tasks: list[MergeTask] = []
     for number in sorted(set(bins.values())):
         packed = [g for g in whole if bins[g.values] == number]
         paths = tuple(sorted(path for g in packed for path in g.paths))
-        tasks.append(MergeTask(number, paths, _in_order(f for g in packed for f in g.files), inserts=True))
+        tasks.append(MergeTask(number, paths, in_order(f for g in packed for f in g.files), inserts=True))
     after: dict[Values, list[int]] = defaultdict(list)
     number = 1 + max((task.index for task in tasks), default=-1)
     for group, files in pieces:
         after[group.values].append(number)
-        tasks.append(MergeTask(number, group.paths, _in_order(files), inserts=False))
+        tasks.append(MergeTask(number, group.paths, in_order(files), inserts=False))
         number += 1
     inserting = tuple(Inserting(number + i, g.paths, tuple(after[g.values])) for i, g in enumerate(large))
     return tuple(tasks), inserting, bins
 
 
-def _in_order(files: Iterable[TableFile]) -> tuple[TableFile, ...]:
+def in_order(files: Iterable[TableFile]) -> tuple[TableFile, ...]:
     return tuple(sorted(files, key=lambda f: f.path))
 
 
-def _pieces(files: Sequence[TableFile], share: float) -> list[list[TableFile]]:
+def pieces_of(files: Sequence[TableFile], share: float) -> list[list[TableFile]]:
     """A group's files in lists of about a share's bytes."""
     count = min(len(files), max(2, round(sum(f.bytes for f in files) / share)))
     pieces: list[list[TableFile]] = [[] for _ in range(count)]

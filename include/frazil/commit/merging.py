@@ -20,9 +20,10 @@ from pyroaring import BitMap64
 from frazil.commit.late_rows import windows_summary
 from frazil.commit.manifest_writing import metadata_folder, write_without
 from frazil.commit.merge_plan import MergePlan, plan_merge
+from frazil.commit.repeats_plan import plan_repeats
 from frazil.commit.snapshot import Base, Prepared, SnapshotWriter
 from frazil.commit.target import change_target, target_table
-from frazil.ingest.contract import StagedFile
+from frazil.ingest.contract import Content, StagedFile
 from frazil.merge.contract import Counts, MergeContext, MergeResult, MergeRules, MergeTask
 from frazil.merge.task import merge
 from frazil.table.branches import head_of
@@ -37,6 +38,10 @@ def in_process(context: MergeContext, tasks: Sequence[MergeTask]) -> list[MergeR
     return [merge(context, task) for task in tasks]
 
 
+MERGED_CONTENT: Mapping[Content, str] = {"changes": "mode: upsert", "candidates": "dedupe"}
+"""What files hold that are merged when they are committed, and what a stream declares that stages them."""
+REPEATED = "frazil.repeated"
+"""The summary's key for the number of a batch's rows that were dropped because they repeat others."""
 MERGED = "merged"
 """The folder of merged files, below that of their batch's change files."""
 
@@ -50,6 +55,7 @@ class Merging:
     run: Run = in_process
     parallelism: Callable[[], int] = lambda: 1
     """How many tasks run at once."""
+    declared: str = MERGED_CONTENT["changes"]
 
 
 @dataclass(slots=True)
@@ -68,7 +74,7 @@ class MergeWriter:
 
     stream: str
     changes: tuple[StagedFile, ...]
-    """One at least."""
+    """One at least: files of changes, or of candidates."""
     merging: Merging
     attempts: list[_Attempt] = field(default_factory=list)
     _results: dict[tuple[str, MergeTask], MergeResult] = field(default_factory=dict)
@@ -106,9 +112,7 @@ class MergeWriter:
         return MergeContext(self.stream, rules, change_target(target, rules.key), target)
 
     def _merged(self, table: Table, context: MergeContext, head: Snapshot | None) -> SnapshotWriter:
-        self._plan = plan = plan_merge(
-            table, self.changes, context.rules.key, parallelism=self.merging.parallelism(), before=self._plan
-        )
+        self._plan = plan = self._planned(table, context.rules)
         self._run(context, plan.tasks)
         self._run(context, self._inserting(context, plan))
         results = self._results_of(plan, context)
@@ -116,11 +120,20 @@ class MergeWriter:
         if files:  # they must outlive a loss of power, as the marker does
             open_store(files[0].path, table.io.properties).sync_files([file.path for file in files])
         gone = {path for result in results for path in (*result.replaced, *result.dropped_deletes)}
+        if context.rules.within_us is not None:
+            files += tuple(dataclasses.replace(f, content="data") for f in self.changes if f.path not in gone)
+            gone = set()  # none of them was in the table
         snapshot_id = table.metadata.new_snapshot_id()
         base = _without(gone, plan, table, head, snapshot_id) if gone else None
         writer = SnapshotWriter(files, base=base, snapshot_id=snapshot_id)
         self.attempts.append(_Attempt(writer, {file.path for file in files}, head, context.target.folder))
         return writer
+
+    def _planned(self, table: Table, rules: MergeRules) -> MergePlan:
+        parallelism = self.merging.parallelism()
+        if rules.within_us is not None:
+            return plan_repeats(table, self.changes, rules, parallelism=parallelism)
+        return plan_merge(table, self.changes, rules.key, parallelism=parallelism, before=self._plan)
 
     def _run(self, context: MergeContext, tasks: Iterable[MergeTask]) -> None:
         folder = context.target.folder
@@ -198,6 +211,9 @@ def _told(results: Sequence[MergeResult], rules: MergeRules) -> dict[str, str]:
     windows: Counter[int] = Counter()
     for result in results:
         windows.update(result.windows)
+    rows_by_window = {} if rules.window_us is None else windows_summary(windows)
+    if rules.within_us is not None:
+        return {REPEATED: str(counts.repeated), **rows_by_window}
     return {
         "frazil.inserted": str(counts.inserted),
         "frazil.updated": str(counts.updated),
@@ -205,5 +221,5 @@ def _told(results: Sequence[MergeResult], rules: MergeRules) -> dict[str, str]:
         "frazil.stale": str(counts.stale),
         "frazil.superseded": str(counts.superseded),
         "frazil.unchanged": str(counts.unchanged),
-        **({} if rules.window_us is None else windows_summary(windows)),
+        **rows_by_window,
     }

@@ -21,6 +21,7 @@ from frazil.commit.adoption import forgotten_epoch
 from frazil.commit.committer import Committer, append
 from frazil.commit.journal import Journal, Unusable
 from frazil.commit.marker import BatchKey, Fate, Marker, read_marker
+from frazil.commit.merging import MERGED_CONTENT
 from frazil.commit.rules import check_fence
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.swap import TableHandle
@@ -249,7 +250,7 @@ def _kept(view: _View, side: _Side, key: BatchKey) -> Set[str] | None:
 
 def _kept_of(record: Journal, side: _Side) -> Set[str]:
     """The bare paths to keep of a committed batch: its changes are needed no more once they are merged."""
-    return side.merged(record.key) if _has_changes(record, side.target) else _files_of(record)
+    return side.merged(record.key) if _is_merged(record, side.target) else _files_of(record)
 
 
 def _closed(view: _View, key: BatchKey) -> bool:
@@ -332,9 +333,9 @@ def batch_folders(store: ObjectStore, table: Table, stream: str) -> Iterable[tup
                 yield BatchKey(int(epoch), int(batch)), folder
 
 
-def _has_changes(record: Journal, target: Target) -> bool:
-    """Whether a batch's files were merged into the table, which never has them."""
-    return any(file.content == "changes" for file in record.staged_for(target))
+def _is_merged(record: Journal, target: Target) -> bool:
+    """Whether a batch's files were merged into the table, which has none of them, or some, and others."""
+    return any(file.content in MERGED_CONTENT for file in record.staged_for(target))
 
 
 def _files_of(record: Journal) -> set[str]:

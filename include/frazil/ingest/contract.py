@@ -22,9 +22,9 @@ def is_routed(target: Target) -> bool:
     return "." in target
 
 
-Content = Literal["data", "changes", "position-deletes"]
-"""What a staged file holds: rows of its target; changes of them, which no table ever has; or the places of rows that
-are deleted."""
+Content = Literal["data", "candidates", "changes", "position-deletes"]
+"""What a staged file holds: rows of its target; rows of which those that repeat others are dropped when they are
+committed; changes of rows, which no table ever has; or the places of rows that are deleted."""
 
 
 PartitionKey = tuple[str | None, ...]
@@ -176,6 +176,8 @@ class StageContext:
     reference; `dead-letters`: omit, encrypt or keep. Nothing if no field is sensitive."""
     changes: ChangeRules | None = None
     """For an upsert: records are changes, and "main" is where change files go."""
+    drops_repeats: bool = False
+    """Whether the rows of "main" are candidates."""
     routes: Routes | None = None
     """How rows are shuffled between decoding and writing; None if each task writes what it reads."""
     destinations: Destinations | None = None
@@ -207,6 +209,11 @@ class StageContext:
     def beside(self) -> Mapping[str, str | None]:
         """`beside_value` of the records that are read: a backfill's files have keys and headers as columns."""
         return self.beside_value if self._as_in_kafka else {}
+
+    @property
+    def main_content(self) -> Content:
+        """What the files of "main" hold."""
+        return "changes" if self.changes else "candidates" if self.drops_repeats else "data"
 
     @property
     def _as_in_kafka(self) -> bool:

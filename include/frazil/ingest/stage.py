@@ -337,8 +337,7 @@ class _Stage:
 
     def finish(self, *, notices: tuple[str, ...]) -> StageResult:
         main = self._main.finish()
-        if self._context.changes:
-            main = [dataclasses.replace(file, content="changes") for file in main]
+        main = [dataclasses.replace(file, content=self._context.main_content) for file in main]
         files = (*main, *self._dead.finish(), *self._routed.finish())
         return StageResult(
             files,

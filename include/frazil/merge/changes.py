@@ -43,7 +43,7 @@ def newest_by_key(changes: pa.Table, rules: MergeRules, ids: Mapping[str, int]) 
     count = changes.num_rows
     keys = codes_of([column(changes, name) for name in rules.key], count)
     order = ranks(column(changes, rules.order_by)) if rules.order_by else np.zeros(count, np.int64)
-    places = _places(changes)
+    places = places_of(changes)
     ordered = np.lexsort((column(changes, OFFSET).to_numpy(), order, places, keys))
     last = ordered[_ends(keys[ordered], places[ordered])]
     if count and places.max() != places.min():
@@ -57,7 +57,7 @@ def newest_by_key(changes: pa.Table, rules: MergeRules, ids: Mapping[str, int]) 
     return replace(_Earlier(changes, ordered, keys, places).told(found, ids), orders=orders)
 
 
-def _places(changes: pa.Table) -> NDArray[np.int64]:
+def places_of(changes: pa.Table) -> NDArray[np.int64]:
     """A number for each row's topic-partition, in the order of topics and partitions: it decides between equals."""
     topics = column(changes, TOPIC).dictionary_encode()
     by_name = ranks(topics.dictionary)[topics.indices.to_numpy()]

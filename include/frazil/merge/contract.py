@@ -23,9 +23,6 @@ How = Literal["auto", "copy-on-write", "merge-on-read"]
 """How rows leave a data file. `copy-on-write`: the file is written anew without them. `merge-on-read`: a
 position-delete file names them. `auto`: by the share of the file's rows that have left it."""
 
-OnMatch = Literal["update", "keep"]
-"""What becomes of a change whose key the table has. `keep` leaves the table's row, so that only new keys are added."""
-
 
 @dataclass(frozen=True, slots=True)
 class MergeRules:
@@ -41,10 +38,13 @@ class MergeRules:
     ignored: tuple[str, ...] = ()
     """Columns that do not make an update: the coordinates."""
     how: How = "auto"
-    on_match: OnMatch = "update"
     event_time: str | None = None
     """The column and `window_us` by which changed rows are counted."""
     window_us: int | None = None
+    within_us: int | None = None
+    """For a stream that drops repeats: how near rows of a key are in event time of which only the first is kept. Then
+    the changes are rows, staged as data files, and nothing else of these rules but the key and the event time counts.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +85,8 @@ class MergeTask:
     matched: bytes = b""
     """For a task without files that inserts what no task has matched: the numbers of the changes that some did, as a
     serialised `pyroaring.BitMap64`."""
+    share: tuple[str, ...] = ()
+    """For a task that drops repeats, and is one of the last: which of `changes` it writes anew."""
 
     def to_json(self) -> dict[str, Any]:
         """`matched` is in base64."""
@@ -103,7 +105,7 @@ class MergeTask:
             for file in value["files"]
         )
         matched = base64.b64decode(value["matched"])
-        return cls(value["index"], tuple(value["changes"]), files, value["inserts"], matched)
+        return cls(value["index"], tuple(value["changes"]), files, value["inserts"], matched, tuple(value["share"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +132,9 @@ class Counts:
     superseded: int = 0
     """Below another change of the same batch and key."""
     unchanged: int = 0
-    """Updates with the values that the row has, deletes of keys that the table lacks, and keys that it keeps."""
+    """Updates with the values that the row has, and deletes of keys that the table lacks."""
+    repeated: int = 0
+    """Rows that repeat one of the table, or of the same batch."""
 
     def __add__(self, other: Counts) -> Counts:
         return Counts(*(a + b for a, b in zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)))
@@ -143,7 +147,7 @@ class MergeResult:
     files: tuple[StagedFile, ...]
     """New data files, and position-delete files (`content`: "position-deletes"), each of one data file."""
     replaced: tuple[str, ...]
-    """Paths of the task's data files that were written anew."""
+    """Paths of the task's data files that were written anew; of a task that drops repeats, of its share."""
     dropped_deletes: tuple[str, ...]
     """Paths of delete files that no longer delete anything, or whose rows are in one of `files`."""
     counts: Counts

@@ -20,6 +20,7 @@ from frazil.ingest.write import TableWriter, file_namer
 from frazil.merge.changes import Newest, column, newest_by_key
 from frazil.merge.contract import Counts, MergeContext, MergeResult, MergeTask, TableFile
 from frazil.merge.locate import KeyIndex, Located, located
+from frazil.merge.repeats import drop_repeats
 from frazil.merge.rewriting import rewritten
 from frazil.merge.table_files import Reader, arrow_schema, write_position_deletes
 from frazil.merge.verdict import deletes, filled, fresh, stale, unchanged
@@ -33,8 +34,12 @@ def merge(
 ) -> MergeResult:
     """Carry the task out. Raises what the storage raises; the files of a task that raises are removed if possible.
 
+    A task of a stream that drops repeats does that instead (`frazil.merge.repeats`).
+
     `on_progress` is told again and again how many rows have been read so far; it may raise to end the task.
     """
+    if context.rules.within_us is not None:
+        return drop_repeats(context, task, on_progress=on_progress)
     run = _Merge(context, task, on_progress)
     try:
         return run.result()
@@ -106,11 +111,7 @@ class _Merge:
             once[np.unique(found.changes, return_index=True)[1]] = True
             first &= once
             matched[found.changes] = True
-            if rules.on_match == "keep":
-                self._count(unchanged=int(first.sum()))
-                leaves = np.zeros(0, np.int64)
-            else:
-                leaves = self._updated(newest, found, first) if len(found.positions) else found.positions
+            leaves = self._updated(newest, found, first) if len(found.positions) else found.positions
             yield _Leaving(found, leaves)
 
     def _updated(self, newest: Newest, found: Located, first: NDArray[np.bool_]) -> NDArray[np.int64]:

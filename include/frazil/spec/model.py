@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from frazil.spec import layout, rules
+from frazil.spec.dedupe import Dedupe
 from frazil.spec.event_time import EventTime, TimeUnit, Watermark
 from frazil.spec.formats import BytesFormat, CsvFormat, JsonFormat, StringFormat, ValueFormat
 from frazil.spec.inconsistent import InconsistentError, Problem
@@ -199,6 +200,9 @@ class StreamSpec(Model):
         description="`append`: every record is a row. `upsert`: every record changes the row of its `key`; the table "
         "has one row a key.",
     )
+    dedupe: Dedupe | None = Field(
+        default=None, description="Which rows repeat others, and are dropped, in `mode: append`."
+    )
     key: tuple[str, ...] = Field(
         default=(), description="For `mode: upsert`: the columns that tell one row from every other."
     )
@@ -342,7 +346,7 @@ class StreamSpec(Model):
         unused = {"maintenance", "application", "description", "owner"}
         unused |= {"evolution"} if self.evolution.mode == "off" else set()
         unused |= {"mode", "key", "order_by", "delete", "merge"} if self.mode == "append" else set()
-        unused |= {key for key in ("sensitive", "route") if getattr(self, key) is None}
+        unused |= {key for key in ("sensitive", "route", "dedupe") if getattr(self, key) is None}
         return dict.fromkeys(unused, True) | {key: some for key, some in nested.items() if some}
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from frazil.spec import layout_rules, property_rules, route, sensitive, upsert
+from frazil.spec import dedupe, layout_rules, property_rules, route, sensitive, upsert
 from frazil.spec.coordinates import METADATA_COLUMNS, OF_ICEBERG, RESERVED
 from frazil.spec.formats import BytesFormat, CsvFormat, StringFormat
 from frazil.spec.inconsistent import Problem, did_you_mean
@@ -267,6 +267,10 @@ _RULES: tuple[tuple[Callable[[StreamSpec], Iterator[Problem]], tuple[str, ...]],
     (_csv, ("schema", "source.format", "source.key", "source.headers")),
     (_evolution, ("evolution", "source.format")),
     (sensitive.problems, ("schema", "sensitive")),
+    (
+        dedupe.problems,
+        ("schema", "mode", "dedupe", "commit", "sensitive", "source", "coordinates", "evolution", "route"),
+    ),
     (upsert.problems, ("schema", "mode", "key", "order-by", "delete", "merge", "sensitive", "source", "coordinates")),
     (
         route.problems,

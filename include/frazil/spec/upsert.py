@@ -65,23 +65,24 @@ def problems(spec: StreamSpec) -> Iterator[Problem]:
     columns = {column.name: column for column in spec.columns}
     if not spec.key:
         yield Problem("key", None, "is missing: mode: upsert needs the columns that tell one row from every other")
-    yield from _key(spec, columns)
+    yield from key_problems(spec, "key", spec.key, columns)
     yield from _order(spec, columns)
     yield from _delete(spec, columns)
     yield from _envelope(spec, columns)
     yield from _beside(spec)
 
 
-def _key(spec: StreamSpec, columns: dict[str, Column]) -> Iterator[Problem]:
-    for index, name in enumerate(spec.key):
-        place = f"key.{index}"
+def key_problems(spec: StreamSpec, where: str, key: tuple[str, ...], columns: dict[str, Column]) -> Iterator[Problem]:
+    """Why columns are no key; `where` they are declared."""
+    for index, name in enumerate(key):
+        place = f"{where}.{index}"
         if (column := columns.get(name)) is None:
             yield Problem(place, name, f"is not a column of the schema{did_you_mean(name, columns)}")
         elif "<" in column.type or column.type in UNKEYED:
             yield Problem(place, name, f"is a column of type {column.type}, whose values do not tell rows apart")
         elif not column.required:
             yield Problem(place, name, "may be null; declare the column `not null`")
-        elif name in spec.key[:index]:
+        elif name in key[:index]:
             yield Problem(place, name, "is named twice")
         elif spec.sensitive and (how := spec.sensitive.kept.get(name)) and how.as_ == "mask":
             yield Problem(place, name, "is masked, and so no longer tells rows apart; hash or tokenize it")

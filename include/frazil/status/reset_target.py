@@ -94,17 +94,20 @@ def check_available(offsets: Offsets, now: Available) -> None:
 
 _AGAIN: Mapping[str, str] = {
     "no": "their rows will be in it twice, unless they are deleted first.",
+    "dropped": "they repeat its rows, and are dropped.",
     "by order": "their changes are merged once more, and those that are older than the table's row are dropped.",
     "by arrival": "until the writer has caught up, rows that they change are as they were then.",
 }
 
 
-def consequences(
-    plan: Sequence[Move], *, seen: Standing, now: Available, merged: Literal["no", "by order", "by arrival"] = "no"
-) -> list[str]:
+Merged = Literal["no", "by order", "by arrival", "dropped"]
+
+
+def consequences(plan: Sequence[Move], *, seen: Standing, now: Available, merged: Merged = "no") -> list[str]:
     """What a reset costs, in sentences: what the table never gets, and what it may hold twice. Pure.
 
-    `merged`: how an upsert tells that a change is newer; `no` if each record is a row.
+    `merged`: how an upsert tells that a change is newer; `no` if each record is a row, `dropped` for a stream
+    with dedupe.
     """
     said = []
     if seen.rolled_back:

@@ -35,7 +35,7 @@ from frazil.table.schema_update import undeclared_columns
 from frazil.table.tables import check_fits, load_stream_table
 from frazil.timetext import ago
 
-CHANGES = ("inserted", "updated", "deleted", "stale", "superseded", "unchanged")
+CHANGES = ("inserted", "updated", "deleted", "stale", "superseded", "unchanged", "repeated")
 KAFKA_ANSWERS_WITHIN_S = 1.0
 CRASHES_WITHIN_MS = 900_000
 WORDS_MOST = 1000
@@ -97,7 +97,7 @@ class StreamStatus:
     notices: tuple[str, ...] = ()
     """What the live writer, or the last one that ended, wants people to know; no problems."""
     changes: Mapping[str, int] = field(default_factory=dict)
-    """What became of the changes of the last batch, of an upsert stream."""
+    """What became of the changes of the last batch, of an upsert stream; how many rows were dropped, with dedupe."""
     flow: Flow | None = None
     """What its newest commits brought; None where the table cannot be read, or does not exist."""
 
@@ -337,7 +337,7 @@ def _view(table: Table, spec: StreamSpec, *, now_ms: int) -> TableView:
         desired_reason=reason,
         problems=tuple(problems),
         undeclared=undeclared,
-        changes=_changes(table.metadata, spec.name) if spec.mode == "upsert" else {},
+        changes=_changes(table.metadata, spec.name) if spec.mode == "upsert" or spec.dedupe else {},
         flow=flow_of(table.metadata, spec, now_ms=now_ms),
     )
 
@@ -346,8 +346,9 @@ def _changes(metadata: TableMetadata, stream: str) -> dict[str, int]:
     """By the summary of the newest batch that has not expired."""
     for snapshot in reversed(metadata.snapshots):
         told = snapshot.summary
-        if told and told.get("frazil.stream") == stream and told.get("frazil.inserted") is not None:
-            return {name: int(told.get(f"frazil.{name}") or 0) for name in CHANGES}
+        counts = {name: int(text) for name in CHANGES if told and (text := told.get(f"frazil.{name}")) is not None}
+        if told and told.get("frazil.stream") == stream and counts:
+            return counts
     return {}
 
 

@@ -67,6 +67,7 @@ def stage_context(
         sensitive=sensitive_fields(spec, main.schema(), other_names),
         max_future_us=spec.watermark.max_future // timedelta(microseconds=1),
         changes=changes,
+        drops_repeats=spec.dedupe is not None,
     )
 
 
@@ -87,16 +88,17 @@ def change_rules(spec: StreamSpec, table: Schema, other_names: Mapping[str, int]
 
 
 def merge_rules(spec: StreamSpec, table: Table) -> MergeRules:
-    """How changes of the stream are merged into the table as it is now."""
+    """How changes of the stream are merged into the table as it is now, or which of its rows repeat others."""
     schema, other_names = table.schema(), aliases(table.schema(), former_columns(table.properties))
     called = partial(_called, schema, other_names)
     return MergeRules(
-        key=tuple(map(called, spec.key)),
+        key=tuple(map(called, spec.dedupe.key if spec.dedupe else spec.key)),
         order_by=None if spec.order_by is None else called(spec.order_by),
         ignored=tuple(COORDINATES) if spec.coordinates else (),
         how=spec.merge,
         event_time=called(spec.event_time.column),
         window_us=None if spec.window is None else Grain(spec.window).us,
+        within_us=None if spec.dedupe is None else spec.dedupe.within // timedelta(microseconds=1),
     )
 
 

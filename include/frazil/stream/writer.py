@@ -21,7 +21,7 @@ from frazil.commit.catalog_probe import check_can_hold
 from frazil.commit.committer import Committer
 from frazil.commit.marker import Marker, of_topics, property_name, read_marker
 from frazil.commit.marker_change import reset
-from frazil.commit.merging import Merging
+from frazil.commit.merging import MERGED_CONTENT, Merging
 from frazil.commit.reset import standing
 from frazil.commit.rules import check_fence
 from frazil.commit.settle import highest_epoch, settle
@@ -220,7 +220,7 @@ class Writer:
         return tables, progress
 
     def _merging(self, progress: ProgressFolder, emit: Callable[[Happening], None]) -> Merging | None:
-        if self.spec.mode == "append":
+        if self.spec.mode == "append" and self.spec.dedupe is None:
             return None
         run = MergeRun(self.engine.merge, progress)
 
@@ -230,7 +230,8 @@ class Writer:
             emit(ChangesMerged(len(tasks), time.monotonic() - began))
             return results
 
-        return Merging(partial(merge_rules, self.spec), timed, lambda: self.engine.parallelism)
+        declared = MERGED_CONTENT["candidates" if self.spec.dedupe else "changes"]
+        return Merging(partial(merge_rules, self.spec), timed, lambda: self.engine.parallelism, declared)
 
     def _wait_outside_turn(self, emit: Callable[[Happening], None], seconds: float) -> bool:
         """Wait during an outage, in which others may use this writer's turn; whether the writer is asked to end."""

@@ -198,15 +198,6 @@ def test_stale_and_unchanged_changes_write_nothing(tmp_path: Path) -> None:
     assert all(not result.files for result in table.last)
 
 
-def test_a_key_that_the_table_keeps_is_not_inserted_again(tmp_path: Path) -> None:
-    table = MadeTable(tmp_path, SCHEMA, MergeRules(KEY, on_match="keep"))
-    table.land(rows(3))
-    assert table.merge(table.stage([{"id": n, "part": "a", "version": 9} for n in range(5)])) == Counts(
-        inserted=2, unchanged=3
-    )
-    assert sorted(row["version"] for row in table.rows()) == [1, 1, 1, 9, 9]
-
-
 @pytest.mark.parametrize("prices", [(1.0, 1.0), (1.0, 2.0), (2.0, 1.0), (3.0, 4.0)])
 @pytest.mark.parametrize("files", [1, 2])
 def test_a_key_that_others_wrote_twice_is_one_row_after_its_next_change(

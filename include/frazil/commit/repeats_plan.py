@@ -1,0 +1,156 @@
+"""Plans which of a table's files a batch's rows may repeat, and which task has which of them.
+
+Only rows near in event time are looked at: Iceberg's own scan planning finds their files by the table's partitions and
+by the bounds of event time and key. The tasks of the first round have some of these files each, and all keys of the
+batch; the last ones divide the batch's own files among them.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable, Sequence
+from functools import reduce
+from itertools import pairwise
+from typing import Any
+
+from pyiceberg.conversions import from_bytes
+from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression, GreaterThanOrEqual, LessThanOrEqual, Or
+from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
+from pyiceberg.table import FileScanTask, Table
+from pyiceberg.types import PrimitiveType
+
+from frazil.commit.merge_plan import (
+    SPLIT_BYTES,
+    Inserting,
+    MergePlan,
+    PartitionKeys,
+    check_format,
+    in_order,
+    key_schema,
+    path_bounds,
+    pieces_of,
+)
+from frazil.errors import SchemaIncompatible
+from frazil.ingest.contract import StagedFile
+from frazil.merge.contract import DeleteFile, MergeRules, MergeTask, TableFile
+from frazil.table.branches import head_of
+
+MOST_SPANS = 16
+"""Spans of event time that one scan asks for; a batch with more of them has the nearest joined."""
+SHARE_BYTES = 32 * 2**20
+"""What a last task writes anew at most, about; each of them reads the keys of the whole batch."""
+
+Span = tuple[int, int]
+
+
+def plan_repeats(table: Table, staged: Sequence[StagedFile], rules: MergeRules, *, parallelism: int) -> MergePlan:
+    """The tasks for a batch's staged files against the table's head.
+
+    Raises SchemaIncompatible for a table without the key's columns, or with deletes that cannot be read.
+    """
+    check_format(table, "dedupe")
+    key_schema(table, rules.key)
+    paths = tuple(file.path for file in sorted(staged, key=lambda file: file.path))
+    files = _near(table, staged, rules)
+    weight = sum(file.bytes for file in files)
+    count = max(1, min(parallelism, len(files), weight // SPLIT_BYTES + 1))
+    pieces = pieces_of(files, weight / count) if count > 1 else [files] if files else []
+    tasks = tuple(MergeTask(n, paths, in_order(piece), inserts=False) for n, piece in enumerate(pieces))
+    after = tuple(task.index for task in tasks)
+    shares = _shares(staged, max(1, min(parallelism, sum(f.bytes for f in staged) // SHARE_BYTES + 1)))
+    last = tuple(Inserting(len(tasks) + n, paths, after, share) for n, share in enumerate(shares))
+    return MergePlan(tasks, last, {}, (), {})
+
+
+def _shares(staged: Sequence[StagedFile], count: int) -> list[tuple[str, ...]]:
+    """Paths for each last task, about equal in bytes."""
+    shares: list[list[str]] = [[] for _ in range(min(count, len(staged)))]
+    sizes = [0] * len(shares)
+    for file in sorted(staged, key=lambda f: (-f.bytes, f.path)):
+        least = sizes.index(min(sizes))
+        shares[least].append(file.path)
+        sizes[least] += file.bytes
+    return [tuple(sorted(share)) for share in shares]
+
+
+def _near(table: Table, staged: Sequence[StagedFile], rules: MergeRules) -> list[TableFile]:
+    """The table's files that may have a row near one of the batch's."""
+    if head_of(table.metadata) is None:
+        return []
+    layouts = PartitionKeys(table)
+    try:
+        found = list(table.scan(row_filter=_filter(table, staged, rules)).plan_files())
+    except ValueError as error:  # PyIceberg's words for equality deletes
+        raise SchemaIncompatible(
+            f"table {'.'.join(table.name())} has deletes that a stream with dedupe does not apply: {error}. Compact "
+            "the table with the engine that wrote them, then start again"
+        ) from error
+    return [_table_file(scanned, layouts) for scanned in found]
+
+
+def _filter(table: Table, staged: Sequence[StagedFile], rules: MergeRules) -> BooleanExpression:
+    """Rows near in event time, with keys between the least and the greatest of the batch."""
+    assert rules.event_time is not None
+    spans = _spans([bounds for file in staged if (bounds := _bounds(table, rules.event_time, [file]))], rules)
+    near: BooleanExpression = reduce(
+        Or, (_between(rules.event_time, least, greatest) for least, greatest in spans)
+    ) if len(spans) else AlwaysTrue()  # fmt: skip
+    for name in rules.key:
+        if bounds := _bounds(table, name, staged):
+            near = And(near, _between(name, *bounds))
+    return near
+
+
+def _between(name: str, least: Any, greatest: Any) -> BooleanExpression:
+    return And(GreaterThanOrEqual(term=name, value=least), LessThanOrEqual(term=name, value=greatest))
+
+
+def _spans(bounds: Iterable[Span], rules: MergeRules) -> list[Span]:
+    """The stretches of event time in which a repeated row may lie, in order and apart."""
+    within = rules.within_us or 0
+    spans: list[Span] = []
+    for least, greatest in sorted((a - within, b + within) for a, b in bounds):
+        if spans and least <= spans[-1][1]:
+            spans[-1] = (spans[-1][0], max(spans[-1][1], greatest))
+        else:
+            spans.append((least, greatest))
+    while len(spans) > MOST_SPANS:
+        gaps = [after[0] - before[1] for before, after in pairwise(spans)]
+        place = gaps.index(min(gaps))
+        spans[place : place + 2] = [(spans[place][0], spans[place + 1][1])]
+    return spans
+
+
+def _bounds(table: Table, name: str, staged: Sequence[StagedFile]) -> tuple[Any, Any] | None:
+    """The least and the greatest value of a column in staged files; None where one does not tell."""
+    field = table.schema().find_field(name)
+    assert isinstance(field.field_type, PrimitiveType)
+    lower = [file.lower_bounds.get(field.field_id) for file in staged]
+    upper = [file.upper_bounds.get(field.field_id) for file in staged]
+    if None in lower or None in upper:
+        return None
+    least = min(from_bytes(field.field_type, base64.b64decode(text)) for text in lower if text is not None)
+    return least, max(from_bytes(field.field_type, base64.b64decode(text)) for text in upper if text is not None)
+
+
+def _table_file(scanned: FileScanTask, layouts: PartitionKeys) -> TableFile:
+    file = scanned.file
+    for one in (file, *scanned.delete_files):
+        if one.file_format is not FileFormat.PARQUET or one.content is DataFileContent.EQUALITY_DELETES:
+            raise SchemaIncompatible(
+                f"{one.file_path} is no Parquet file of rows or of position deletes, and a stream with dedupe reads no "
+                "other. Compact the table with the engine that wrote it, then start again"
+            )
+    return TableFile(
+        path=file.file_path,
+        records=file.record_count,
+        bytes=file.file_size_in_bytes,
+        spec_id=file.spec_id,
+        partition=layouts.of(file),
+        deletes=tuple(_delete_file(d, file) for d in sorted(scanned.delete_files, key=lambda d: d.file_path)),
+    )
+
+
+def _delete_file(found: DataFile, file: DataFile) -> DeleteFile:
+    path = file.file_path.encode()
+    return DeleteFile(found.file_path, found.record_count, alone=path_bounds(found) == (path, path))

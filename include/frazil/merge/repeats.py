@@ -1,0 +1,257 @@
+"""One task of a merge that drops repeats: rows whose key the table, or the batch, has already, near in event time.
+
+The rows of a batch are staged as data files. A task looks their keys up in some of the table's files; the last tasks
+find the repeats within the batch too, each of them the same, and write anew those of the batch's files that have some.
+A file without repeats is added to the table as it was staged.
+
+Of all rows of a key, in their order, a row is kept unless one that was kept before is at most `within_us` away from it
+in event time. The rows of the table come first. Those of a batch have the order of their topic-partition; between
+topic-partitions, Kafka's timestamps decide.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from pyiceberg.io import FileIO, load_file_io
+from pyiceberg.schema import Schema
+from pyroaring import BitMap64
+
+from frazil.ingest.write import TableWriter, file_namer
+from frazil.merge.changes import OFFSET, PARTITION, TIMESTAMP, TOPIC, Newest, codes_of, column, places_of, ranks
+from frazil.merge.contract import Counts, MergeContext, MergeResult, MergeTask
+from frazil.merge.locate import KeyIndex
+from frazil.merge.table_files import Reader
+
+Numbers = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
+
+def drop_repeats(context: MergeContext, task: MergeTask, *, on_progress: Callable[[int], None]) -> MergeResult:
+    """Carry the task out. Raises what the storage raises; the files of a task that raises are removed if possible."""
+    run = _Task(context, task, on_progress)
+    try:
+        return run.result()
+    except BaseException:
+        run.writer.abort()
+        raise
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """The rows of a batch, by what tells repeats. Rows are numbered through its files, in the task's order."""
+
+    keys: pa.Table
+    codes: Numbers
+    """Equal for rows of equal key, from 0 on."""
+    times: Numbers
+    """Event times in microseconds since the epoch."""
+    timed: Mask
+    """Which rows have an event time: one without it repeats nothing."""
+    order: Numbers
+    """Which of two rows of the batch is the earlier."""
+    starts: tuple[int, ...]
+    """The number of each file's first row, and that of all rows at the end."""
+
+
+@dataclass
+class _Task:
+    context: MergeContext
+    task: MergeTask
+    on_progress: Callable[[int], None]
+
+    def __post_init__(self) -> None:
+        target = self.context.target
+        io: FileIO = load_file_io(dict(target.io), location=target.folder)
+        self.reader = Reader(io, target.properties, self.on_progress)
+        self.schema = Schema.model_validate_json(target.schema_json)
+        self.writer = TableWriter(target, "main", io=io, file_name=file_namer(self.task.index, 0))
+
+    def result(self) -> MergeResult:
+        batch = self._batch()
+        if not self.task.inserts:
+            there = beside(batch.codes, batch.times, *self._table_rows(batch), within_us=self._within_us) & batch.timed
+            matched = BitMap64(np.flatnonzero(there).tolist()).serialize()
+            return MergeResult((), (), (), Counts(), matched, bytes_read=self.reader.bytes_read)
+        repeated = np.zeros(len(batch.codes), np.bool_)
+        if self.task.matched:
+            repeated[np.array(BitMap64.deserialize(self.task.matched), np.int64)] = True
+        left = np.flatnonzero(batch.timed & ~repeated)
+        repeated[left] = repeats(batch.codes[left], batch.times[left], batch.order[left], within_us=self._within_us)
+        return self._without(batch, repeated)
+
+    def _batch(self) -> _Batch:
+        rules = self.context.rules
+        names = dict.fromkeys((*rules.key, self._event_time, TOPIC, PARTITION, OFFSET, TIMESTAMP))
+        schema = self.schema.select(*names)
+        files = [self.reader.whole(path, schema) for path in self.task.changes]
+        starts = (0, *np.cumsum([rows.num_rows for rows in files]).tolist())
+        rows = pa.concat_tables(files)
+        times = column(rows, self._event_time)
+        return _Batch(
+            rows.select(list(rules.key)),
+            codes_of([column(rows, name) for name in rules.key], rows.num_rows),
+            _micros(times.fill_null(pa.scalar(0, pa.int64()).cast(times.type))),
+            times.is_valid().to_numpy(zero_copy_only=False),
+            _order(rows),
+            starts,
+        )
+
+    @property
+    def _within_us(self) -> int:
+        assert self.context.rules.within_us is not None
+        return self.context.rules.within_us
+
+    @property
+    def _event_time(self) -> str:
+        assert self.context.rules.event_time is not None
+        return self.context.rules.event_time
+
+    def _table_rows(self, batch: _Batch) -> tuple[Numbers, Numbers]:
+        """Codes and event times of the table's rows whose keys the batch has."""
+        rules = self.context.rules
+        codes, first = np.unique(batch.codes, return_index=True)
+        index = KeyIndex(Newest(batch.keys.take(pa.array(first)), first, 0), rules.key)
+        found = [(np.zeros(0, np.int64), np.zeros(0, np.int64))]
+        for rows in self._live_rows(index.together):
+            places, of = index.places(rows)
+            times = column(rows, self._event_time).take(pa.array(places))
+            known = times.is_valid().to_numpy(zero_copy_only=False)
+            found.append((codes[of[known]], _micros(times.drop_null())))
+        return np.concatenate([c for c, _ in found]), np.concatenate([t for _, t in found])
+
+    def _live_rows(self, together: int) -> Iterator[pa.Table]:
+        """Keys and event times of the task's files, without rows that delete files name, about so many at once."""
+        schema = self.schema.select(*dict.fromkeys((*self.context.rules.key, self._event_time)))
+        pending: list[pa.Table] = []
+        for file in self.task.files:
+            deleted = self.reader.deleted(file)
+            with self.reader.open(file.path) as data:
+                for start, rows in data.groups(schema):
+                    stays = np.ones(rows.num_rows, np.bool_)
+                    stays[deleted[(deleted >= start) & (deleted < start + rows.num_rows)] - start] = False
+                    pending.append(rows.filter(pa.array(stays)))
+            if sum(rows.num_rows for rows in pending) >= together:
+                yield pa.concat_tables(pending)
+                pending = []
+        if pending:
+            yield pa.concat_tables(pending)
+
+    def _without(self, batch: _Batch, repeated: Mask) -> MergeResult:
+        """Write this task's share of the batch's files anew where they have repeats, and count what is left."""
+        replaced, share = [], set(self.task.share)
+        counts, windows = Counts(), Counter[int]()
+        for path, start, end in zip(self.task.changes, batch.starts, batch.starts[1:], strict=False):
+            if path not in share:
+                continue
+            gone = repeated[start:end]
+            windows.update(self._windows(batch.times[start:end][~gone]))
+            counts += Counts(inserted=int((~gone).sum()), repeated=int(gone.sum()))
+            if gone.any():
+                replaced.append(path)
+                self._copy(path, gone)
+        files = tuple(self.writer.finish())
+        return MergeResult(files, tuple(replaced), (), counts, b"", dict(windows), self.reader.bytes_read)
+
+    def _copy(self, path: str, gone: Mask) -> None:
+        schema = self.writer.layout.arrow_schema
+        with self.reader.open(path) as data:
+            for start, rows in data.groups(self.schema):
+                stays = ~gone[start : start + rows.num_rows]
+                if stays.any():
+                    self.writer.add(rows.filter(pa.array(stays)).select(schema.names).cast(schema))
+
+    def _windows(self, times: Numbers) -> dict[int, int]:
+        window_us = self.context.rules.window_us
+        if window_us is None:
+            return {}
+        starts, rows = np.unique(times // window_us * window_us, return_counts=True)
+        return dict(zip(starts.tolist(), rows.tolist(), strict=True))
+
+
+def beside(codes: Numbers, times: Numbers, there: Numbers, at: Numbers, *, within_us: int) -> Mask:
+    """The rows, by the codes of their keys and their times, that have a row of `there`, with times `at`, near. Pure."""
+    count = len(codes)
+    keys, moments = np.r_[codes, there], np.r_[times, at]
+    ordered = np.lexsort((moments, keys))
+    places = np.arange(len(ordered))
+    of_table = ordered >= count
+    near = np.zeros(len(ordered), np.bool_)
+    before = np.maximum.accumulate(np.where(of_table, places, -1))
+    after = np.minimum.accumulate(np.where(of_table, places, len(ordered))[::-1])[::-1]
+    for neighbour, exists in ((before, before >= 0), (after, after < len(ordered))):
+        other = ordered[np.clip(neighbour, 0, max(len(ordered) - 1, 0))]
+        same = exists & (keys[other] == keys[ordered])
+        near |= same & _near(moments[other], moments[ordered], within_us)
+    found = np.zeros(len(ordered), np.bool_)
+    found[ordered] = near
+    return found[:count]
+
+
+def repeats(codes: Numbers, times: Numbers, order: Numbers, *, within_us: int) -> Mask:
+    """The rows that repeat one that was kept before them, in their order. Pure."""
+    count = len(codes)
+    ordered = np.lexsort((order, codes))
+    keys, moments = codes[ordered], times[ordered]
+    is_first = np.r_[True, keys[1:] != keys[:-1]][:count]
+    group = np.cumsum(is_first) - 1
+    first = np.flatnonzero(is_first)
+    near = _near(moments[first[group]], moments, within_us) if count else np.zeros(0, np.bool_)
+    dropped = near & ~is_first
+    ends = np.r_[first[1:], count]
+    for number in np.unique(group[~near]).tolist():  # few keys come back later than `within`
+        start, end = int(first[number]), int(ends[number])
+        dropped[start:end] = _one_by_one(moments[start:end].tolist(), within_us)
+    found = np.zeros(count, np.bool_)
+    found[ordered] = dropped
+    return found
+
+
+def _one_by_one(times: list[int], within_us: int) -> list[bool]:
+    """For the times of one key's rows, in their order, whether each repeats one that was kept."""
+    kept: list[int] = []
+    dropped = []
+    for time in times:
+        place = bisect.bisect_left(kept, time - within_us)
+        repeat = place < len(kept) and kept[place] <= time + within_us
+        dropped.append(repeat)
+        if not repeat:
+            bisect.insort(kept, time)
+    return dropped
+
+
+def _near(one: Numbers, other: Numbers, within_us: int) -> Mask:
+    """Whether times are at most so far apart, however far that is."""
+    later, earlier = np.maximum(one, other).astype(np.uint64), np.minimum(one, other).astype(np.uint64)
+    return (later - earlier) <= np.uint64(within_us)  # modulo 2^64, which is the true distance
+
+
+def _order(rows: pa.Table) -> Numbers:
+    """A number for each row of a batch: within a topic-partition by offset, between them by Kafka's timestamps.
+
+    A producer may send timestamps that go back. What counts is the greatest so far in the topic-partition.
+    """
+    count = rows.num_rows
+    places, offsets = places_of(rows), column(rows, OFFSET).to_numpy()
+    stamps = ranks(column(rows, TIMESTAMP))
+    ordered = np.lexsort((np.arange(count), offsets, places))
+    begins = np.flatnonzero(np.r_[True, np.diff(places[ordered]) != 0][:count])
+    reached = stamps[ordered]
+    for start, end in pairwise([*begins.tolist(), count]):
+        reached[start:end] = np.maximum.accumulate(reached[start:end])
+    stamps[ordered] = reached
+    found = np.empty(count, np.int64)
+    found[np.lexsort((np.arange(count), offsets, places, stamps))] = np.arange(count)
+    return found
+
+
+def _micros(times: pa.Array) -> Numbers:
+    found: Numbers = times.cast(pa.int64()).to_numpy(zero_copy_only=False).astype(np.int64)
+    return found

@@ -1,0 +1,147 @@
+"""A stream with dedupe on a real catalog: candidates are staged by hand and committed by the real committer."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.transforms import BucketTransform, HourTransform
+from pyiceberg.types import IntegerType, LongType, NestedField, StringType, TimestamptzType
+
+from frazil.commit.committer import Committer
+from frazil.commit.journal import Journal
+from frazil.commit.marker import BatchKey, Marker
+from frazil.commit.merging import MERGED_CONTENT, Merging, Run, in_process
+from frazil.commit.settle import batch_folder, sweep_batch
+from frazil.commit.stream_tables import StreamTables
+from frazil.commit.target import target_table
+from frazil.ingest.contract import StagedFile
+from frazil.ingest.write import TableWriter, file_namer
+from frazil.merge.contract import MergeContext, MergeResult, MergeRules, MergeTask
+from frazil.partitions.windows import Grain
+from frazil.spec.iceberg import DEAD_LETTER_PARTITION_SPEC, DEAD_LETTER_SCHEMA
+from tests.unit.commit.conftest import FaultyCatalog, World
+
+MINUTE_US = 60_000_000
+WITHIN_US = 60 * MINUTE_US
+SCHEMA = Schema(
+    NestedField(1, "id", LongType(), required=True),
+    NestedField(2, "at", TimestamptzType(), required=True),
+    NestedField(3, "kafka_topic", StringType(), required=True),
+    NestedField(4, "kafka_partition", IntegerType(), required=True),
+    NestedField(5, "kafka_offset", LongType(), required=True),
+    NestedField(6, "kafka_timestamp", TimestamptzType(), required=False),
+)
+WHOLE = UNPARTITIONED_PARTITION_SPEC
+BY_HOUR = PartitionSpec(PartitionField(2, 1000, HourTransform(), "at_hour"))
+BY_BUCKET = PartitionSpec(PartitionField(1, 1000, BucketTransform(2), "id_bucket"))
+
+Rows = Sequence[tuple[int, int]]
+"""Keys with their event times in minutes."""
+
+
+@dataclass
+class RepeatedWorld(World):
+    """Rows have the offsets in which they were staged."""
+
+    table: str = "demo.hits"
+    dead_letter_table: str = "demo.hits_dead_letters"
+    parallelism: int = 1
+    run_tasks: Run = in_process
+    ran: list[MergeTask] = field(default_factory=list)
+
+    def view(self) -> StreamTables:
+        def run(context: MergeContext, tasks: Sequence[MergeTask]) -> Sequence[MergeResult]:
+            self.ran += tasks
+            return self.run_tasks(context, tasks)
+
+        rules = MergeRules(("id",), event_time="at", within_us=WITHIN_US, window_us=Grain.HOUR.us)
+        merging = Merging(lambda _: rules, run, lambda: self.parallelism, MERGED_CONTENT["candidates"])
+        return dataclasses.replace(super().view(), merging=merging)
+
+    def arrive(self, committer: Committer, rows: Rows) -> Journal:
+        """Stage rows, several files of them, and write their journal."""
+        marker = self.marker()
+        key = BatchKey(committer.epoch, marker.at.batch + 1)
+        start = marker.offsets["events", 0]
+        staged = self.stage_rows(key, rows, start)
+        journal = self.journal(key, {0: (start, start + len(rows))}, staged, seen=committer.letters_seen())
+        assert self.tables.journals.put(journal)
+        return journal
+
+    def batch(self, committer: Committer, rows: Rows) -> Marker:
+        """Stage, journal, commit and sweep one batch, as a writer does."""
+        journal = self.arrive(committer, rows)
+        marker = committer.commit(journal)
+        sweep_batch(self.tables, journal)
+        return marker
+
+    def stage_rows(self, key: BatchKey, rows: Rows, start: int) -> tuple[StagedFile, ...]:
+        table = self.load()
+        target = target_table(table, folder=batch_folder(table, self.stream, key))
+        made = [
+            {"id": number, "at": minute * MINUTE_US, "kafka_topic": "events", "kafka_partition": 0,
+             "kafka_offset": start + place, "kafka_timestamp": None}
+            for place, (number, minute) in enumerate(rows)
+        ]  # fmt: skip
+        found: list[StagedFile] = []
+        for part in (made[::2], made[1::2]):
+            writer = TableWriter(target, "main", io=table.io, file_name=file_namer(0, 0))
+            if part:
+                writer.add(pa.Table.from_pylist(part, schema=writer.layout.arrow_schema))
+            found += writer.finish()
+        return tuple(dataclasses.replace(file, content="candidates") for file in found)
+
+    def offsets(self) -> list[int]:
+        """Of the table's rows."""
+        return sorted(self.load().scan().to_arrow()["kafka_offset"].to_pylist())
+
+    def told(self) -> dict[str, str]:
+        head = self.load().current_snapshot()
+        assert head is not None
+        assert head.summary is not None
+        return {"operation": head.summary.operation.value, **head.summary.additional_properties}
+
+    def append_hits(self, rows: Rows, *, offset: int) -> None:
+        """Another writer's rows."""
+        table = self.load()
+        made = [
+            {"id": number, "at": minute * MINUTE_US, "kafka_topic": "other", "kafka_partition": 0,
+             "kafka_offset": offset, "kafka_timestamp": None}
+            for number, minute in rows
+        ]  # fmt: skip
+        table.append(pa.Table.from_pylist(made, schema=table.schema().as_arrow()))
+
+    def needed_files(self) -> set[str]:
+        """The data files of all snapshots."""
+        table = self.load()
+        return {
+            entry.data_file.file_path.removeprefix("file://")
+            for snapshot in table.metadata.snapshots
+            for manifest in snapshot.manifests(table.io)
+            for entry in manifest.fetch_manifest_entry(table.io)
+        }
+
+
+def kept_of(rows: Sequence[tuple[int, int, int]], there: Sequence[tuple[int, int]] = ()) -> list[int]:
+    """The rule as a loop: the offsets of rows (offset, key, minute) that are kept beside those that are there."""
+    kept, offsets = list(there), []
+    for offset, number, minute in rows:
+        if not any(k == number and abs(m - minute) * MINUTE_US <= WITHIN_US for k, m in kept):
+            kept.append((number, minute))
+            offsets.append(offset)
+    return offsets
+
+
+def repeated_world(
+    catalog: FaultyCatalog, folder: Path, spec: PartitionSpec = BY_HOUR, *, parallelism: int = 1
+) -> RepeatedWorld:
+    """A stream whose tables are there and empty."""
+    catalog.inner.create_table("demo.hits", SCHEMA, partition_spec=spec)
+    catalog.inner.create_table("demo.hits_dead_letters", DEAD_LETTER_SCHEMA, partition_spec=DEAD_LETTER_PARTITION_SPEC)
+    return RepeatedWorld(catalog, folder, parallelism=parallelism)

@@ -1,0 +1,68 @@
+"""Which rows repeat others: the pure decisions, against the rule as a loop over all rows would apply it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from frazil.merge.repeats import _order, beside, repeats
+
+small = st.lists(st.tuples(st.integers(0, 3), st.integers(-20, 20)), max_size=25)
+
+
+def columns(rows: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
+    return np.array([k for k, _ in rows], np.int64), np.array([t for _, t in rows], np.int64)
+
+
+@given(rows=small, within=st.integers(0, 12), seed=st.randoms())
+def test_of_near_rows_of_a_key_the_first_in_order_is_kept(rows, within, seed):
+    order = list(range(len(rows)))
+    seed.shuffle(order)
+    kept: list[tuple[int, int]] = []
+    expected = [False] * len(rows)
+    for place in sorted(range(len(rows)), key=lambda n: order[n]):
+        key, time = rows[place]
+        expected[place] = any(k == key and abs(t - time) <= within for k, t in kept)
+        if not expected[place]:
+            kept.append((key, time))
+    found = repeats(*columns(rows), np.array(order, np.int64), within_us=within)
+    assert found.tolist() == expected
+
+
+@given(rows=small, table=small, within=st.integers(0, 12))
+def test_a_row_repeats_any_row_of_the_table_that_is_near(rows, table, within):
+    expected = [any(k == key and abs(t - time) <= within for k, t in table) for key, time in rows]
+    assert beside(*columns(rows), *columns(table), within_us=within).tolist() == expected
+
+
+@pytest.mark.parametrize(("one", "other"), [(-(2**63), 2**63 - 1), (2**63 - 1, -(2**63))])
+def test_no_distance_overflows(one: int, other: int) -> None:
+    times = np.array([one, other], np.int64)
+    same = np.zeros(2, np.int64)
+    assert repeats(same, times, np.arange(2), within_us=10**15).tolist() == [False, False]
+    assert not beside(same[:1], times[:1], same[1:], times[1:], within_us=10**15).any()
+
+
+def placed(*rows: tuple[int, int, int | None]) -> pa.Table:
+    """Rows by partition, offset and Kafka timestamp in seconds."""
+    return pa.table(
+        {
+            "kafka_topic": pa.array(["t"] * len(rows), pa.string()),
+            "kafka_partition": pa.array([p for p, _, _ in rows], pa.int32()),
+            "kafka_offset": pa.array([o for _, o, _ in rows], pa.int64()),
+            "kafka_timestamp": pa.array([s and s * 10**6 for _, _, s in rows], pa.timestamp("us", "UTC")),
+        }
+    )
+
+
+def test_a_partition_keeps_its_order_although_its_timestamps_go_back() -> None:
+    rows = placed((0, 2, 10), (0, 1, 30), (1, 7, 20), (1, 8, 40))
+    assert _order(rows).tolist() == [2, 1, 0, 3]
+
+
+def test_rows_without_a_timestamp_have_an_order_too() -> None:
+    assert _order(placed((1, 0, None), (0, 5, None), (0, 4, None))).tolist() == [2, 1, 0]
+    assert _order(placed()).tolist() == []
