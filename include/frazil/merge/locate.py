@@ -51,6 +51,10 @@ class KeyIndex:
         """The places of rows that have one of the keys, in order, and the change of each."""
         columns = {name: column(rows, name) for name in self._key}
         first = columns[self._first]
+        if len(columns) == 1:  # the keys differ, so a value's place among them is its change
+            of = pc.index_in(first, self._values.cast(first.type))
+            found = np.flatnonzero(of.is_valid().to_numpy(zero_copy_only=False))
+            return found, of.drop_null().to_numpy().astype(np.int64)
         likely = np.flatnonzero(pc.is_in(first, self._values).to_numpy(zero_copy_only=False))
         if not len(likely):
             return likely, likely

@@ -55,8 +55,8 @@ class _Batch:
     """Event times in microseconds since the epoch."""
     timed: Mask
     """Which rows have an event time: one without it repeats nothing."""
-    order: Numbers
-    """Which of two rows of the batch is the earlier."""
+    places: pa.Table
+    """Their coordinates, which tell the earlier of two rows."""
     starts: tuple[int, ...]
     """The number of each file's first row, and that of all rows at the end."""
 
@@ -83,8 +83,7 @@ class _Task:
         repeated = np.zeros(len(batch.codes), np.bool_)
         if self.task.matched:
             repeated[np.array(BitMap64.deserialize(self.task.matched), np.int64)] = True
-        left = np.flatnonzero(batch.timed & ~repeated)
-        repeated[left] = repeats(batch.codes[left], batch.times[left], batch.order[left], within_us=self._within_us)
+        repeated[self._repeats(batch, np.flatnonzero(batch.timed & ~repeated))] = True
         return self._without(batch, repeated)
 
     def _batch(self) -> _Batch:
@@ -100,7 +99,7 @@ class _Task:
             codes_of([column(rows, name) for name in rules.key], rows.num_rows),
             _micros(times.fill_null(pa.scalar(0, pa.int64()).cast(times.type))),
             times.is_valid().to_numpy(zero_copy_only=False),
-            _order(rows),
+            rows.select([TOPIC, PARTITION, OFFSET, TIMESTAMP]),
             starts,
         )
 
@@ -143,6 +142,14 @@ class _Task:
                 pending = []
         if pending:
             yield pa.concat_tables(pending)
+
+    def _repeats(self, batch: _Batch, left: Numbers) -> Numbers:
+        """The numbers of rows that repeat another of those left. Only rows of keys that come twice are put in order."""
+        several = left[np.bincount(batch.codes)[batch.codes[left]] > 1] if len(left) else left
+        if not len(several):
+            return several
+        order = _order(batch.places.take(pa.array(several)))
+        return several[repeats(batch.codes[several], batch.times[several], order, within_us=self._within_us)]
 
     def _without(self, batch: _Batch, repeated: Mask) -> MergeResult:
         """Write this task's share of the batch's files anew where they have repeats, and count what is left."""

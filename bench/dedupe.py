@@ -1,0 +1,138 @@
+"""What `dedupe` adds to a batch, by the rows that the window has already.
+
+    .venv/bin/python -m bench.dedupe [--rows 1000000] [--windows 0,1,10] [--repeated 0.2]
+
+A table of clicks (a long key, an event time, a text), partitioned by hour, gets so many millions of rows within the
+last hour, in files of a million. Then one batch of candidates, staged in two files, is merged by one process: a share
+of its rows repeats a row of the window, or of the batch where the window is empty. CPU (user + system) of planning,
+looking the keys up, writing files anew where they have repeats, and writing the manifests; beside it, that of a plain
+append.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.table import Table
+from pyiceberg.transforms import HourTransform
+from pyiceberg.types import IntegerType, LongType, NestedField, StringType, TimestamptzType
+
+from frazil.commit.merging import MERGED_CONTENT, MergeWriter, Merging
+from frazil.commit.snapshot import SnapshotWriter
+from frazil.commit.target import target_table
+from frazil.ingest.contract import StagedFile
+from frazil.ingest.write import TableWriter, file_namer
+from frazil.merge.contract import MergeRules
+from frazil.table.catalogs import load_catalog
+
+HOUR_US = 3_600_000_000
+SCHEMA = Schema(
+    NestedField(1, "id", LongType(), required=True),
+    NestedField(2, "at", TimestamptzType(), required=True),
+    NestedField(3, "note", StringType(), required=False),
+    NestedField(4, "kafka_topic", StringType(), required=True),
+    NestedField(5, "kafka_partition", IntegerType(), required=True),
+    NestedField(6, "kafka_offset", LongType(), required=True),
+    NestedField(7, "kafka_timestamp", TimestamptzType(), required=False),
+)
+RULES = MergeRules(("id",), event_time="at", within_us=HOUR_US, window_us=HOUR_US)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--windows", default="0,1,10", help="millions of rows")
+    parser.add_argument("--repeated", type=float, default=0.2)
+    arguments = parser.parse_args()
+    for millions in map(int, arguments.windows.split(",")):
+        with tempfile.TemporaryDirectory() as folder:
+            os.environ["FRAZIL_HOME"] = folder
+            table = _made(millions, Path(folder))
+            batch = _staged(table, _batch(arguments.rows, millions, arguments.repeated), "batch")
+            plain = _cpu(lambda: SnapshotWriter(batch).prepare(table, summary={}, now_ms=_now()))  # noqa: B023
+            told: dict[str, str] = {}
+
+            def dedupe() -> None:
+                files = tuple(dataclasses.replace(file, content="candidates") for file in batch)  # noqa: B023
+                merging = Merging(lambda _: RULES, declared=MERGED_CONTENT["candidates"])
+                prepared = MergeWriter("s", files, merging).prepare(table, summary={}, now_ms=_now())  # noqa: B023
+                assert prepared.snapshot.summary is not None
+                told.update(prepared.snapshot.summary.additional_properties)  # noqa: B023
+
+            cost = _cpu(dedupe)
+            print(
+                f"window of {millions} million rows: {cost:.2f} core-s for {arguments.rows:,} rows, "
+                f"{told['frazil.repeated']} repeated; a plain append {plain:.2f}", flush=True,
+            )  # fmt: skip
+
+
+def _now() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _cpu(work: Callable[[], object]) -> float:
+    started = time.process_time()
+    work()
+    return time.process_time() - started
+
+
+def _made(millions: int, folder: Path) -> Table:
+    catalog = load_catalog(None)
+    catalog.create_namespace_if_not_exists("bench")
+    spec = PartitionSpec(PartitionField(2, 1000, HourTransform(), "at_hour"))
+    table = catalog.create_table("bench.clicks", SCHEMA, partition_spec=spec, location=str(folder / "clicks"))
+    for number in range(millions):
+        files = _staged(table, _rows(np.arange(1_000_000) + number * 1_000_000), f"window-{number}")
+        prepared = SnapshotWriter(files).prepare(table, summary={}, now_ms=_now())
+        catalog.commit_table(table, prepared.requirements, prepared.updates)
+        table = catalog.load_table("bench.clicks")
+    return table
+
+
+def _batch(count: int, millions: int, repeated: float) -> pa.Table:
+    """New keys beyond those of the window, and a share that the window, or else the batch, has."""
+    draw = np.random.default_rng(1)
+    again = int(count * repeated)
+    new = 10**9 + np.arange(count - again)
+    there = draw.integers(0, millions * 1_000_000, again) if millions else draw.choice(new, again)
+    return _rows(draw.permutation(np.concatenate([new, there])))
+
+
+def _rows(keys: np.ndarray) -> pa.Table:
+    count = len(keys)
+    times = pa.array((keys * 7_919) % HOUR_US, pa.timestamp("us", "UTC"))
+    values = {
+        "id": pa.array(keys, pa.int64()),
+        "at": times,
+        "note": pa.array(keys % 997).cast(pa.string()),
+        "kafka_topic": pa.array(["clicks"]).take(pa.array(np.zeros(count, np.int64))),
+        "kafka_partition": pa.array(keys % 8, pa.int32()),
+        "kafka_offset": pa.array(np.arange(count)),
+        "kafka_timestamp": times,
+    }
+    return pa.table(values)
+
+
+def _staged(table: Table, rows: pa.Table, name: str) -> tuple[StagedFile, ...]:
+    target = target_table(table, folder=f"{table.location()}/data/{name}")
+    found: list[StagedFile] = []
+    for task, part in enumerate((rows.slice(0, rows.num_rows // 2), rows.slice(rows.num_rows // 2))):
+        writer = TableWriter(target, "main", io=table.io, file_name=file_namer(task, 0))
+        schema = writer.layout.arrow_schema
+        writer.add(part.select(schema.names).cast(schema))
+        found += writer.finish()
+    return tuple(found)
+
+
+if __name__ == "__main__":
+    main()
