@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -85,18 +84,14 @@ def watched(look: Callable[[], Iterable[RenderableType]], *, every_s: float) -> 
     console = _console()
     if not console.is_terminal:
         raise click.UsageError("--watch needs a terminal")
-    ended = threading.Event()
-    previous = signal.signal(signal.SIGINT, lambda *_: ended.set())
-    try:
-        with Live(console=console, screen=True, auto_refresh=False) as live:
-            while not ended.is_set():
-                began = time.monotonic()
-                seen = list(look())
-                head = Text(f"{datetime.now(UTC):%H:%M:%S} UTC, every {every_s:g} s; Ctrl-C ends\n", style="dim")
-                live.update(Group(head, *seen), refresh=True)
-                ended.wait(max(0.0, every_s - (time.monotonic() - began)))
-    finally:
-        signal.signal(signal.SIGINT, previous)
+    # A handler of our own could meet the lock of what the loop waits on: Python's raises where it is.
+    with suppress(KeyboardInterrupt), Live(console=console, screen=True, auto_refresh=False) as live:
+        while True:
+            began = time.monotonic()
+            seen = list(look())
+            head = Text(f"{datetime.now(UTC):%H:%M:%S} UTC, every {every_s:g} s; Ctrl-C ends\n", style="dim")
+            live.update(Group(head, *seen), refresh=True)
+            time.sleep(max(0.0, every_s - (time.monotonic() - began)))
 
 
 def ask(question: str, *, yes: bool) -> None:
