@@ -1,4 +1,4 @@
-"""Debezium's events through a broker: the table equals the source's, also after events that are sent again."""
+"""Debezium's events through a broker: the table equals the source's, whatever is sent again, in whole transactions."""
 
 from __future__ import annotations
 
@@ -88,3 +88,77 @@ def test_the_table_equals_the_source(stream: Any, seed: int) -> None:
         if database.draw.random() < 0.5:
             sent = len(database.log)
         database.check()
+
+
+WHOLE = (
+    DECLARED.replace("{{metadata:", "{{transactions: {topic}.transaction, metadata:")
+    .replace("{topic}]", "{topic}.orders]")
+    .replace("{{interval: 1s}}", "{{interval: 1s, max-records: 7}}")
+)
+
+
+class Connector:
+    """Random transactions, and a connector that sends them to a topic of one partition, and their ends to another."""
+
+    def __init__(self, stream: Any, seed: int) -> None:
+        self.stream, self.draw = stream, random.Random(seed)
+        self.producer = Producer({"bootstrap.servers": stream.bootstrap, "linger.ms": 5})
+        self.states: list[dict[int, str]] = [{}]
+        """The rows after each transaction."""
+        self.log: list[tuple[str, dict[str, Any] | None]] = []
+        """Topic and value of all that is sent, in its order."""
+
+    def transaction(self, changes: int) -> None:
+        number, rows = len(self.states), dict(self.states[-1])
+        for order in range(1, changes + 1):
+            key, lsn = self.draw.randrange(8), 1000 * number + order
+            source = {"connector": "postgresql", "schema": "public", "table": "orders", "lsn": lsn, "ts_ms": 5}
+            source["sequence"] = f'["{1000 * number - 100}","{lsn}"]'
+            # PostgreSQL's ids have the place of the single event.
+            of = {"id": f"{number}:{lsn}", "total_order": order, "data_collection_order": order}
+            event = {"before": None, "after": None, "source": source, "transaction": of}
+            if key in rows and self.draw.random() < 0.3:
+                del rows[key]
+                self.log.append(("orders", {**event, "op": "d", "before": {"id": key}}))
+                if order < changes:  # the last one's would lie behind the end
+                    self.log.append(("orders", None))
+            else:
+                rows[key] = f"{number}.{order}"
+                self.log.append(("orders", {**event, "op": "u", "after": {"id": key, "name": rows[key], "note": "x"}}))
+        self.states.append(rows)
+        tables = [{"data_collection": "public.orders", "event_count": changes}]
+        end = {"status": "END", "id": f"{number}:{1000 * number + 900}", "event_count": changes}
+        self.log.append(("transaction", {**end, "data_collections": tables}))
+
+    def send(self, since: int, until: int) -> None:
+        for topic, value in self.log[since:until]:
+            encoded = None if value is None else json.dumps(value)
+            self.producer.produce(f"{self.stream.topic}.{topic}", encoded, partition=0)
+        assert self.producer.flush(30) == 0
+
+
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(2, 12))])
+def test_every_snapshot_is_the_source_after_a_whole_transaction(stream: Any, kafka: Any, seed: int) -> None:
+    for topic in ("orders", "transaction"):
+        kafka.create_topic(f"{stream.topic}.{topic}", 1)
+    text = WHOLE.format(topic=stream.topic, bootstrap=stream.bootstrap)
+    (stream.streams / "events.yaml").write_text(text)
+    connector = Connector(stream, seed)
+    draw, sent = connector.draw, 0
+    for _ in range(6):
+        for _ in range(draw.randrange(1, 6)):
+            connector.transaction(draw.choice([1, 1, 2, 3, 5, 20]))
+        until = draw.randrange(sent, len(connector.log))
+        connector.send(sent, until)
+        stream.catch_up()
+        sent = max(0, until - draw.choice([0, 0, 3, 30]))  # it died, and had not noted all that it sent
+    connector.send(sent, len(connector.log))
+    stream.catch_up()
+    table = stream.table()
+    found = []
+    for snapshot in table.snapshots():
+        rows = table.scan(snapshot_id=snapshot.snapshot_id, selected_fields=("id", "name")).to_arrow().to_pylist()
+        found.append({row["id"]: row["name"] for row in rows})
+    assert [rows for rows in found if rows not in connector.states] == []
+    assert found[-1] == connector.states[-1]
+    assert len(found) > 8

@@ -81,6 +81,14 @@ class Envelope(Model):
         "table's row keeps its own (`unavailable.value.placeholder`).",
     )
 
+    transactions: str | None = Field(
+        default=None,
+        min_length=1,
+        description="The topic that tells where transactions end (`provide.transaction.metadata: true`; it is called "
+        "`<topic.prefix>.transaction`): each snapshot of the table then has whole transactions alone. For one topic of "
+        "one partition, with `order-by`.",
+    )
+
     @model_validator(mode="before")
     @classmethod
     def _alone(cls, value: object) -> object:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field, model_validator
 
 from frazil.spec.coordinates import RESERVED
-from frazil.spec.formats import POSITION, envelope_of
+from frazil.spec.formats import POSITION, AvroFormat, envelope_of
 from frazil.spec.inconsistent import Problem, did_you_mean
 from frazil.spec.values import Model
 
@@ -69,6 +69,7 @@ def problems(spec: StreamSpec) -> Iterator[Problem]:
     yield from _order(spec, columns)
     yield from _delete(spec, columns)
     yield from _envelope(spec, columns)
+    yield from _transactions(spec)
     yield from _beside(spec)
 
 
@@ -137,6 +138,24 @@ def _envelope(spec: StreamSpec, columns: dict[str, Column]) -> Iterator[Problem]
         elif path.split(".")[0] not in ENVELOPE_FIELDS or not all(path.split(".")):
             what = f"is no field of an envelope; it begins with {', '.join(ENVELOPE_FIELDS)}, or is {POSITION}"
             yield Problem(place, path, what)
+
+
+def _transactions(spec: StreamSpec) -> Iterator[Problem]:
+    envelope = envelope_of(spec.source.format)
+    if envelope is None or (topic := envelope.transactions) is None:
+        return
+    place = "source.format.envelope.transactions"
+    if len(spec.source.topics) != 1:
+        yield Problem(
+            place, topic, "needs one topic of events, source.topics, in which transactions lie in their order"
+        )
+    elif topic in spec.source.topics:
+        yield Problem(place, topic, "is the topic of events itself; the connector has another one for transactions")
+    if isinstance(spec.source.format, AvroFormat) and spec.source.format.registry is None:
+        yield Problem(place, topic, "needs a registry: records of that topic have a schema of their own")
+    if spec.order_by is None:
+        what = "needs order-by: events that a connector sends again would show part of an older transaction"
+        yield Problem(place, topic, what)
 
 
 def _beside(spec: StreamSpec) -> Iterator[Problem]:

@@ -19,6 +19,7 @@ from frazil.commit.target import target_file_bytes
 from frazil.events import PhaseBegan, ThrottleJudged
 from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Phase
+from frazil.offsets.spans import TopicPartition
 from frazil.stream.batch import BatchRunner
 from frazil.stream.engine import Engine
 from frazil.stream.hosting import Hosting
@@ -26,6 +27,7 @@ from frazil.stream.plan import BatchPolicy
 from frazil.stream.planner import POLL_S, BatchPlanner, PlannerSettings
 from frazil.stream.planner_exchange import PlannerReport, read_rates, write_rates
 from frazil.stream.position import Position
+from frazil.stream.whole_transactions import whole_transactions
 
 UNTIL_CHECK_S = 0.1
 """How often the loop asks, while brokers are silent, whether it should end."""
@@ -81,9 +83,10 @@ class BatchLoop:
         finally:
             self.runner.emit(PhaseBegan(Phase.STOPPING))
 
-    def is_gone(self, topic: str) -> bool:
-        """Whether a topic of the stream's pattern was deleted: the loop never reads the rest of it."""
-        return self.planner is not None and self.planner.is_gone(topic)
+    def is_left(self, tp: TopicPartition) -> bool:
+        """Whether the rest of a log is not read: it was deleted, or a transaction of the source has not ended."""
+        planner, at = self.planner, self.runner.marker.offsets.get(tp, 0)
+        return planner is not None and (planner.is_gone(tp[0]) or planner.is_held_back(tp, at))
 
     def _wait_for_turn(self) -> None:
         """A writer that waits for others to be done is not hung."""
@@ -107,6 +110,7 @@ class BatchLoop:
             source=r.marker.source,
             position=Position.of(r.marker),
             report=self.planned,
+            whole=whole_transactions(r.spec, r.kafka_properties),
         )
 
     def _settings(self) -> PlannerSettings:

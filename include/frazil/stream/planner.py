@@ -16,7 +16,7 @@ from typing import Any
 from frazil.clock import now_ms
 from frazil.commit.marker import merged_identity, of_topics
 from frazil.commit.rules import check_same_source
-from frazil.errors import KafkaUnavailable, OffsetGap, TopicMissing
+from frazil.errors import KafkaUnavailable, OffsetGap, SpecError, TopicMissing
 from frazil.host.exchange import Exchange, open_exchange
 from frazil.kafka.admin import KafkaOffsets
 from frazil.kafka.identity import SourceIdentity
@@ -26,6 +26,7 @@ from frazil.offsets.spans import TopicPartition
 from frazil.stream.plan import BatchPolicy, assign, batch_due, bounded_ends, task_count
 from frazil.stream.planner_exchange import PlannerReport, read_rates
 from frazil.stream.position import Position
+from frazil.stream.whole_transactions import WholeTransactions
 
 log = logging.getLogger(__name__)
 
@@ -95,6 +96,8 @@ class BatchPlanner:
     """How often Kafka has listed the topics."""
     began: dict[TopicPartition, int] = field(default_factory=dict)
     """The first offsets of partitions that appeared while the writer ran."""
+    whole: WholeTransactions | None = None
+    """Where batches may end, if the source's transactions shall be whole."""
 
     @property
     def _exchange(self) -> Exchange:
@@ -129,6 +132,10 @@ class BatchPlanner:
         """
         longest_s = self.settings.policy.interval_s / 4
         self.queue_s = min(max(seconds, QUEUE_FADES * self.queue_s), longest_s)
+
+    def is_held_back(self, tp: TopicPartition, offset: int) -> bool:
+        """Whether nobody should wait for what lies behind the offset: the source's transaction there has not ended."""
+        return self.whole is not None and self.whole.stuck and tp in self._read() and offset >= self.whole.at
 
     def is_gone(self, topic: str) -> bool:
         """Whether a topic that matches the pattern counts as deleted, so that nobody should wait for its records."""
@@ -165,6 +172,8 @@ class BatchPlanner:
             self.described_at = now
         first_poll, last_poll = not self.ends, self.answered_at
         read = self._read()
+        if self.whole:
+            self.whole.listen()
         try:
             cut = self.watch.poll(self.kafka, read, self.position.leader_epochs)
         except TopicMissing:
@@ -173,6 +182,8 @@ class BatchPlanner:
         if cut and self.described_at != now:  # a recreated topic ends earlier too, and has an error of its own
             self._describe()
         check_not_cut(read, cut, stream=self.settings.stream)
+        if self.whole:
+            self._hold_back(self.whole, read)
         for tp, start in read.items():
             if self.ends.get(tp, start) > start:
                 # A new record may have come right after the last poll.
@@ -185,6 +196,19 @@ class BatchPlanner:
         self._answered(now)
         in_transactions = self.watch.in_transactions()
         self.report(PlannerReport(dict(self.ends), dict(self.began), in_transactions, self.clock_ms()))
+
+    def _hold_back(self, whole: WholeTransactions, read: Mapping[TopicPartition, int]) -> None:
+        """Let logs end before the first of the source's transactions that has not ended."""
+        if len(read) > 1:
+            raise SpecError(
+                f"stream {self.settings.stream!r}: source.format.envelope.transactions needs a topic of one partition, "
+                f"in which transactions lie in the source's order, and {sorted(read)[0][0]} has {len(read)}: leave it "
+                "out, or let the connector write into a topic of one"
+            )
+        for tp, start in read.items():
+            end = self.ends.get(tp, start)
+            self.watch.stable[tp] = min(end, max(start, whole.at))  # if the brokers fall silent now
+            self.watch.stable[tp] = whole.follow(tp, start, end)
 
     def _read(self) -> dict[TopicPartition, int]:
         """The position in the topics that are declared, and there."""
@@ -262,6 +286,8 @@ class BatchPlanner:
         idle = self._idle(now)
         if due.now:
             end = bounded_ends(offsets, self.ends, max_records=policy.max_records)
+            if self.whole:
+                end = {tp: max(offsets[tp], self.whole.at) if tp in self._read() else offsets[tp] for tp in end}
             log.info("batch of %d records: %s", sum(end.values()) - sum(offsets.values()), due.reason)
             for tp in offsets:
                 # What a bounded batch leaves unread keeps its waiting time.

@@ -296,7 +296,7 @@ class Epoch:
         while not self._over(runner):
             loop = BatchLoop(p.engine, runner, drain=self.goal is not None, planned=p.planned, hosting=p.hosting)
             try:
-                loop.run(until=partial(self._over, runner, loop.is_gone), wait=self.stopping.wait)
+                loop.run(until=partial(self._over, runner, loop.is_left), wait=self.stopping.wait)
                 break
             except PythonStartTimeout as error:
                 # Nothing was staged or lost, so the epoch continues.
@@ -311,9 +311,9 @@ class Epoch:
                 self.commits += loop.commits
         return runner.marker
 
-    def _over(self, runner: BatchRunner, is_gone: Callable[[str], bool] = lambda _: False) -> bool:
+    def _over(self, runner: BatchRunner, is_left: Callable[[TopicPartition], bool] = lambda _: False) -> bool:
         behind = runner.route is not None and runner.route.behind
-        return self.stopping.is_set() or (not behind and self._caught_up(runner.marker, is_gone))
+        return self.stopping.is_set() or (not behind and self._caught_up(runner.marker, is_left))
 
     def _begin(self) -> BatchRunner:
         """Take over and settle. Afterwards nothing of an earlier epoch is undecided."""
@@ -377,7 +377,7 @@ class Epoch:
         self.parts.emit(RecordsSkipped(lost, marker))
         return marker
 
-    def _caught_up(self, marker: Marker, is_gone: Callable[[str], bool]) -> bool:
+    def _caught_up(self, marker: Marker, is_left: Callable[[TopicPartition], bool]) -> bool:
         return self.goal is not None and all(
-            marker.offsets.get(tp, 0) >= end or is_gone(tp[0]) for tp, end in self.goal.items()
+            marker.offsets.get(tp, 0) >= end or is_left(tp) for tp, end in self.goal.items()
         )

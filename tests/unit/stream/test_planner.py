@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from frazil.errors import AccessDenied, KafkaUnavailable, OffsetGap, TopicMissing, TopicRecreated
+from frazil.errors import AccessDenied, KafkaUnavailable, OffsetGap, SpecError, TopicMissing, TopicRecreated
 from frazil.host.exchange import open_exchange
 from frazil.kafka.admin import Topics
 from frazil.kafka.identity import SourceIdentity
@@ -587,3 +587,63 @@ def test_batches_that_outlast_their_interval_grow_to_the_most_and_follow_each_ot
     assert all(1000 <= size <= 1002 for size in sizes[full:-1]), "a share a partition, rounded up"
     assert set(pauses_s[full:]) == {0.0}
     assert sum(sizes) == 36_000
+
+
+class StandInWhole:
+    """Transactions of the source end at these offsets."""
+
+    def __init__(self, *ends: int) -> None:
+        self.ends, self.at, self.stuck, self.heard = ends, 0, False, 0
+
+    def listen(self) -> None:
+        self.heard += 1
+
+    def follow(self, _, start, end):
+        self.at = max([start, *(e for e in self.ends if e <= min(end, start + 1000))])
+        self.stuck = self.at < end <= start + 1000
+        return self.at if end <= start + 1000 else end
+
+
+def of_one_partition(world: World, whole: StandInWhole) -> World:
+    del world.kafka.end[TP1], world.kafka.begin[TP1]
+    world.planner.position = Position({TP0: 0})
+    world.planner.whole = whole  # type: ignore[assignment]
+    return world
+
+
+def test_a_batch_ends_where_a_transaction_of_the_source_does(world: World):
+    of_one_partition(world, StandInWhole(4, 7))
+    world.kafka.end = {TP0: 9}
+    assert world.after(1).offsets == {TP0: 7}
+    assert world.after(120).offsets == {TP0: 7}
+    assert world.reports[-1].ends == {TP0: 7}
+    assert world.reports[-1].in_transactions == {TP0: 2}
+    assert world.planner.position.idle == frozenset()
+    assert world.planner.is_held_back(TP0, 7)
+    assert not world.planner.is_held_back(TP0, 4)
+
+
+def test_a_backlog_of_transactions_counts_as_unread(world: World):
+    of_one_partition(world, StandInWhole(*range(0, 5000, 3)))
+    world.kafka.end = {TP0: 5000}
+    assert world.after(1).offsets == {TP0: 999}
+    assert world.reports[-1].ends == {TP0: 5000}
+    assert world.after(1).offsets == {TP0: 1998}
+
+
+def test_brokers_that_fall_silent_within_a_look_let_no_batch_cut_a_transaction(world: World):
+    whole = StandInWhole()
+    of_one_partition(world, whole)
+    world.kafka.end = {TP0: 9}
+
+    def silent(*_):
+        raise KafkaUnavailable("no brokers")
+
+    whole.follow = silent  # type: ignore[method-assign]
+    assert world.after(100).offsets == {TP0: 0}
+
+
+def test_whole_transactions_of_several_partitions_are_refused(world: World):
+    world.planner.whole = StandInWhole()  # type: ignore[assignment]
+    with pytest.raises(SpecError, match="needs a topic of one partition"):
+        world.after(1)

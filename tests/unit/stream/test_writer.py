@@ -63,7 +63,7 @@ def epoch(monkeypatch: pytest.MonkeyPatch) -> Any:
                     self.commits = outcome
                     raise PythonStartTimeout("too busy")
 
-            def is_gone(self, _: str) -> bool:
+            def is_left(self, _: object) -> bool:
                 return False
 
         def begin(_: Epoch) -> Any:

@@ -1,0 +1,234 @@
+"""Lets a stream of captured changes read whole transactions of its source, and nothing of one that has not ended.
+
+The records of the source's table say which transaction they are of, and another topic says how many each had. Both are
+read here, on the driver, so that the planner knows where a batch may end. What is held back stays in Kafka: the
+marker's position is always such a place, and whatever dies, the next writer goes on there.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Protocol
+
+from frazil.errors import OffsetGap, SpecError, TopicMissing
+from frazil.ingest.chunk import Chunk
+from frazil.ingest.contract import OffsetRange
+from frazil.ingest.formats.transactions import Ended, Said, TransactionDecoder
+from frazil.ingest.readers import kafka_reader
+from frazil.kafka.admin import KafkaOffsets
+from frazil.offsets.spans import TopicPartition
+from frazil.spec.formats import AvroFormat, JsonFormat, envelope_of
+from frazil.spec.model import StreamSpec
+from frazil.spec.references import resolve_all
+from frazil.stream.boundaries import Boundaries, Place
+
+log = logging.getLogger(__name__)
+
+SLICE = 20_000
+"""So many records of the topic of transactions are read at once: ends that are not needed yet take memory."""
+CLOCKS = timedelta(minutes=10)
+"""A transaction's end comes after its events, but the clock of who writes both may step back by so much."""
+LOOK_BACK = 1_000
+"""So many offsets before the position a new writer looks for the last transaction."""
+WARN_S = 60.0
+"""After so long, and then as often, people are told of a transaction that does not end."""
+
+
+class Topics(Protocol):
+    """What is read of Kafka."""
+
+    def events(self, tp: TopicPartition, start: int, end: int) -> Iterable[tuple[Chunk, list[Said]]]:
+        """Of `[start, end)`, as far as Kafka still has them."""
+
+    def ends(self, since_ms: int) -> tuple[list[Ended], bool]:
+        """The next ends of transactions, and whether there may be more. The first ones are those since that time."""
+
+
+@dataclass(slots=True)
+class WholeTransactions:
+    """Where one partition's batches may end. Used by one thread at a time."""
+
+    topics: Topics
+    topic: str
+    """That of transactions, for messages."""
+    max_records: int
+    """So far it looks ahead, and further only within one transaction."""
+    clock: Callable[[], float] = time.monotonic
+    stuck: bool = False
+    """Whether all was read, and a transaction surely has not ended."""
+    _waits: bool = False
+    """Whether all was read, and a transaction may not have ended."""
+    _log: Boundaries | None = None
+    _scanned: int = 0
+    _since_ms: int | None = None
+    """When the first event of a transaction was written."""
+    _tables: frozenset[str] = frozenset()
+    _told: bool = False
+    _open_since: float | None = None
+    _warned: float = 0.0
+
+    @property
+    def at(self) -> int:
+        """The last place where a batch may end; 0 before anything was read."""
+        return self._log.at if self._log else 0
+
+    def listen(self) -> None:
+        """Learn which transactions have ended, before the ends of logs are asked for: their events lie before those."""
+        more = self._waits
+        while more:
+            more = self._heard()
+
+    def follow(self, tp: TopicPartition, start: int, end: int) -> int:
+        """Up to where the partition, which is read up to `start` and ends at `end`, may be read.
+
+        That is less than `end` if all that lies between is known, and a transaction has not ended. Raises what reading
+        Kafka raises, and SpecError if the topic has events of several tables.
+        """
+        if self._log is None:
+            self._log, self._scanned = Boundaries(start, self._newest_before(tp, start)), start
+        goal = start + self.max_records
+        while True:
+            self._scan(tp, min(end, max(goal, self._scanned)))
+            all_read = self._scanned >= end
+            open_one = self._settle(self._log, all_read=all_read)
+            if self._log.at > start or all_read:
+                break
+            goal = self._scanned + self.max_records
+        held_back = all_read and self._log.at < end
+        self.stuck, self._waits = held_back and self._waits, held_back
+        self._warn(tp, open_one)
+        return self._log.at if all_read else end
+
+    def _settle(self, log: Boundaries, *, all_read: bool) -> str:
+        open_one = log.settle(whole=all_read)
+        more = not (all_read and self._waits)  # else all ends were heard of before the log's end was asked for
+        while open_one and more:
+            more = self._heard()
+            open_one = log.settle(whole=False)
+        return open_one
+
+    def _scan(self, tp: TopicPartition, end: int) -> None:
+        if end <= self._scanned:
+            return
+        assert self._log is not None
+        for chunk, said in self.topics.events(tp, self._scanned, end):
+            for one, offset, ms in zip(said, chunk.offsets.tolist(), chunk.timestamps_ms.tolist(), strict=True):
+                if one.transaction:
+                    self._know(tp, one, ms)
+                elif one.unmarked and not self._told:
+                    self._told = True
+                    log.warning(
+                        "events of topic %s do not tell their transaction, and are published as they come: let the "
+                        "connector have provide.transaction.metadata=true",
+                        tp[0],
+                    )
+                self._log.add(one.transaction, one.order, one.place, offset + 1)
+                self._scanned = offset + 1
+        self._log.passed(end)
+        self._scanned = end
+
+    def _newest_before(self, tp: TopicPartition, start: int) -> tuple[str, Place | None]:
+        """The last transaction that was read: what the connector sends again is known by it."""
+        found: tuple[str, Place | None] = ("", None)
+        for _, said in self.topics.events(tp, max(0, start - LOOK_BACK), start):
+            for one in said:
+                found = (one.transaction, one.place) if one.transaction else found
+        return found
+
+    def _know(self, tp: TopicPartition, one: Said, written_ms: int) -> None:
+        if self._since_ms is None:
+            self._since_ms = max(written_ms, 0)
+        if not self._tables:
+            self._tables = frozenset(one.tables)
+        elif self._tables.isdisjoint(one.tables):
+            names = f"{', '.join(sorted(self._tables))} and {', '.join(one.tables)}"
+            raise SpecError(
+                f"source.format.envelope.transactions: topic {tp[0]} has events of several tables ({names}), of which "
+                "one stream cannot tell whole transactions: leave it out, or let each table have a topic of its own"
+            )
+
+    def _heard(self) -> bool:
+        """Read the next ends of transactions; whether there may be more."""
+        assert self._log is not None
+        if self._since_ms is None:
+            return False
+        ends, more = self.topics.ends(self._since_ms)
+        for end in ends:
+            for table in self._tables & end.events.keys():
+                self._log.ended(end.transaction, end.events[table])
+        return more
+
+    def _warn(self, tp: TopicPartition, open_one: str) -> None:
+        if not self._waits:
+            self._open_since = None
+            return
+        now = self.clock()
+        if self._open_since is None:
+            self._open_since = self._warned = now
+        elif open_one and now - self._warned >= WARN_S:
+            self._warned = now
+            log.warning(
+                "transaction %s in topic %s has not ended for %.0f s: what lies behind offset %d is not published "
+                "before topic %s tells its end. Does the connector run, with provide.transaction.metadata=true?",
+                *(open_one, tp[0], now - self._open_since, self.at, self.topic),
+            )
+
+
+@dataclass(slots=True)
+class KafkaTopics:
+    """`Topics` of a stream's brokers."""
+
+    properties: Mapping[str, str]
+    """With resolved references."""
+    kafka: KafkaOffsets
+    """That is asked about the topic of transactions."""
+    decoder: TransactionDecoder
+    stream: str
+    _next: dict[TopicPartition, int] = field(default_factory=dict)
+
+    def events(self, tp: TopicPartition, start: int, end: int) -> Iterable[tuple[Chunk, list[Said]]]:
+        first = max(start, self.kafka.earliest([tp])[tp])
+        for chunk in self._chunks([OffsetRange(*tp, first, end)] if first < end else []):
+            yield chunk, self.decoder.events(chunk)
+
+    def ends(self, since_ms: int) -> tuple[list[Ended], bool]:
+        try:
+            partitions = self.kafka.describe().partitions
+        except TopicMissing:  # it is made with the first transaction
+            return [], False
+        if new := [tp for tp in partitions if tp not in self._next]:
+            self._next |= self.kafka.at(datetime.fromtimestamp(since_ms / 1000, UTC) - CLOCKS, new)
+        stable = self.kafka.ends(partitions)
+        ranges = [OffsetRange(*tp, at, min(stable[tp], at + SLICE)) for tp, at in self._next.items() if stable[tp] > at]
+        try:
+            found = [end for chunk in self._chunks(ranges) for end in self.decoder.ends(chunk)]
+        except OffsetGap as error:
+            log.warning("ends of transactions were deleted before they were read: %s", error)
+            self._next |= self.kafka.earliest(self._next)
+            return [], True
+        self._next |= {(r.topic, r.partition): r.end for r in ranges}
+        return found, any(stable[tp] > at for tp, at in self._next.items())
+
+    def _chunks(self, ranges: list[OffsetRange]) -> Iterable[Chunk]:
+        if not ranges:
+            return
+        with kafka_reader(self.properties, ranges, stream=self.stream) as reader:
+            yield from reader
+
+
+def whole_transactions(spec: StreamSpec, properties: Mapping[str, str]) -> WholeTransactions | None:
+    """What a stream declares; None if it does not ask for whole transactions. `properties` may have references."""
+    declared = spec.source.format
+    envelope = envelope_of(declared)
+    if envelope is None or envelope.transactions is None:
+        return None
+    assert isinstance(declared, JsonFormat | AvroFormat)
+    resolved = resolve_all(properties, os.environ)
+    kafka = KafkaOffsets(resolved, [envelope.transactions], stream=spec.name)
+    topics = KafkaTopics(resolved, kafka, TransactionDecoder(declared), spec.name)
+    return WholeTransactions(topics, envelope.transactions, max_records=spec.max_records)

@@ -1,0 +1,116 @@
+"""Where transactions of a captured database are whole, whatever its connector sends again."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from frazil.stream.boundaries import MOST_ENDS, Boundaries
+
+Event = tuple[str, int]
+
+
+def after(events: list[Event], counts: dict[str, int], *, whole: bool = True) -> tuple[int, str]:
+    log = Boundaries(0)
+    for offset, (transaction, order) in enumerate(events):
+        log.add(transaction, order, ("", ord(transaction)) if transaction else None, offset + 1)
+    for transaction, count in counts.items():
+        log.ended(transaction, count)
+    log.passed(len(events))
+    open_one = log.settle(whole=whole)
+    return log.at, open_one
+
+
+def test_a_transaction_is_whole_with_the_event_that_its_end_counts() -> None:
+    events = [("a", 1), ("a", 2), ("b", 1)]
+    assert after(events, {}) == (0, "a")
+    assert after(events, {"a": 2}) == (2, "b")
+    assert after(events, {"a": 2, "b": 2}) == (2, "b")
+    assert after(events, {"a": 2, "b": 1}) == (3, "")
+
+
+def test_what_is_of_no_transaction_ends_none() -> None:
+    assert after([("", 0), ("", 0)], {}) == (2, "")
+    assert after([("a", 1), ("", 0)], {"a": 2}) == (0, "a")
+    assert after([("a", 1), ("", 0)], {"a": 1}) == (2, "")
+
+
+def test_a_transaction_that_was_cut_off_stays_open_while_an_older_one_is_sent_again() -> None:
+    cut = [("a", 1), ("b", 1), ("a", 1)]
+    assert after(cut, {"a": 1, "b": 2}) == (1, "b")
+    assert after([*cut, ("b", 1), ("b", 2)], {"a": 1, "b": 2}) == (5, "")
+    assert after([*cut, ("b", 2)], {"a": 1, "b": 2}) == (4, "")
+
+
+def test_a_finished_one_that_is_sent_again_opens_once_more() -> None:
+    assert after([("a", 1), ("a", 2), ("b", 1), ("a", 2)], {"a": 2, "b": 1}) == (3, "b")
+    assert after([("a", 1), ("a", 2), ("b", 1), ("a", 2), ("b", 1)], {"a": 2, "b": 1}) == (5, "")
+    assert after([("a", 1), ("a", 2), ("a", 1)], {"a": 2}) == (0, "a")
+
+
+def test_the_last_transaction_waits_while_more_follows() -> None:
+    assert after([("a", 1), ("b", 1)], {"a": 1, "b": 1}, whole=False) == (1, "")
+
+
+def test_what_was_read_before_is_known_by_its_place() -> None:
+    log = Boundaries(7, ("c", ("", 5)))
+    log.add("b", 1, ("", 4), 8)
+    log.ended("b", 1)
+    assert (log.settle(whole=True), log.at) == ("c", 7)
+    log.add("c", 1, ("", 3), 9)  # the connector may know less of what came before it
+    log.ended("c", 1)
+    assert (log.settle(whole=True), log.at) == ("", 9)
+
+
+def test_gaps_behind_the_last_record_belong_to_it() -> None:
+    log = Boundaries(7)
+    log.passed(9)
+    assert log.at == 9
+    log.add("a", 1, None, 11)
+    log.passed(15)
+    log.ended("a", 1)
+    assert (log.settle(whole=True), log.at) == ("", 15)
+
+
+def test_ends_are_not_remembered_for_ever() -> None:
+    log = Boundaries(0)
+    for number in range(MOST_ENDS + 2):
+        log.ended(str(number), 1)
+    log.add("0", 1, None, 1)
+    assert log.settle(whole=True) == "0"
+    log.add(str(MOST_ENDS), 1, None, 2)
+    assert log.settle(whole=True) == "0"
+
+
+@given(
+    sizes=st.lists(st.integers(1, 4), min_size=1, max_size=8),
+    crashes=st.lists(st.tuples(st.integers(0, 40), st.integers(0, 6)), max_size=4),
+    cuts=st.lists(st.integers(0, 60), max_size=3),
+)
+def test_what_lies_before_a_boundary_is_whole_and_at_the_end_all_is(
+    sizes: list[int], crashes: list[tuple[int, int]], cuts: list[int]
+) -> None:
+    source = [(f"t{t}", order) for t, size in enumerate(sizes) for order in range(1, size + 1)]
+    counts = {f"t{t}": size for t, size in enumerate(sizes)}
+    sent: list[Event] = []
+    at = 0
+    for upto, back in crashes:  # it sends up to somewhere, dies, and begins some events earlier
+        sent += source[at : max(at, upto)]
+        at = max(0, min(max(at, upto), len(source)) - back)
+    sent += source[at:]
+    log = Boundaries(0)
+    seen = 0
+    for end in [*sorted(cut for cut in cuts if cut < len(sent)), len(sent)]:
+        for offset in range(seen, end):
+            transaction, order = sent[offset]
+            log.add(transaction, order, ("", int(transaction[1:])), offset + 1)
+        for transaction, count in counts.items():
+            # Its end comes behind its events: what is known of the log has them all.
+            if (transaction, count) in sent[:end]:
+                log.ended(transaction, count)
+        log.settle(whole=end == len(sent))
+        seen = end
+        places = [source.index(event) for event in sent[: log.at]]
+        newest = max(places, default=-1)
+        assert newest == -1 or (places[-1] == newest and source[newest][1] == counts[source[newest][0]])
+    assert log.at == len(sent)

@@ -1,0 +1,265 @@
+"""Batches of captured changes end where transactions of the source do."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from frazil.errors import SpecError
+from frazil.ingest.chunk import Chunk
+from frazil.ingest.formats.transactions import Ended, Said, TransactionDecoder
+from frazil.spec.formats import JsonFormat
+from frazil.spec.load import validate_stream
+from frazil.stream.whole_transactions import WARN_S, WholeTransactions
+
+TP = ("shop.public.orders", 0)
+ORDERS = ("public.orders",)
+
+
+class StandInTopics:
+    """Two topics, in which a connector writes transactions of so many events."""
+
+    def __init__(self) -> None:
+        self.log: list[Said] = []
+        self.ended: list[Ended] = []
+        self.heard = 0
+        self.slice = 100
+        self.scans: list[tuple[int, int]] = []
+        self.since: set[int] = set()
+
+    def write(self, transaction: str, *orders: int, ends: int | None = None) -> None:
+        self.log += [Said(transaction, order, None, ORDERS) for order in orders]
+        if ends is not None:
+            self.end(transaction, ends)
+
+    def end(self, transaction: str, count: int) -> None:
+        self.ended.append(Ended(transaction, {"public.orders": count, "public.other": 7}))
+
+    def events(self, tp, start, end):
+        assert tp == TP
+        self.scans.append((start, end))
+        chunk = Chunk.of_values([b""] * (end - start))
+        chunk = Chunk(chunk.values, chunk.keys, chunk.range_index, chunk.offsets + start, np.full(len(chunk), 5_000))
+        yield chunk, self.log[start:end]
+
+    def ends(self, since_ms):
+        self.since.add(since_ms)
+        found = self.ended[self.heard : self.heard + self.slice]
+        self.heard += len(found)
+        return found, self.heard < len(self.ended)
+
+
+class Reader:
+    """Asks as the planner does: for ends first, then for events."""
+
+    def __init__(self, topics: StandInTopics, *, max_records: int = 1000) -> None:
+        self.topics, self.now, self.start = topics, 0.0, 0
+        self.whole = WholeTransactions(topics, "shop.transaction", max_records, lambda: self.now)
+
+    def readable(self) -> int:
+        self.whole.listen()
+        return self.whole.follow(TP, self.start, len(self.topics.log))
+
+    def settled(self) -> int:
+        """After as many looks as it takes."""
+        self.readable()
+        return self.readable()
+
+    def batch(self) -> int:
+        """The end of a batch that is due now; it becomes the start of the next."""
+        if self.settled() > self.start:
+            self.start = self.whole.at
+        return self.start
+
+
+@pytest.fixture
+def topics() -> StandInTopics:
+    return StandInTopics()
+
+
+def test_a_transaction_is_read_once_its_end_is_known(topics: StandInTopics) -> None:
+    reader = Reader(topics)
+    topics.write("a", 1, 2)
+    assert reader.settled() == 0
+    assert reader.whole.stuck
+    topics.end("a", 2)
+    assert reader.settled() == 2
+    assert not reader.whole.stuck
+    assert topics.since == {5_000}
+
+
+def test_all_of_what_has_ended_is_read(topics: StandInTopics) -> None:
+    for number in range(5):
+        topics.write(f"t{number}", 1, 2, ends=2)
+    topics.write("open", 1)
+    reader = Reader(topics)
+    assert reader.batch() == 10
+    assert reader.batch() == 10
+    topics.write("open", 2, ends=2)
+    assert reader.batch() == 12
+    assert sum(end - start for start, end in topics.scans if start < end) == 12  # each record is looked at once
+
+
+def test_events_that_came_since_its_end_was_heard_of_belong_to_it(topics: StandInTopics) -> None:
+    """A connector that starts again within a transaction may count its events anew."""
+    reader = Reader(topics)
+    topics.write("a", 1)
+    topics.end("a", 1)
+    assert reader.readable() == 0
+    topics.write("a", 1)
+    assert reader.readable() == 2
+
+
+def test_a_backlog_is_read_in_bounded_batches_that_end_at_transactions(topics: StandInTopics) -> None:
+    topics.slice = 3
+    for number in range(50):
+        topics.write(f"t{number}", 1, 2, 3, ends=3)
+    reader = Reader(topics, max_records=10)
+    ends = [reader.batch() for _ in range(20)]
+    assert ends[-1] == 150
+    assert all(end % 3 == 0 for end in ends)
+    assert all(later - end <= 10 for end, later in pairwise(ends))
+
+
+def test_a_transaction_greater_than_a_batch_is_read_as_a_whole(topics: StandInTopics) -> None:
+    topics.write("large", *range(1, 36), ends=35)
+    for number in range(20):
+        topics.write(f"t{number}", 1, ends=1)
+    reader = Reader(topics, max_records=10)
+    assert 35 <= reader.batch() <= 40
+    assert reader.batch() <= 50
+
+
+def test_a_new_writer_knows_what_was_read_before_it(topics: StandInTopics) -> None:
+    for number in (1, 2, 1, 2):
+        topics.log.append(Said(str(number), 1, ("", number), ORDERS))
+        topics.end(str(number), 1)
+    reader = Reader(topics)
+    reader.start = 2
+    topics.log, again = topics.log[:3], topics.log
+    assert reader.settled() == 2
+    topics.log = again
+    assert reader.settled() == 4
+
+
+def test_rows_of_a_snapshot_are_read_as_they_come(topics: StandInTopics) -> None:
+    topics.log = [Said()] * 7
+    assert Reader(topics).readable() == 7
+    assert topics.since == set()
+
+
+def test_events_without_a_transaction_are_told_of_once(topics: StandInTopics, caplog: Any) -> None:
+    topics.log = [Said(unmarked=True)] * 7
+    assert Reader(topics).readable() == 7
+    assert [r.getMessage() for r in caplog.records if "provide.transaction.metadata" in r.getMessage()] != []
+    assert len(caplog.records) == 1
+
+
+def test_a_transaction_that_does_not_end_is_told_of(topics: StandInTopics, caplog: Any) -> None:
+    reader = Reader(topics)
+    topics.write("a", 1, ends=1)
+    topics.write("b", 1)
+    assert reader.settled() == 1
+    assert caplog.records == []
+    for _ in range(3):
+        reader.now += WARN_S
+        reader.readable()
+    assert len(caplog.records) == 3
+    assert "transaction b in topic shop.public.orders has not ended for 60 s: what lies behind offset 1" in caplog.text
+
+
+def test_a_topic_of_several_tables_is_refused(topics: StandInTopics) -> None:
+    topics.log = [Said("a", 1, None, ORDERS), Said("a", 1, None, ("public.lines",))]
+    with pytest.raises(SpecError, match=r"several tables \(public\.orders and public\.lines\)"):
+        Reader(topics).readable()
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_records_are_read_as_debezium_writes_them(*, wrapped: bool) -> None:
+    decoder = TransactionDecoder(JsonFormat())
+
+    def chunk(*values: Any) -> Chunk:
+        in_form = [{"schema": {}, "payload": v} if wrapped and isinstance(v, dict) else v for v in values]
+        return Chunk.of_values([v if v is None or isinstance(v, bytes) else json.dumps(v).encode() for v in in_form])
+
+    of = {"id": "571:53195832", "total_order": 9, "data_collection_order": 2}
+    postgres = {
+        "connector": "postgresql",
+        "db": "shop",
+        "schema": "public",
+        "table": "orders",
+        "lsn": 1,
+        "sequence": '["24","25"]',
+    }
+    mysql = {"connector": "mysql", "db": "shop", "table": "orders", "file": "b.1", "pos": 4}
+    events = chunk(
+        {"before": None, "after": {"id": 1}, "op": "c", "source": postgres, "transaction": of},
+        None,
+        {
+            "after": {},
+            "op": "u",
+            "source": mysql,
+            "transaction": {**of, "id": "0e4d5dcd-a33b-11ea-80f1-02010a22a99e:10"},
+        },
+        {"after": {}, "op": "r", "source": mysql, "transaction": None},
+        {"after": {}, "op": "c", "source": mysql},
+        b"nonsense",
+    )
+    both = ("public.orders", "shop.orders", "shop.public.orders")
+    assert decoder.events(events) == [
+        Said("571", 2, ("", 24), both),
+        Said(),
+        Said("0e4d5dcd-a33b-11ea-80f1-02010a22a99e:10", 2, ("b.1", 4), ("shop.orders",)),
+        Said(),
+        Said(unmarked=True),
+        Said(),
+    ]
+    each = [{"data_collection": "public.orders", "event_count": 2}, {"data_collection": "public.x", "event_count": 1}]
+    ends = chunk(
+        {"status": "BEGIN", "id": "571:53195825", "ts_ms": 1, "event_count": None, "data_collections": None},
+        {"status": "END", "id": "571:53195899", "ts_ms": 1, "event_count": 3, "data_collections": each},
+        {"status": "END", "id": "572:53195899", "ts_ms": 1, "event_count": 0, "data_collections": []},
+    )
+    assert decoder.ends(ends) == [Ended("571", {"public.orders": 2, "public.x": 1})]
+
+
+STREAM: dict[str, Any] = {
+    "name": "orders",
+    "source": {
+        "topics": ["shop.public.orders"],
+        "bootstrap-servers": "127.0.0.1:1",
+        "format": {"type": "json", "envelope": {"transactions": "shop.transaction", "metadata": {"place": "position"}}},
+    },
+    "table": "shop.orders",
+    "schema": {"id": "long not null", "place": "string"},
+    "event-time": "kafka_timestamp",
+    "mode": "upsert",
+    "key": "id",
+    "order-by": "place",
+}
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"order-by": None}, "needs order-by"),
+        ({"topics": ["a", "b"]}, "needs one topic of events"),
+        ({"topics": ["shop.transaction"]}, "is the topic of events itself"),
+        ({"type": "avro", "schema-text": '{"type": "record", "name": "R", "fields": []}'}, "needs a registry"),
+    ],
+)
+def test_what_has_no_whole_transactions_is_refused(changed: dict[str, Any], said: str) -> None:
+    stream = json.loads(json.dumps(STREAM))
+    assert validate_stream(stream, Path("orders.yaml")).name == "orders"
+    of_format = {key: value for key, value in changed.items() if key in {"type", "schema-text"}}
+    stream["source"]["format"].update(of_format)
+    stream["source"].update({key: value for key, value in changed.items() if key == "topics"})
+    if "order-by" in changed:
+        del stream["order-by"]
+    with pytest.raises(SpecError, match=said):
+        validate_stream(stream, Path("orders.yaml"))
