@@ -73,7 +73,7 @@ def ask(tmp_path_factory: pytest.TempPathFactory, airflow_database: Path, stream
 
 
 def test_who_is_not_signed_in_sees_nothing(ask: Ask):
-    for path in ("", "index.html", "main.js", "api/overview", "api/stream/ticks"):
+    for path in ("", "index.html", "main.js", "api/overview", "api/stream/ticks", "api/table/demo.ticks"):
         assert ask(None, path)["status"] == 401
 
 
@@ -145,3 +145,13 @@ def test_a_stream_of_a_catalog_that_hangs_says_what_does_not_answer(ask: Ask):
         within_s=60,
     )
     assert found["facts"]["Table"] == "far.ghosts"
+
+
+@pytest.mark.usefixtures("declared")
+def test_a_table_has_a_view_also_before_it_exists_and_none_that_nobody_feeds(ask: Ask):
+    found = eventually(
+        lambda: next((b for b in [ask("VIEWER", "api/table/demo.ticks")["body"]] if not b["pending"]), None),
+        within_s=60,
+    )
+    assert (found["shape"], found["streams"], found["problems"]) == (None, ["ticks"], [])
+    assert ask("VIEWER", "api/table/demo.nothing")["status"] == 404

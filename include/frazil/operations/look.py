@@ -6,26 +6,40 @@ They are asked through `frazil.operations.answers`, which bounds the wait.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import timedelta
+
+from pyiceberg.manifest import ManifestContent
+from pyiceberg.table import Table
 
 from frazil import clock
 from frazil.commit.marker import read_marker
 from frazil.errors import MarkerUnreadable
+from frazil.history.read import history_of as past_of
 from frazil.host.launcher import Observation
 from frazil.host.launchers import open_launcher
+from frazil.maintenance.due import due
+from frazil.maintenance.measure import measure
+from frazil.maintenance.tables import MaintainedTable
 from frazil.offsets.spans import TopicPartition
 from frazil.operations.overview import Windows
 from frazil.operations.stream_view import History, history_of
+from frazil.operations.table_view import SHOWN, Calendar, Shape, calendar_of, shape_of
 from frazil.partitions.completeness import complete_to, moment
 from frazil.partitions.windows import Window
 from frazil.signals.completion import assess
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import kafka_properties
 from frazil.status.stream import StreamStatus, stream_status
+from frazil.table.branches import head_of
 from frazil.table.catalogs import existing_catalog
 from frazil.table.tables import load_stream_table
 
 KAFKA_ANSWERS_WITHIN_S = 5.0
+PAST_MS = 6 * 3_600_000
+"""How much of a stream's recorded minutes is shown."""
+FILES_MOST = 20_000
+"""A table with more files shows no histogram: each file is an entry of a manifest, and these are read for it."""
 
 
 def look_at_stream(spec: StreamSpec) -> StreamStatus:
@@ -53,7 +67,40 @@ def look_at_history(spec: StreamSpec) -> History | None:
         marker = read_marker(table.properties, spec.name)
     except MarkerUnreadable:  # the status says so
         marker = None
-    return history_of(table.metadata, spec, marker, now_ms=clock.now_ms())
+    now_ms = clock.now_ms()
+    past = past_of(table, spec.name, since_ms=now_ms - PAST_MS)
+    return history_of(table.metadata, spec, marker, past, now_ms=now_ms)
+
+
+def look_at_shape(table: MaintainedTable) -> Shape | None:
+    """A table's files and snapshots; None if it does not exist."""
+    catalog = existing_catalog(table.catalog)
+    health = measure(catalog, table, now_ms=clock.now_ms())
+    if health is None:
+        return None
+    now = catalog.load_table(table.identifier)
+    sizes = _sizes(now) if health.data_files <= FILES_MOST else ()
+    return shape_of(now.metadata, health, due(health, table.settings), sizes=sizes, settings=table.settings)
+
+
+def _sizes(table: Table) -> Iterator[int]:
+    head = head_of(table.metadata)
+    for manifest in head.manifests(table.io) if head else ():
+        if manifest.content is ManifestContent.DATA:
+            for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True):
+                yield entry.data_file.file_size_in_bytes
+
+
+def look_at_calendar(specs: Sequence[StreamSpec]) -> Calendar | None:
+    """The newest windows of a table; None before the first is signalled. `specs` are all streams that feed it."""
+    seen = assess(existing_catalog(specs[0].table.catalog), specs)
+    cursor = seen.signals.cursor if seen else None
+    if seen is None or cursor is None:
+        return None
+    since_us = cursor.through_us - SHOWN[seen.grain] // timedelta(microseconds=1)
+    signals = seen.signals.newest(from_us=since_us, to_us=cursor.through_us)
+    now_us = clock.now_ms() * 1000
+    return calendar_of(seen.grain, signals, through_us=cursor.through_us, now_us=now_us, waits_for=seen.decision.reason)
 
 
 def look_at_writers(spec: StreamSpec) -> Observation:

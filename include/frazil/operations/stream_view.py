@@ -12,6 +12,8 @@ from pyiceberg.table.snapshots import Snapshot
 from frazil.commit.history import commit_records
 from frazil.commit.marker import Marker, of_topics
 from frazil.commit.reasons import Reason, reasons_in
+from frazil.history.points import Happened, Point
+from frazil.history.points import History as Past
 from frazil.host.launcher import Observation
 from frazil.host.records import ExitRecord, LaunchKind
 from frazil.offsets.spans import TopicPartition
@@ -25,6 +27,8 @@ from frazil.supervise.observed import error_name
 COMMITS_MOST = 240
 WRITERS_MOST = 12
 PARTITIONS_MOST = 256
+HAPPENED_MOST = 30
+NO_PAST = Past()
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,7 @@ class History:
     rejected: tuple[Rejected, ...]
     """Most first."""
     marker: Marker | None
+    past: Past
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +113,15 @@ class StreamView:
     may_act: bool = False
     problems: tuple[str, ...] = ()
     """What could not be read for this view."""
+    points: tuple[Point, ...] = ()
+    """By the minute, oldest first, as the writer recorded them."""
+    happened: tuple[Happened, ...] = ()
+    """Newest first."""
 
 
-def history_of(metadata: TableMetadata, spec: StreamSpec, marker: Marker | None, *, now_ms: int) -> History:
+def history_of(
+    metadata: TableMetadata, spec: StreamSpec, marker: Marker | None, past: Past = NO_PAST, *, now_ms: int
+) -> History:
     """The newest commits and what was rejected in the last day, by snapshots' summaries alone."""
     newest = [snapshot for snapshot, _ in islice(commit_records(metadata, spec.name), COMMITS_MOST)]
     reasons: dict[str, Reason] = {}
@@ -121,7 +132,7 @@ def history_of(metadata: TableMetadata, spec: StreamSpec, marker: Marker | None,
             reasons[name] = found + reasons[name] if name in reasons else found
     rejected = [Rejected(name, found.count, found.places) for name, found in reasons.items()]
     rejected.sort(key=lambda one: (-one.count, one.reason))
-    return History(tuple(map(_commit, reversed(newest))), tuple(rejected), marker)
+    return History(tuple(map(_commit, reversed(newest))), tuple(rejected), marker, past)
 
 
 def _commit(snapshot: Snapshot) -> Commit:

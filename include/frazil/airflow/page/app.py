@@ -54,6 +54,15 @@ def operations_page() -> FastAPI:
             raise HTTPException(404, f"no file declares a stream {name}, or you may not see it")
         return answered(found)
 
+    @app.get("/api/table/{name}")
+    def table(name: str, user: GetUserDep) -> Response:
+        from frazil.airflow.page import views  # noqa: PLC0415 - as above
+
+        found = views.table(name, partial(visible, user), partial(may_act, user))
+        if found is None:
+            raise HTTPException(404, f"no stream feeds a table {name}, or you may not see it")
+        return answered(found)
+
     @app.get("/{name}")
     def static(name: str, user: GetUserDep) -> Response:  # noqa: ARG001 - whoever is signed in
         kind = KINDS.get(name.rpartition(".")[2])

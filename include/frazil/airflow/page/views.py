@@ -15,17 +15,22 @@ from frazil.airflow.maintenance.dag import maintenance_dag_id
 from frazil.airflow.page.known import Measured, paused_dags, standing_alerts
 from frazil.airflow.partitions.dag import partitions_dag_id
 from frazil.airflow.writers.dag import writer_dag_id
+from frazil.maintenance.tables import TableKind, maintained_tables
 from frazil.operations.answers import Answer, Answers, Asked
 from frazil.operations.look import (
+    look_at_calendar,
     look_at_history,
+    look_at_shape,
     look_at_stream,
     look_at_topics,
     look_at_windows,
     look_at_writers,
 )
 from frazil.operations.overview import Around, Overview, Seen, Windows, by_stream, line_of, ordered
-from frazil.operations.stream_view import StreamView, facts_of, partitions_of, runs_of, shown_partitions
+from frazil.operations.stream_view import HAPPENED_MOST, StreamView, facts_of, partitions_of, runs_of, shown_partitions
+from frazil.operations.table_view import Calendar, TableView, level_of
 from frazil.spec.model import StreamSpec
+from frazil.spec.units import format_duration
 from frazil.status.stream import StreamStatus
 from frazil.timetext import utc
 
@@ -116,6 +121,47 @@ def stream(name: str, sees: Sees, may_act: Callable[[str], bool]) -> StreamView 
         pending=told.pending or seen.pending or ends.pending,
         may_act=may_act(writer_dag_of(one)),
         problems=tuple(_unread({"Kafka": ends, "The table": told, "The run folder": runs})),
+        points=told.value.past.points if told.value else (),
+        happened=tuple(reversed(told.value.past.happened[-HAPPENED_MOST:])) if told.value else (),
+    )
+
+
+def table(name: str, sees: Sees, may_act: Callable[[str], bool]) -> TableView | None:
+    """One table that streams feed; None if none does, or the user may see none of these."""
+    everything = declared().value or []
+    known = maintained_tables(one.spec for one in everything if one.spec)
+    found = next((one for one in known if one.name == name and one.kind is TableKind.MAIN), None)
+    feeders = {spec.name for spec in found.streams} if found else set()
+    shown = sees({one.name: writer_dag_of(one) for one in everything if one.name in feeders})
+    if found is None or not shown:
+        return None
+    kept, group, spec = answers(), _group(found.streams[0]), found.streams[0]
+    key = tuple(one.fingerprint() for one in found.streams)
+    shape = kept.ask(group, ("shape", name, key), partial(look_at_shape, found), keep_s=KEEP_WINDOWS_S)
+    calendar = partial(look_at_calendar, found.streams) if spec.window else None
+    windows = kept.ask(group, ("calendar", name, key), calendar, keep_s=KEEP_WINDOWS_S) if calendar else None
+    measured = kept.ask("Airflow", "alerts", standing_alerts, keep_s=KEEP_S)
+    maintains = maintenance_dag_id(name)
+    dags = kept.ask("Airflow", ("dags", name), partial(paused_dags, _dags(spec)[2:]), keep_s=KEEP_S)
+    (seen,) = kept.gather([shape], within_s=WITHIN_S)
+    complete = kept.gather([windows], within_s=0.3)[0] if windows else Answer[Calendar | None]()
+    (alerts,) = kept.gather([measured], within_s=0.2)
+    (paused,) = kept.gather([dags], within_s=0.2)
+    subjects = {name, f"care of {name}", spec.dead_letter_table}
+    standing = tuple(one for one in (alerts.value.alerts if alerts.value else ()) if one.subject in subjects)
+    return TableView(
+        at_ms=clock.now_ms(),
+        table=name,
+        level=level_of(seen.value, complete.value, standing),
+        streams=tuple(sorted(shown)),
+        every=format_duration(found.settings.every),
+        shape=seen.value,
+        calendar=complete.value,
+        alerts=standing,
+        dags=paused.value,
+        pending=seen.at_ms is None or (windows is not None and complete.at_ms is None),
+        may_act=may_act(maintains),
+        problems=tuple(_unread({"The table": seen, "Its windows": complete})),
     )
 
 

@@ -4,6 +4,7 @@ import { call, followTheme, Refused } from "./airflow.js";
 import { h, replace } from "./dom.js";
 import * as overview from "./overview.js";
 import * as stream from "./stream.js";
+import * as table from "./table.js";
 
 const EVERY_MS = 5000;
 const SOON_MS = 700;
@@ -11,6 +12,7 @@ const SOON_MS = 700;
 const VIEWS = [
   { at: /^$/, view: overview },
   { at: /^stream\/(.+)$/, view: stream },
+  { at: /^table\/(.+)$/, view: table },
 ];
 
 const page = document.getElementById("page");

@@ -4,6 +4,7 @@ import { gauge, spark } from "./charts.js";
 import { h } from "./dom.js";
 import { count, counted, duration, iso, rate, short, UNKNOWN } from "./format.js";
 import { badge, shape } from "./marks.js";
+import { words } from "./parts.js";
 
 const FILTERS = [
   { key: "all", word: "All", level: null, of: () => true },
@@ -115,7 +116,7 @@ function row(line) {
     h(
       "tr",
       { class: line.level <= 1 ? "needs" : "" },
-      h("th", { scope: "row" }, h("a", { class: "name", href: `#/stream/${encodeURIComponent(line.stream)}`, "data-key": `to-${line.stream}` }, line.stream), line.table && h("small", {}, line.table)),
+      h("th", { scope: "row" }, h("a", { class: "name", href: `#/stream/${encodeURIComponent(line.stream)}`, "data-key": `to-${line.stream}` }, line.stream), line.table && h("small", {}, h("a", { href: `#/table/${encodeURIComponent(line.table)}`, "data-key": `table-${line.stream}` }, line.table))),
       h("td", { "data-name": "State" }, badge(line.level, line.word), calm(line)),
       h("td", { "data-name": "Fresh" }, freshness(line)),
       h("td", { "data-name": "Waiting", class: "n", title: "Records in Kafka that are not in the table" }, short(line.lag)),
@@ -124,7 +125,7 @@ function row(line) {
       h("td", { "data-name": "Dead letters", class: "n" }, letters(line)),
     ),
     line.needs.length > 0 &&
-      h("tr", { class: "why" }, h("td", { colspan: COLUMNS.length }, h("ul", {}, line.needs.map((said) => h("li", {}, said))))),
+      h("tr", { class: "why" }, h("td", { colspan: COLUMNS.length }, h("ul", {}, line.needs.map((said) => h("li", {}, words(said)))))),
   ];
 }
 

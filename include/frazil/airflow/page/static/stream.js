@@ -4,6 +4,7 @@ import { linkTo } from "./airflow.js";
 import { h, s } from "./dom.js";
 import { ago, bytes, count, counted, duration, iso, moment, rate, short, UNKNOWN } from "./format.js";
 import { badge, shape } from "./marks.js";
+import { needsList, way, words } from "./parts.js";
 import { timeline } from "./timeline.js";
 
 export const title = (name) => name;
@@ -13,20 +14,17 @@ export const begin = () => ({});
 export function draw(view, state, page) {
   const { line } = view;
   return [
-    h("nav", { class: "way", "aria-label": "Where you are" }, h("a", { href: "#/", "data-key": "back" }, "Streams"), " / ", line.stream),
+    way(line.stream),
     h("header", { class: "top" }, h("h1", {}, line.stream), badge(line.level, line.word), h("p", { class: "aside" }, `Looked at ${ago(line.at_ms ?? view.at_ms, view.at_ms)}`)),
-    needs([...line.needs, ...view.problems.filter((said) => !line.needs.includes(said))]),
+    needsList([...line.needs, ...view.problems.filter((said) => !line.needs.includes(said))]),
     line.notes.map((note) => h("p", { class: "note" }, shape(3), h("span", {}, note))),
     numbers(view),
     view.commits.length ? charts(view) : nothingYet(view),
+    view.points.length > 1 && recorded(view),
     partitions(view),
     h("div", { class: "columns" }, runs(view), rejected(view)),
-    h("div", { class: "columns" }, facts(view), elsewhere(view)),
+    h("div", { class: "columns" }, happened(view), facts(view), elsewhere(view)),
   ];
-}
-
-function needs(said) {
-  return said.length > 0 && h("ul", { class: "needs", "aria-label": "What needs a person" }, said.map((one) => h("li", {}, one)));
 }
 
 function numbers(view) {
@@ -39,7 +37,7 @@ function numbers(view) {
     number("Fresh", fresh, `${duration(line.promise_ms)} promised`),
     number("Waiting in Kafka", count(line.lag), line.lag === null ? "unknown" : "records"),
     number("Records", rate(line.records_per_s), `${short(line.rows)} rows in the table`),
-    number("Complete to", windows ? iso(windows.complete_to) : UNKNOWN, windows ? `by ${windows.grain}, UTC` : "no windows"),
+    number("Complete to", windows ? iso(windows.complete_to) : UNKNOWN, windows ? `by ${windows.grain}, UTC` : "not known, or no windows"),
     number("Dead letters", count(line.rejected_last_day), "in the last day"),
   );
 }
@@ -68,6 +66,31 @@ function charts(view) {
     timeline(behind, { title: "Watermark behind the clock", now, say: duration }),
     timeline(apart, { title: "Time between commits", now, say: duration, limit: view.line.promise_ms }),
     timeline(size, { title: "Bytes a commit", now, bars: true, say: bytes }),
+  );
+}
+
+/** What the writer itself recorded, by the minute. */
+function recorded(view) {
+  const now = view.at_ms;
+  const of = (value) => view.points.map((point) => ({ at: point.at_ms, value: value(point) }));
+  const each = (name) => of((point) => (point.batches ? point[name] / point.batches : null));
+  const some = (points) => points.filter(({ value }) => value !== null).length > 1;
+  const pictures = [
+    { points: of((point) => point.lag), title: "Records that waited in Kafka" },
+    { points: of((point) => point.freshness_ms), title: "Age of the newest rows at their commit", say: duration },
+    { points: each("stage_ms"), title: "Staging, each batch", say: duration },
+    { points: each("commit_ms"), title: "Committing, each batch", say: duration },
+  ];
+  return h("section", { class: "charts" }, pictures.filter(({ points }) => some(points)).map(({ points, ...options }) => timeline(points, { ...options, now })));
+}
+
+function happened(view) {
+  if (!view.happened.length) return null;
+  return h(
+    "section",
+    { class: "card" },
+    h("h2", {}, "What happened"),
+    h("ol", { class: "runs" }, view.happened.map((one) => h("li", {}, h("div", {}, h("b", {}, moment(one.at_ms, view.at_ms)), " ", words(one.sentence), h("small", {}, one.kind))))),
   );
 }
 
@@ -134,7 +157,7 @@ function rejected(view) {
 }
 
 function facts(view) {
-  return h("section", { class: "card" }, h("h2", {}, "Declared"), h("dl", { class: "facts" }, Object.entries(view.facts).map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)])));
+  return h("section", { class: "card" }, h("h2", {}, "Declared"), h("dl", { class: "facts" }, Object.entries(view.facts).map(([name, value]) => [h("dt", {}, name), h("dd", {}, name === "Table" ? h("a", { href: `#/table/${encodeURIComponent(value)}`, "data-key": "table" }, value) : value)])));
 }
 
 const NAMES = [

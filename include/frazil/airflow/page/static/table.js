@@ -1,0 +1,193 @@
+// One table: its files, its windows, its snapshots, and what maintenance did and does next.
+
+import { linkTo } from "./airflow.js";
+import { gauge } from "./charts.js";
+import { h, replace, s } from "./dom.js";
+import { ago, bytes, count, counted, moment, short } from "./format.js";
+import { badge, shape } from "./marks.js";
+import { needsList, way } from "./parts.js";
+
+export const title = (name) => name;
+export const path = (name) => `table/${encodeURIComponent(name)}`;
+export const begin = () => ({});
+
+const WORDS = ["broken", "needs a person", "unknown", "quiet", "in shape"];
+
+export function draw(view) {
+  return [
+    way(view.table),
+    h("header", { class: "top" }, h("h1", {}, view.table), badge(view.level, view.pending && !view.shape ? "looking" : WORDS[view.level]), h("p", { class: "aside" }, "Written by ", view.streams.map((name, i) => [i ? ", " : "", h("a", { href: `#/stream/${encodeURIComponent(name)}`, "data-key": `to-${name}` }, name)]))),
+    needsList([...view.alerts.map(({ sentence }) => sentence), ...view.problems]),
+    view.shape ? [numbers(view.shape), windows(view), h("div", { class: "columns" }, files(view.shape), maintenance(view)), snapshots(view)] : nothing(view),
+  ];
+}
+
+function nothing(view) {
+  if (view.problems.length) return null;
+  if (view.pending) return h("section", { class: "empty" }, h("p", {}, "Looking at the table …"));
+  return h("section", { class: "empty" }, h("h2", {}, "There is no table yet"), h("p", {}, "The first batch of a stream makes it."));
+}
+
+function numbers(it) {
+  const average = it.files ? it.bytes / it.files : 0;
+  return h(
+    "dl",
+    { class: "numbers" },
+    number("Rows", short(it.rows), bytes(it.bytes)),
+    number("Data files", count(it.files), it.files ? `${bytes(average)} on average` : "none"),
+    number("Manifest list", `${bytes(it.list_bytes_per_file)} a file`, gaugeOf(it)),
+    number("Snapshots", count(it.snapshots), `${counted(it.manifests, "manifest")}`),
+    number("metadata.json", bytes(it.metadata_bytes), "read and written by each commit"),
+    it.delete_files > 0 && number("Delete files", count(it.delete_files), "applied by each reader"),
+  );
+}
+
+function gaugeOf(it) {
+  const said = `${bytes(it.limit)} at most`;
+  return [gauge(it.list_bytes_per_file, it.limit, `${bytes(it.list_bytes_per_file)} of ${said}`), said];
+}
+
+function number(name, value, beside) {
+  return h("div", {}, h("dt", {}, name), h("dd", {}, h("b", {}, value), h("small", {}, beside)));
+}
+
+/* Windows */
+
+const STATES = {
+  complete: "complete",
+  reopened: "reopened by late rows",
+  released: "released by a person",
+  held: "held by its quality gate",
+  open: "open",
+  history: "never signalled",
+};
+const SIGNS = { reopened: "↻", released: "✓", held: "!", open: "" };
+
+function windows(view) {
+  const { calendar } = view;
+  if (!calendar) return null;
+  const said = h("output", { class: "soft read" }, `Next: ${calendar.waits_for}`);
+  const used = Object.keys(STATES).filter((state) => calendar.cells.some((cell) => cell.state === state));
+  const rows = new Map();
+  for (const cell of calendar.cells) {
+    const row = calendar.grain === "hour" ? cell.key.slice(0, 10) : weekOf(cell.key);
+    rows.set(row, [...(rows.get(row) || []), cell]);
+  }
+  const place = (cell) => (calendar.grain === "hour" ? Number(cell.key.slice(11)) : (new Date(`${cell.key}T00:00Z`).getUTCDay() + 6) % 7);
+  return h(
+    "section",
+    { class: "card" },
+    h("h2", {}, calendar.grain === "hour" ? "Windows, by day and hour" : "Windows, by week and day"),
+    h("div", { class: "legend" }, used.map((state) => h("span", {}, h("i", { class: `cell ${state}`, "aria-hidden": "true" }, SIGNS[state] || ""), STATES[state]))),
+    h("div", { class: "calendar-frame", tabindex: 0, role: "group", "aria-label": "Windows", "data-key": "calendar" }, h("table", { class: `calendar ${calendar.grain}` }, [...rows].map(([row, cells]) => h("tr", {}, h("th", { scope: "row" }, row), spread(cells, place, calendar.grain === "hour" ? 24 : 7).map((cell) => h("td", {}, cell && sign(cell, said))))))),
+    said,
+  );
+}
+
+function spread(cells, place, width) {
+  const row = Array(width).fill(null);
+  for (const cell of cells) row[place(cell)] = cell;
+  return row;
+}
+
+function sign(cell, said) {
+  const words = `${cell.key}: ${STATES[cell.state]}${cell.rows === null ? "" : `, ${counted(cell.rows, "row")}`}${cell.late_rows ? `, ${count(cell.late_rows)} of them late` : ""}${cell.note ? `; ${cell.note}` : ""}`;
+  return h("i", { class: `cell ${cell.state}${cell.rows === 0 ? " bare" : ""}`, title: words, role: "img", "aria-label": words, onpointerenter: () => replace(said, document.createTextNode(words)) }, SIGNS[cell.state] || "");
+}
+
+function weekOf(key) {
+  const day = new Date(`${key}T00:00Z`);
+  day.setUTCDate(day.getUTCDate() - ((day.getUTCDay() + 6) % 7));
+  return day.toISOString().slice(0, 10);
+}
+
+/* Files */
+
+function files(it) {
+  const most = Math.max(...it.histogram.map((bucket) => bucket.files), 1);
+  const small = it.histogram.filter((bucket) => bucket.below <= it.target_bytes * 0.75).reduce((sum, bucket) => sum + bucket.files, 0);
+  return h(
+    "section",
+    { class: "card" },
+    h("h2", {}, "Files by size"),
+    it.histogram.length
+      ? [
+          h("p", { class: "soft" }, `${count(small)} of ${counted(it.files, "file")} are below three quarters of the target, ${bytes(it.target_bytes)}.`),
+          h("table", { class: "bars" }, h("thead", { class: "unseen" }, h("tr", {}, h("th", { scope: "col" }, "Size"), h("th", { scope: "col" }, "Files"))), h("tbody", {}, it.histogram.map((bucket) => h("tr", {}, h("th", { scope: "row" }, `${bucket.at_least ? bytes(bucket.at_least) : "0"} – ${bytes(bucket.below)}`), h("td", {}, bar(bucket.files / most), h("span", {}, count(bucket.files))))))),
+        ]
+      : h("p", { class: "soft" }, it.files ? "So many files that the page does not read their manifests. frazil health --deep counts them." : "No file yet."),
+  );
+}
+
+function bar(share) {
+  return s("svg", { class: "hbar", viewBox: "0 0 100 10", preserveAspectRatio: "none", "aria-hidden": "true" }, s("rect", { width: Math.max(share * 100, share ? 0.8 : 0), height: 10, rx: 1 }));
+}
+
+/* Maintenance */
+
+function maintenance(view) {
+  const it = view.shape;
+  const dag = Object.keys(view.dags || {}).find((id) => id.startsWith("frazil_maintenance_"));
+  const paused = dag && view.dags[dag];
+  return h(
+    "section",
+    { class: "card" },
+    h("h2", {}, "Maintenance"),
+    h("p", { class: "soft" }, `Looks every ${view.every}. `, dag && h("a", { ...linkTo(`/dags/${encodeURIComponent(dag)}`), "data-key": dag }, "Its runs in Airflow"), paused && [". ", h("b", {}, "Its DAG is paused: nothing is maintained.")]),
+    h("ul", { class: "runs" }, it.actions.map((action) => h("li", {}, shape(action.due ? (paused ? 1 : 2) : action.enabled ? 4 : 3), h("div", {}, h("b", {}, action.name), action.due ? " is due" : action.enabled ? " is not due" : " is off", h("small", {}, action.reason))))),
+    h("h3", { class: "spaced" }, "What it saved"),
+    it.rewrites.length
+      ? h("ul", { class: "runs" }, it.rewrites.map((one) => h("li", {}, shape(4), h("div", {}, h("b", {}, moment(one.at_ms, view.at_ms)), ` ${counted(one.files_before, "file")} became ${count(one.files_after)}`, h("small", {}, `${bytes(one.bytes_before)} became ${bytes(one.bytes_after)}, ${ago(one.at_ms, view.at_ms)}`)))))
+      : h("p", { class: "soft" }, "No compaction is in the table's history."),
+  );
+}
+
+/* Snapshots */
+
+const KINDS = {
+  batch: "batch",
+  merge: "merge",
+  backfill: "backfill",
+  compaction: "compaction",
+  manifests: "manifests rewritten",
+  position: "position moved",
+  others: "by others",
+};
+const WIDTH = 1200;
+const ROW = 24;
+const LEFT = 190;
+
+function snapshots(view) {
+  const { marks } = view.shape;
+  if (!marks.length) return null;
+  const lanes = [...new Set(marks.map(lane))];
+  const from = marks[0].at_ms;
+  const to = Math.max(view.at_ms, marks.at(-1).at_ms, from + 1);
+  const x = (at) => LEFT + 6 + ((at - from) / (to - from)) * (WIDTH - LEFT - 16);
+  const height = lanes.length * ROW + 26;
+  const counts = lanes.map((name) => `${marks.filter((mark) => lane(mark) === name).length} of ${name}`);
+  return h(
+    "section",
+    { class: "card" },
+    h("h2", {}, "Snapshots"),
+    h("p", { class: "soft" }, `The newest ${count(marks.length)} of ${count(view.shape.snapshots)}, by what made them.`),
+    h(
+      "div",
+      { class: "wide", tabindex: 0, role: "group", "aria-label": "Snapshots over time", "data-key": "snapshots" },
+      s(
+        "svg",
+        { class: "lanes", viewBox: `0 0 ${WIDTH} ${height}`, role: "img", "aria-label": `Snapshots since ${moment(from, view.at_ms)}: ${counts.join(", ")}` },
+        lanes.map((name, i) => [
+          s("text", { x: 0, y: i * ROW + 16 }, name.length > 26 ? `${name.slice(0, 25)}…` : name),
+          s("line", { class: "grid", x1: LEFT, x2: WIDTH, y1: i * ROW + 12, y2: i * ROW + 12 }),
+        ]),
+        marks.map((mark) => s("rect", { class: `mark ${mark.kind}`, x: x(mark.at_ms) - 1.5, y: lanes.indexOf(lane(mark)) * ROW + 4, width: 3, height: 16, rx: 1 }, s("title", {}, `${moment(mark.at_ms, view.at_ms)}: ${KINDS[mark.kind]}, ${mark.said}`))),
+        [from, (from + to) / 2, to].map((at, i) => s("text", { class: "axis", x: x(at), y: height - 4, "text-anchor": ["start", "middle", "end"][i] }, moment(at, view.at_ms))),
+      ),
+    ),
+  );
+}
+
+function lane(mark) {
+  return mark.stream ? `${KINDS[mark.kind]}, ${mark.stream}` : KINDS[mark.kind];
+}

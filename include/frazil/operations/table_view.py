@@ -1,0 +1,268 @@
+"""One table as a page shows it: its files, its snapshots, its windows, and what maintenance did and does next. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from itertools import islice
+
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.snapshots import Operation, Snapshot
+
+from frazil.commit.history import ancestors
+from frazil.maintenance.alert_rules import FEWEST_FILES
+from frazil.maintenance.due import Action as DueAction
+from frazil.maintenance.due import Due, enabled
+from frazil.maintenance.health import TableHealth
+from frazil.operations.condition import Level
+from frazil.operations.overview import StandingAlert
+from frazil.partitions.windows import Grain, Window, windows_between
+from frazil.signals.signal import Signal, SignalState
+from frazil.spec.maintenance import Maintenance
+
+SMALLEST_BUCKET = 16 * 1024
+SNAPSHOTS_MOST = 600
+REWRITES_MOST = 8
+SHOWN = {Grain.HOUR: timedelta(days=14), Grain.DAY: timedelta(weeks=26)}
+"""How much of a table's windows a calendar shows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """The files of `[at_least, below)` bytes."""
+
+    at_least: int
+    below: int
+    files: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """One snapshot. `kind` is batch, merge, backfill, compaction, manifests, position or others."""
+
+    at_ms: int
+    kind: str
+    stream: str | None
+    files: int
+    said: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rewrite:
+    """One compaction: what it made of the files, and of their bytes."""
+
+    at_ms: int
+    files_before: int
+    files_after: int
+    bytes_before: int
+    bytes_after: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One window. `state` is complete, reopened, held, released or open."""
+
+    key: str
+    state: str
+    rows: int | None = None
+    late_rows: int = 0
+    note: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Calendar:
+    """The newest windows, oldest first."""
+
+    grain: str
+    cells: tuple[Cell, ...]
+    waits_for: str
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """What maintenance does next, and why; `enabled` is False where it is switched off."""
+
+    name: str
+    due: bool
+    enabled: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What metadata tells of a table. `limit` is how many bytes of manifest list a file may cost."""
+
+    rows: int
+    files: int
+    bytes: int
+    delete_files: int
+    manifests: int
+    snapshots: int
+    metadata_bytes: int
+    target_bytes: int
+    list_bytes: int
+    list_bytes_per_file: float
+    limit: int
+    histogram: tuple[Bucket, ...]
+    """Empty where the table has more files than a page reads manifests for."""
+    marks: tuple[Mark, ...]
+    """Oldest first."""
+    rewrites: tuple[Rewrite, ...]
+    """Newest first."""
+    actions: tuple[Action, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TableView:
+    """All of one table."""
+
+    at_ms: int
+    table: str
+    level: Level
+    streams: tuple[str, ...]
+    every: str
+    """How often maintenance looks."""
+    shape: Shape | None = None
+    calendar: Calendar | None = None
+    alerts: tuple[StandingAlert, ...] = ()
+    dags: Mapping[str, bool] | None = None
+    pending: bool = False
+    may_act: bool = False
+    problems: tuple[str, ...] = ()
+
+
+def shape_of(
+    metadata: TableMetadata,
+    health: TableHealth,
+    actions: Mapping[DueAction, Due],
+    *,
+    sizes: Iterable[int],
+    settings: Maintenance,
+) -> Shape:
+    """From a measurement, the sizes of files, and what is due."""
+    return Shape(
+        rows=health.rows,
+        files=health.data_files,
+        bytes=health.data_bytes,
+        delete_files=health.delete_files,
+        manifests=health.manifests,
+        snapshots=health.snapshots,
+        metadata_bytes=health.metadata_bytes,
+        target_bytes=health.target_file_bytes,
+        list_bytes=health.manifest_list_bytes,
+        list_bytes_per_file=health.manifest_list_bytes / max(health.data_files, FEWEST_FILES),
+        limit=settings.alerts.manifest_list_bytes_per_file,
+        histogram=histogram(sizes),
+        marks=marks_of(metadata),
+        rewrites=tuple(islice(_rewrites(metadata), REWRITES_MOST)),
+        actions=tuple(
+            Action(name, found.due, enabled(settings, name), found.reason) for name, found in actions.items()
+        ),
+    )
+
+
+def histogram(sizes: Iterable[int]) -> tuple[Bucket, ...]:
+    """Files by size: each bucket is twice as wide as the one before; those between filled ones are there, if empty."""
+    files: dict[int, int] = {}
+    total: dict[int, int] = {}
+    for size in sizes:
+        place = max((max(size, 1) // SMALLEST_BUCKET).bit_length(), 0)
+        files[place] = files.get(place, 0) + 1
+        total[place] = total.get(place, 0) + size
+    if not files:
+        return ()
+
+    def at_least(place: int) -> int:
+        return SMALLEST_BUCKET << (place - 1) if place else 0
+
+    return tuple(
+        Bucket(at_least(place), at_least(place + 1), files.get(place, 0), total.get(place, 0))
+        for place in range(min(files), max(files) + 1)
+    )
+
+
+def marks_of(metadata: TableMetadata) -> tuple[Mark, ...]:
+    """The newest snapshots, of main and of what was kept beside it."""
+    newest = sorted(metadata.snapshots, key=lambda one: one.timestamp_ms)[-SNAPSHOTS_MOST:]
+    return tuple(map(_mark, newest))
+
+
+def _mark(snapshot: Snapshot) -> Mark:
+    told = _told(snapshot)
+    added, gone = _number(told, "added-data-files"), _number(told, "deleted-data-files")
+    kind = _kind(snapshot, told)
+    words = {
+        "batch": f"{_number(told, 'frazil.records'):,} records",
+        "merge": f"{_number(told, 'frazil.records'):,} changes",
+        "compaction": f"{gone:,} files became {added:,}",
+        "position": told.get("frazil.operation", ""),
+    }
+    said = words.get(kind, f"{added:,} files added, {gone:,} removed")
+    stream = told.get("frazil.stream") or told.get("frazil.backfill-stream")
+    return Mark(snapshot.timestamp_ms, kind, stream, added, said)
+
+
+def _kind(snapshot: Snapshot, told: Mapping[str, str]) -> str:
+    if told.get("frazil.stream") and told.get("frazil.commit-record"):
+        return "merge" if told.get("frazil.inserted") is not None else "batch"
+    if told.get("frazil.backfill-stream"):
+        return "backfill"
+    if told.get("frazil.operation"):
+        return "position"
+    if snapshot.summary and snapshot.summary.operation is Operation.REPLACE:
+        return "compaction" if told.get("deleted-data-files") or told.get("added-data-files") else "manifests"
+    return "others"
+
+
+def _rewrites(metadata: TableMetadata) -> Iterable[Rewrite]:
+    for snapshot in ancestors(metadata):
+        told = _told(snapshot)
+        if _kind(snapshot, told) == "compaction":
+            yield Rewrite(
+                snapshot.timestamp_ms,
+                _number(told, "deleted-data-files"),
+                _number(told, "added-data-files"),
+                _number(told, "removed-files-size"),
+                _number(told, "added-files-size"),
+            )
+
+
+def _told(snapshot: Snapshot) -> Mapping[str, str]:
+    return snapshot.summary.additional_properties if snapshot.summary else {}
+
+
+def _number(told: Mapping[str, str], name: str) -> int:
+    """Others may write anything into a summary."""
+    text = told.get(name, "")
+    return int(text) if text.isdecimal() else 0
+
+
+def calendar_of(
+    grain: Grain, signals: Mapping[Window, Signal], *, through_us: int, now_us: int, waits_for: str
+) -> Calendar:
+    """The windows that were signalled, and those after them that are open."""
+    until_us = max(through_us, min(grain.floor(now_us) + grain.us, through_us + 48 * grain.us))
+    from_us = until_us - SHOWN[grain] // timedelta(microseconds=1)
+    first_us = min((window.start_us for window in signals), default=through_us)
+    begin_us = max(from_us, min(first_us, through_us))
+    cells = [_cell(window, signals.get(window), through_us) for window in windows_between(grain, begin_us, until_us)]
+    return Calendar(grain, tuple(cells), waits_for)
+
+
+def _cell(window: Window, signal: Signal | None, through_us: int) -> Cell:
+    if signal is None:
+        # A window before the cursor without a signal had none to send: it was history.
+        return Cell(window.key, "open" if window.start_us >= through_us else "history")
+    state = {SignalState.HELD: "held", SignalState.RELEASED: "released"}.get(signal.state)
+    if state is None:
+        state = "reopened" if signal.revision > 1 else "complete"
+    return Cell(window.key, state, signal.rows, signal.late_rows, signal.note)
+
+
+def level_of(shape: Shape | None, calendar: Calendar | None, alerts: Sequence[StandingAlert]) -> Level:
+    """How much a table needs a person."""
+    if alerts or (calendar and any(cell.state == "held" for cell in calendar.cells)):
+        return Level.TROUBLE
+    return Level.UNKNOWN if shape is None else Level.WELL

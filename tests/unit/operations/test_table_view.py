@@ -1,0 +1,156 @@
+"""One table as the page shows it."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyiceberg.table.snapshots import Snapshot, Summary
+
+from frazil.maintenance.due import Action, Due
+from frazil.maintenance.health import TableHealth
+from frazil.operations.condition import Level
+from frazil.operations.overview import StandingAlert
+from frazil.operations.table_view import (
+    SNAPSHOTS_MOST,
+    Calendar,
+    Cell,
+    calendar_of,
+    histogram,
+    level_of,
+    marks_of,
+    shape_of,
+)
+from frazil.partitions.windows import Grain, Window
+from frazil.signals.signal import Signal, SignalState
+from frazil.spec.maintenance import Maintenance
+
+HOUR_US = Grain.HOUR.us
+START = Window.parse("2023-11-14T00").start_us
+
+
+def snapshot(n: int, operation: str = "append", parent: int | None = None, **summary: str) -> Snapshot:
+    told = {name.replace("__", ".").replace("_", "-"): value for name, value in summary.items()}
+    return Snapshot(
+        **{"snapshot-id": n, "parent-snapshot-id": parent, "sequence-number": n, "timestamp-ms": n * 1000},
+        manifest_list=f"m{n}",
+        summary=Summary(operation, **told),
+    )
+
+
+def metadata(*snapshots: Snapshot) -> Any:
+    head = snapshots[-1] if snapshots else None
+    return SimpleNamespace(
+        snapshots=list(snapshots),
+        snapshot_by_name=lambda _: head,
+        snapshot_by_id=lambda n: next((s for s in snapshots if s.snapshot_id == n), None),
+        refs={"main": SimpleNamespace(snapshot_id=head.snapshot_id)} if head else {},
+        current_snapshot_id=head.snapshot_id if head else None,
+    )
+
+
+BATCH = {"frazil__stream": "ticks", "frazil__commit_record": "r", "frazil__records": "12", "added_data_files": "2"}
+
+
+@pytest.mark.parametrize(
+    ("made", "kind", "stream", "said"),
+    [
+        (snapshot(1, **BATCH), "batch", "ticks", "12 records"),
+        (snapshot(1, "overwrite", **BATCH, frazil__inserted="3"), "merge", "ticks", "12 changes"),
+        (snapshot(1, frazil__backfill_stream="ticks"), "backfill", "ticks", "0 files added, 0 removed"),
+        (snapshot(1, frazil__stream="ticks", frazil__operation="take-over"), "position", "ticks", "take-over"),
+        (snapshot(1, "replace", added_data_files="1", deleted_data_files="9"), "compaction", None, "9 files became 1"),
+        (snapshot(1, "replace"), "manifests", None, "0 files added, 0 removed"),
+        (snapshot(1, added_data_files="nonsense"), "others", None, "0 files added, 0 removed"),
+    ],
+)  # fmt: skip
+def test_a_snapshot_says_what_made_it(made: Snapshot, kind: str, stream: str | None, said: str):
+    (mark,) = marks_of(metadata(made))
+    assert (mark.kind, mark.stream, mark.said) == (kind, stream, said)
+
+
+def test_of_very_many_snapshots_the_newest_are_shown():
+    marks = marks_of(metadata(*(snapshot(n) for n in range(1, SNAPSHOTS_MOST + 11))))
+    assert (len(marks), marks[0].at_ms, marks[-1].at_ms) == (SNAPSHOTS_MOST, 11_000, (SNAPSHOTS_MOST + 10) * 1000)
+
+
+@given(st.lists(st.integers(0, 2**34), max_size=60))
+def test_each_file_is_in_exactly_one_bucket(sizes: list[int]):
+    buckets = histogram(sizes)
+    assert sum(bucket.files for bucket in buckets) == len(sizes)
+    assert sum(bucket.bytes for bucket in buckets) == sum(sizes)
+    for bucket in buckets:
+        assert bucket.files == sum(bucket.at_least <= size < bucket.below for size in sizes)
+    assert all(one.below == other.at_least for one, other in pairwise(buckets))
+
+
+def signal(window: Window, state: SignalState = SignalState.COMPLETE, *, revision: int = 1) -> Signal:
+    return Signal(
+        "t", window.key, window.start_us, window.end_us, revision, state, 5, 0, revision - 1, 0, 1, 1, 0, "why"
+    )
+
+
+def test_the_calendar_shows_each_window_in_its_state_and_those_after_them_as_open():
+    hours = [Window(START + n * HOUR_US, Grain.HOUR) for n in range(6)]
+    signals = {
+        hours[0]: signal(hours[0]),
+        hours[1]: signal(hours[1], revision=2),
+        hours[2]: signal(hours[2], SignalState.HELD),
+        hours[3]: signal(hours[3], SignalState.RELEASED),
+    }
+    made = calendar_of(
+        Grain.HOUR, signals, through_us=hours[5].start_us, now_us=hours[5].end_us + 1, waits_for="the watermark"
+    )
+    states = ["complete", "reopened", "held", "released", "history", "open", "open"]
+    assert [cell.state for cell in made.cells] == states
+    assert (made.cells[1].key, made.cells[1].rows, made.cells[1].late_rows) == ("2023-11-14T01", 5, 1)
+    assert made.waits_for == "the watermark"
+
+
+@pytest.mark.parametrize(("grain", "most"), [(Grain.HOUR, 14 * 24), (Grain.DAY, 26 * 7)])
+def test_a_calendar_is_bounded_also_for_a_table_whose_event_times_are_years_ago(grain: Grain, most: int):
+    windows = [Window(grain.floor(START) + n * grain.us, grain) for n in range(most * 2)]
+    through = windows[-1].end_us
+    made = calendar_of(
+        grain, {w: signal(w) for w in windows}, through_us=through, now_us=through + 10**15, waits_for=""
+    )
+    assert len(made.cells) == most
+    assert sum(cell.state == "open" for cell in made.cells) == 48
+
+
+def health(**changes: Any) -> TableHealth:
+    values: dict[str, Any] = {
+        "table": "demo.ticks", "at_ms": 0, "snapshot_id": 1, "target_file_bytes": 2**29, "data_files": 600,
+        "data_bytes": 10, "rows": 3, "delete_files": 0, "manifests": 4, "manifests_bytes": 1,
+        "manifest_list_bytes": 1_228_800, "metadata_bytes": 9, "snapshots": 2, "oldest_snapshot_at_ms": 0,
+        "last_compaction_at_ms": None, "files_since_compaction": 0, "bytes_since_compaction": 0, "recent": None,
+        "streams": (),
+    }  # fmt: skip
+    return TableHealth(**{**values, **changes})
+
+
+def test_the_shape_has_the_manifest_list_a_file_as_the_alert_counts_it_and_what_compaction_saved():
+    settings = Maintenance()
+    before = snapshot(1, **BATCH)
+    sizes = {"added_files_size": "50", "removed_files_size": "700"}
+    after = snapshot(2, "replace", parent=1, added_data_files="1", deleted_data_files="9", **sizes)
+    shape = shape_of(metadata(before, after), health(), {Action.EXPIRY: Due(True, "why")}, sizes=[5], settings=settings)
+    assert (shape.list_bytes_per_file, shape.limit) == (2048, 1024)
+    assert [(r.files_before, r.files_after, r.bytes_before, r.bytes_after) for r in shape.rewrites] == [(9, 1, 700, 50)]
+    assert [(a.name, a.due, a.enabled, a.reason) for a in shape.actions] == [("expiry", True, True, "why")]
+    small = shape_of(metadata(), health(data_files=1, manifest_list_bytes=4096), {}, sizes=[], settings=settings)
+    assert small.list_bytes_per_file == 16  # a small table's list is one small read
+
+
+def test_a_table_needs_a_person_for_an_alert_or_a_held_window():
+    held = Calendar("hour", (Cell("k", "held"),), "")
+    alert = StandingAlert("demo.ticks", "manifests", 0, "x")
+    shape = shape_of(metadata(), health(), {}, sizes=[], settings=Maintenance())
+    assert level_of(None, None, ()) is Level.UNKNOWN
+    assert level_of(shape, None, ()) is Level.WELL
+    assert level_of(shape, held, ()) is Level.TROUBLE
+    assert level_of(shape, None, (alert,)) is Level.TROUBLE
