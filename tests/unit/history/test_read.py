@@ -195,4 +195,4 @@ def test_a_supervisor_never_waits_for_a_catalog_that_hangs_and_what_waits_is_bou
     tell(supervision, None, "keep")
     sentences = [what.sentence for what in told(objects)]
     assert sentences[-1] == "decision 99"
-    assert len(sentences) <= WAITING_MOST + 1
+    assert len(sentences) <= 2 * WAITING_MOST  # what the hanging write had, and what waited behind it
