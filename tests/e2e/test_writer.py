@@ -20,6 +20,7 @@ from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase
 from frazil.table.catalogs import load_catalog
 from frazil.table.tables import ensure_table, load_stream_table
+from tests.otlp_collector import collecting
 
 Events = Callable[[Iterable[int]], Iterator[bytes]]
 
@@ -128,6 +129,19 @@ def test_with_nothing_to_read_catching_up_ends_well(stream: Any):
     stream.catch_up()
     stream.catch_up()
     assert (_marker(stream).at, stream.ids()) == ((2, 0), [])
+
+
+def test_a_writer_that_is_told_to_sends_its_metrics(stream: Any, events: Events, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("FRAZIL_METRICS", "otlp")
+    stream.produce(events(range(1000)), partitions=4)
+    with collecting(monkeypatch) as received:
+        done = stream.run("--until-caught-up")
+    assert done.returncode == 0, done.stderr
+    scopes = received[-1].resource_metrics[0].scope_metrics
+    (records,) = (metric for scope in scopes for metric in scope.metrics if metric.name == "frazil.records")
+    (point,) = records.sum.data_points
+    assert {a.key: a.value.string_value for a in point.attributes}["stream"] == stream.name
+    assert point.as_double + point.as_int == 1000
 
 
 def test_rows_are_counted_by_window_in_the_snapshots_summary(stream: Any, event: Any):

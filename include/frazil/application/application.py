@@ -37,6 +37,7 @@ from frazil.supervise.decision import WriterAction
 from frazil.supervise.observed import Declared, Removed, Unreadable
 from frazil.supervise.supervised import Connections, Supervised, SupervisedStream, WriterProgram
 from frazil.supervise.supervisor import Step, Supervisor
+from frazil.telemetry.telemetry import Telemetry
 
 log = logging.getLogger(__name__)
 
@@ -286,12 +287,15 @@ class WriterApplication:
         return not any(one.launcher.runs for one in self.hosted.values())
 
 
-def shared_hosting(*, batches: int, heartbeats: Heartbeats, foldings: Foldings) -> Hosting:
+def shared_hosting(
+    *, batches: int, heartbeats: Heartbeats, foldings: Foldings, telemetry: Telemetry | None = None
+) -> Hosting:
     """What the writers of one process share."""
     return Hosting(
         kafka_client=KafkaClients().open,
         heartbeats=heartbeats,
         foldings=foldings,
+        telemetry=telemetry or Telemetry(),
         turns=Turns(batches),
         planned_s=PLANNED_S,
     )

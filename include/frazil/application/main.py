@@ -54,11 +54,17 @@ def write_application(name: str, folder: Path, *sinks: Sink, until_caught_up: bo
     from frazil.application.engine import SharedEngine  # noqa: PLC0415
     from frazil.stream.hosting import Foldings, Heartbeats  # noqa: PLC0415
     from frazil.table.catalogs import share_connections  # noqa: PLC0415
+    from frazil.telemetry.telemetry import Telemetry  # noqa: PLC0415
 
     share_connections()
     batches = BATCHES_A_CORE * application.resources.cores
-    with Heartbeats() as heartbeats, Foldings() as foldings, SharedEngine(engine, batches=batches) as shared:
-        hosting = shared_hosting(batches=batches, heartbeats=heartbeats, foldings=foldings)
+    with (
+        Heartbeats() as heartbeats,
+        Foldings() as foldings,
+        Telemetry.declared(name) as telemetry,
+        SharedEngine(engine, batches=batches) as shared,
+    ):
+        hosting = shared_hosting(batches=batches, heartbeats=heartbeats, foldings=foldings, telemetry=telemetry)
         running = WriterApplication(name, folder, shared, application.fingerprint(), hosting, sinks)
 
         def stop(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001

@@ -18,7 +18,9 @@ FILE = ".pyiceberg.yaml"
 CATALOG = "FRAZIL_DRIVER_CATALOG"
 """The configuration of the stream's catalog, as JSON in Base64: YARN puts values into a script as they are."""
 PREFIXES = ("AWS_", "AZURE_", "GOOGLE_", "OTEL_", "LC_")
-NAMES = frozenset({"LANG", "TZ", "FRAZIL_KAFKA_READER"})
+NAMES = frozenset(
+    {"LANG", "TZ", "FRAZIL_KAFKA_READER", "FRAZIL_METRICS", "FRAZIL_METRICS_LISTEN", "FRAZIL_METRICS_PARTITIONS"}
+)
 OF_THIS_HOST = ("_FILE", "_DIR", "_PATH", "_CREDENTIALS", "_BUNDLE", "_PROFILE")
 """Ends of names whose values are files or in files, unless the stream refers to them."""
 

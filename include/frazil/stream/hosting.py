@@ -18,6 +18,7 @@ from weakref import WeakValueDictionary
 
 from frazil.history.scribes import Scribes
 from frazil.kafka.client import AdminClient
+from frazil.telemetry.telemetry import Telemetry
 
 log = logging.getLogger(__name__)
 
@@ -223,6 +224,7 @@ class Hosting:
     foldings: Foldings | None = None
     """None: the writer has a thread of its own."""
     scribes: Scribes = field(default_factory=Scribes)
+    telemetry: Telemetry = field(default_factory=Telemetry)
     turns: Turns = field(default_factory=lambda: Turns(1))
     """For take-overs and batches."""
     planned_s: float = 1.0

@@ -46,9 +46,13 @@ def write(spec: StreamSpec, *sinks: Sink, until_caught_up: bool = False) -> bool
 
     engine = SparkEngine(spec)
     engine.start()
-    from frazil.stream.writer import Writer  # noqa: PLC0415 - see the module
+    from frazil.stream.hosting import Hosting  # noqa: PLC0415 - see the module
+    from frazil.stream.writer import Writer  # noqa: PLC0415
+    from frazil.telemetry.telemetry import Telemetry  # noqa: PLC0415
 
-    writer = Writer(spec, until_caught_up=until_caught_up, engine=engine, sinks=sinks)
+    telemetry = Telemetry.declared(spec.name)
+    hosting = Hosting(telemetry=telemetry)
+    writer = Writer(spec, until_caught_up=until_caught_up, engine=engine, sinks=sinks, hosting=hosting)
 
     def stop(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001
         log.info("%s: the writer commits its current batch, then ends", signal.Signals(signum).name)
@@ -56,5 +60,6 @@ def write(spec: StreamSpec, *sinks: Sink, until_caught_up: bool = False) -> bool
 
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
-    writer.run()
+    with telemetry:
+        writer.run()
     return writer.stopping.is_set()

@@ -108,9 +108,9 @@ class Writer:
         # The engine may have been started before, and ends however this ends.
         beats = self.hosting.heartbeats
         reporter = Reporter(events, fingerprint=fingerprint, folder=folder, limits=limits, heartbeats=beats)
-        recording = recorded(self.spec, events, self.hosting.scribes)
-        with reporter, recording as recorder, ExitStack() as afterwards, self.engine:
-            for sink in self.sinks:
+        recording, metrics = recorded(self.spec, events, self.hosting.scribes), self.hosting.telemetry.of(self.spec)
+        with reporter, recording as recorder, metrics as measuring, ExitStack() as afterwards, self.engine:
+            for sink in (*self.sinks, *measuring):
                 events.add(sink)
             try:
                 return self._run(folder, events, reporter, recorder, afterwards)

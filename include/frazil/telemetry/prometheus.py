@@ -1,0 +1,121 @@
+"""The endpoint that Prometheus scrapes, and the text that it answers with."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler
+from socketserver import ThreadingTCPServer
+from typing import Any
+
+from frazil.telemetry.metrics import BOUNDS_S, METRICS, Labels, Meters, Metric, Sort
+
+log = logging.getLogger(__name__)
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+PATH = "/metrics"
+ANSWER_S = 10.0
+"""How long a client may take for its request."""
+
+
+def exposition(meters: Meters) -> str:
+    """All values in Prometheus' text format; metrics without a series are left out."""
+    lines: list[str] = []
+    for metric in METRICS:
+        samples = [*_samples(meters, metric)]
+        if samples:
+            name = metric.prometheus
+            lines += [f"# HELP {name} {metric.means}", f"# TYPE {name} {metric.sort}", *samples]
+    return "\n".join([*lines, ""])
+
+
+def _samples(meters: Meters, metric: Metric) -> Iterator[str]:
+    name = metric.prometheus
+    if metric.sort is not Sort.HISTOGRAM:
+        for labels, value in sorted(meters.of(metric).items()):
+            yield f"{name}{_labels(metric, labels)} {_number(value)}"
+        return
+    for labels, times in meters.times_of(metric):
+        below = 0
+        for bound, count in zip((*map(_number, BOUNDS_S), "+Inf"), times.counts, strict=True):
+            below += count
+            yield f"{name}_bucket{_labels(metric, labels, le=bound)} {below}"
+        yield f"{name}_sum{_labels(metric, labels)} {_number(times.total_s)}"
+        yield f"{name}_count{_labels(metric, labels)} {below}"
+
+
+def _labels(metric: Metric, values: Labels, **more: str) -> str:
+    named = [*zip(metric.labels, values, strict=False), *more.items()]
+    return "{" + ",".join(f'{name}="{_escaped(value)}"' for name, value in named) + "}"
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def _number(value: float) -> str:
+    return str(int(value)) if value == int(value) else repr(value)
+
+
+class Endpoint:
+    """Serves the values until it is closed, at the first free port of a range."""
+
+    def __init__(self, meters: Meters, *, host: str, ports: range) -> None:
+        """Raises OSError if none of the ports can be had."""
+        self._server = _bound(meters, host, ports)
+        self.host, self.port = host, int(self._server.server_address[1])
+        self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
+        self._thread.start()
+
+    @property
+    def address(self) -> str:
+        return f"http://{self.host}:{self.port}{PATH}"
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+class _Server(ThreadingTCPServer):
+    daemon_threads = True
+    allow_reuse_address = True
+    """A port that a writer had a moment ago."""
+    block_on_close = False
+    meters: Meters
+
+    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002
+        log.debug("a scrape failed", exc_info=True)  # the client went away
+
+
+class _Handler(BaseHTTPRequestHandler):
+    timeout = ANSWER_S
+    server: _Server
+
+    def do_GET(self) -> None:
+        if self.path.partition("?")[0] != PATH:
+            self.send_error(HTTPStatus.NOT_FOUND)
+            return
+        body = exposition(self.server.meters).encode()
+        self.send_response(HTTPStatus.OK)
+        self.send_header("Content-Type", CONTENT_TYPE)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing: a scrape each quarter of a minute is no news."""
+
+
+def _bound(meters: Meters, host: str, ports: range) -> _Server:
+    failed: OSError | None = None
+    for port in ports:
+        try:
+            server = _Server((host, port), _Handler)
+        except OSError as error:
+            failed = error
+            continue
+        server.meters = meters
+        return server
+    raise failed or OSError("no port is declared")

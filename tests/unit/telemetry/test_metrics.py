@@ -1,0 +1,180 @@
+"""What writers publish: names by the conventions, bounded labels, and values that follow the events."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from frazil.commit.marker import BatchKey, Marker
+from frazil.commit.settle import Settled
+from frazil.events import (
+    BatchCommitted,
+    ChangesMerged,
+    EpochBegan,
+    Event,
+    FutureEventTimes,
+    Happening,
+    LagMeasured,
+    NoticeGiven,
+    OutageMet,
+    PhaseBegan,
+    RecordsSkipped,
+    StallBegan,
+    StallEnded,
+    TableEvolved,
+    ThrottleJudged,
+)
+from frazil.host.heartbeat import Phase, Stall, StallKind
+from frazil.kafka.identity import SourceIdentity
+from frazil.telemetry import metrics as m
+from frazil.telemetry import page
+from frazil.telemetry.prometheus import exposition
+from frazil.telemetry.sink import StreamMetrics
+
+OF = ("ticks", "demo.ticks")
+KEY = BatchKey(4, 1)
+MARKER = Marker("ticks", KEY, None, {("t", 0): 10}, SourceIdentity("c", {"t": "id"}), watermark_us=5_500_000)
+BATCH = BatchCommitted(KEY, MARKER, 100, 3, 2, stage_s=2.0, commit_s=0.5, bytes=4_096)
+STALL = Stall(StallKind.OFFSETS, 0, "t-0", "nothing moves")
+
+
+class Bench:
+    def __init__(self, *, partitions: bool = False) -> None:
+        self.meters = m.Meters()
+        self.sink = StreamMetrics(
+            self.meters, stream=OF[0], table=OF[1], interval_s=20, partitions=partitions, now_s=1_000
+        )
+
+    def tell(self, *what: Happening) -> None:
+        for happening in what:
+            self.sink.take(Event(OF[0], 7_000, happening))
+
+    def value(self, metric: m.Metric, *more: str) -> float | None:
+        return self.meters.of(metric).get((*OF, *more))
+
+
+def test_names_follow_the_conventions_of_prometheus_and_are_unique() -> None:
+    for metric in m.METRICS:
+        assert re.fullmatch(r"frazil(\.[a-z_]+)+", metric.name)
+        assert re.fullmatch(r"frazil_[a-z_]+", metric.prometheus)
+        assert metric.prometheus.endswith("_total") is (metric.sort is m.Sort.COUNTER)
+        assert metric.unit in {"s", "By"} or re.fullmatch(r"\{[a-z]+\}", metric.unit)
+        if metric.unit in {"s", "By"}:
+            assert {"s": "_seconds", "By": "_bytes"}[metric.unit] in metric.prometheus
+    assert len({metric.prometheus for metric in m.METRICS}) == len(m.METRICS)
+
+
+def test_the_page_is_made_from_the_table() -> None:
+    file = Path("docs/reference/metrics.md")
+    assert file.read_text() == page.render(), f"run: python -m frazil.telemetry.page > {file}"
+
+
+def test_a_batch_moves_its_counters_and_times() -> None:
+    bench = Bench()
+    bench.tell(ChangesMerged(2, 0.1), ChangesMerged(1, 0.2), BATCH, BATCH)
+    counted = {
+        metric.name: bench.value(metric) for metric in (m.BATCHES, m.RECORDS, m.DEAD_LETTERS, m.FILES, m.WRITTEN)
+    }
+    assert counted == {
+        "frazil.batches": 2,
+        "frazil.records": 200,
+        "frazil.dead_letters": 6,
+        "frazil.files": 4,
+        "frazil.written": 8_192,
+    }
+    assert (bench.value(m.LAST_COMMIT), bench.value(m.WATERMARK)) == (7.0, 5.5)
+    times = {
+        metric.name: [(sum(t.counts), t.total_s) for _, t in bench.meters.times_of(metric)]
+        for metric in (m.STAGE, m.MERGE)
+    }
+    assert times == {"frazil.stage": [(2, 4.0)], "frazil.merge": [(1, pytest.approx(0.3))]}
+
+
+def test_a_tick_is_no_batch_and_moves_the_watermark() -> None:
+    bench = Bench()
+    bench.tell(BatchCommitted(KEY, MARKER, 0, 0, 0, stage_s=1, commit_s=1))
+    assert (bench.value(m.BATCHES), bench.value(m.WATERMARK)) == (0, 5.5)
+    assert [*bench.meters.times_of(m.STAGE)] == []
+
+
+@pytest.mark.parametrize(
+    ("metric", "more", "begins", "ends"),
+    [
+        (m.OUTAGE, (), OutageMet("away"), PhaseBegan(Phase.WAITING)),
+        (m.STALLED, ("offsets",), StallBegan(STALL), StallEnded(StallKind.OFFSETS, 1)),
+        (
+            m.THROTTLED,
+            (),
+            ThrottleJudged("grows", 2.0, was_under_pressure=False),
+            ThrottleJudged(None, 1.0, was_under_pressure=True),
+        ),
+    ],
+)
+def test_a_state_is_one_while_it_lasts(metric: m.Metric, more: tuple[str], begins: Happening, ends: Happening) -> None:
+    bench = Bench()
+    seen = [bench.value(metric, *more)]
+    for what in (begins, ends):
+        bench.tell(what)
+        seen.append(bench.value(metric, *more))
+    assert seen == [0, 1, 0]
+
+
+def test_an_outage_of_many_tries_is_one() -> None:
+    bench = Bench()
+    bench.tell(*[OutageMet(f"try {n}") for n in range(9)], PhaseBegan(Phase.STAGING), OutageMet("again"))
+    assert bench.value(m.OUTAGES) == 2
+
+
+def test_other_events_are_counted() -> None:
+    bench = Bench()
+    bench.tell(
+        EpochBegan(4, MARKER, Settled()),
+        TableEvolved(KEY, ("added column gate string",)),
+        FutureEventTimes(KEY, 7, ("t", 0), "10m"),
+        RecordsSkipped("t-0: 1..9", MARKER),
+        NoticeGiven("slow"),
+        ThrottleJudged("grows", 3.0, was_under_pressure=False),
+        LagMeasured(50, {("t", 0): 50}, 9_000, 400),
+    )
+    seen = [bench.value(x) for x in (m.EPOCHS, m.EVOLUTIONS, m.FUTURE, m.SKIPS, m.NOTICES, m.INTERVAL)]
+    assert seen == [1, 1, 7, 1, 1, 60]
+    assert [bench.value(x) for x in (m.LAG, m.FRESHNESS, m.BACKPRESSURE)] == [50, 9, 0.4]
+    assert bench.value(m.PARTITION_LAG, "t", "0") is None
+
+
+def test_a_thousand_partitions_make_no_series_unless_declared_and_those_that_caught_up_go() -> None:
+    measured = [LagMeasured(1_000, {("t", n): 1 for n in range(1_000)}, 0, 0), LagMeasured(1, {("t", 3): 1}, 0, 0)]
+    closed, opened = Bench(), Bench(partitions=True)
+    for bench, series in ((closed, [0, 0]), (opened, [1_000, 1])):
+        found = []
+        for what in measured:
+            bench.tell(what)
+            found.append(len(bench.meters.of(m.PARTITION_LAG)))
+        assert found == series
+
+
+def test_a_stream_has_as_many_series_as_the_page_says_whatever_happens() -> None:
+    bench = Bench()
+    for n in range(500):
+        bench.tell(ChangesMerged(1, 0.1), BATCH, StallBegan(STALL), NoticeGiven(str(n)), OutageMet(str(n)))
+        bench.tell(LagMeasured(n, {("t", n): n}, n, n), PhaseBegan(Phase.WAITING))
+        bench.tell(StallEnded(StallKind.OFFSETS, 1), EpochBegan(n, MARKER, Settled()))
+    lines = [line for line in exposition(bench.meters).splitlines() if not line.startswith("#")]
+    said = re.search(r"there are (\d+) series", page.render())
+    assert said is not None
+    assert len(lines) == int(said[1])
+
+
+def test_what_nobody_measures_any_more_goes_with_the_writer_and_counters_stay() -> None:
+    bench, other = Bench(), Bench()
+    other.meters = bench.meters
+    bench.tell(BATCH, LagMeasured(50, {("t", 0): 50}, 9_000, 400), StallBegan(STALL))
+    bench.sink.ended()
+    assert (bench.value(m.WRITER_RUNNING), bench.value(m.RECORDS)) == (0, 100)
+    for gauge in (m.LAG, m.FRESHNESS, m.STALLED, m.OUTAGE):
+        assert bench.meters.of(gauge) == {}
+    again = StreamMetrics(bench.meters, stream=OF[0], table=OF[1], interval_s=20, partitions=False, now_s=2_000)
+    again.take(Event(OF[0], 1, BATCH))
+    assert (bench.value(m.WRITER_RUNNING), bench.value(m.RECORDS)) == (1, 200)
