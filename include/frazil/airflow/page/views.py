@@ -144,7 +144,7 @@ def table(name: str, sees: Sees, may_act: Callable[[str], bool]) -> TableView | 
     maintains = maintenance_dag_id(name)
     dags = kept.ask("Airflow", ("dags", name), partial(paused_dags, _dags(spec)[2:]), keep_s=KEEP_S)
     (seen,) = kept.gather([shape], within_s=WITHIN_S)
-    complete = kept.gather([windows], within_s=0.3)[0] if windows else Answer[Calendar | None]()
+    complete: Answer[Calendar | None] = kept.gather([windows], within_s=0.3)[0] if windows else Answer()
     (alerts,) = kept.gather([measured], within_s=0.2)
     (paused,) = kept.gather([dags], within_s=0.2)
     subjects = {name, f"care of {name}", spec.dead_letter_table}
