@@ -16,6 +16,7 @@ from typing import Any
 from frazil import clock
 from frazil.airflow.aggregations.reconcile import FIRST, first_day
 from frazil.airflow.declared import declared_streams
+from frazil.airflow.gauges import tell_health
 from frazil.airflow.health.subjects import FailedRuns, read_all, subjects_of
 from frazil.airflow.untrusted import Store, stored_mapping, stored_names
 from frazil.errors import FrazilError
@@ -76,7 +77,9 @@ def measure_all(
             steps[name] = unmeasured(before, name, problem, Alerts(), now_ms=now_ms)
         else:
             steps[name] = gone(before, name, "no stream declares it any more")
-    return _remembered(steps, store)
+    changes = _remembered(steps, store)
+    tell_health(found, changes["active"])
+    return changes
 
 
 @contextmanager

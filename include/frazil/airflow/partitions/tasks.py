@@ -17,6 +17,7 @@ from airflow.sdk.exceptions import AirflowSkipException
 from frazil import clock
 from frazil.airflow.assets import partition_asset, reopened_asset
 from frazil.airflow.declared import streams_feeding
+from frazil.airflow.gauges import tell_windows
 from frazil.airflow.partitions.gates import gates_of
 from frazil.airflow.partitions.sent_events import meet, unsent, write_down
 from frazil.airflow.untrusted import stored_number
@@ -80,7 +81,9 @@ def act(table: str, streams: Path, context: Context, *, expectations: Path | Non
     for one in made:
         log.log(logging.INFO if one.sent else logging.ERROR, "%s", _told(one))
     log.info("%s: %s", table, seen.decision.reason)
-    return _following(TableSignals.load(catalog, table), context)
+    signals = TableSignals.load(catalog, table)
+    tell_windows(table, signals.cursor)
+    return _following(signals, context)
 
 
 def send(table: str, streams: Path, name: str, context: Context) -> None:

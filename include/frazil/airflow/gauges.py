@@ -1,0 +1,78 @@
+"""What DAGs know of tables, as gauges in Airflow's own metrics (StatsD with tags, or OpenTelemetry): see `GAUGES`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from frazil.maintenance.health import TableHealth
+from frazil.partitions.completeness import Cursor
+
+log = logging.getLogger(__name__)
+
+GAUGES = {
+    "frazil.table.data_files": "live data files; delete files are counted apart",
+    "frazil.table.data_bytes": "their bytes",
+    "frazil.table.delete_files": "delete files, which every reader applies",
+    "frazil.table.rows": "rows, without deleted ones",
+    "frazil.table.manifests": "manifests of the newest snapshot",
+    "frazil.table.manifest_list_bytes_per_file": "bytes of the manifest list for each data file",
+    "frazil.table.metadata_bytes": "size of metadata.json, which each commit reads and writes",
+    "frazil.table.snapshots": "snapshots in the metadata",
+    "frazil.table.alerts": "alerts that stand, of the table or of whatever else is named `table`",
+    "frazil.stream.lag": "records in Kafka that are not committed, by stream",
+    "frazil.stream.last_commit_timestamp_seconds": "when the stream last committed, in seconds since 1970",
+    "frazil.windows.complete_through_timestamp_seconds": "up to when windows are decided, in seconds since 1970",
+    "frazil.windows.held": "windows that a quality gate holds",
+}
+"""Every gauge and what it says. All have the tag `table`, and those of a stream `stream`."""
+_OF_HEALTH = (
+    "data_files",
+    "data_bytes",
+    "delete_files",
+    "rows",
+    "manifests",
+    "manifest_list_bytes_per_file",
+    "metadata_bytes",
+    "snapshots",
+)
+
+
+def tell_health(found: Mapping[str, TableHealth | str | None], active: Iterable[Mapping[str, Any]]) -> None:
+    """The health of the tables that could be measured, and how many alerts of each subject stand."""
+    standing = dict.fromkeys(found, 0)
+    for alert in active:
+        standing[alert["table"]] = standing.get(alert["table"], 0) + 1
+    for name, count in standing.items():
+        _tell("frazil.table.alerts", count, table=name)
+    for name, health in found.items():
+        if isinstance(health, TableHealth):
+            _tell_table(name, health)
+
+
+def tell_windows(table: str, cursor: Cursor | None) -> None:
+    """How far a table's windows are decided, and how many are held."""
+    if cursor is not None:
+        _tell("frazil.windows.complete_through_timestamp_seconds", cursor.through_us / 1_000_000, table=table)
+        _tell("frazil.windows.held", len(cursor.held), table=table)
+
+
+def _tell_table(table: str, health: TableHealth) -> None:
+    for name in _OF_HEALTH:
+        _tell(f"frazil.table.{name}", getattr(health, name), table=table)
+    for stream in health.streams:
+        tags = {"table": table, "stream": stream.name}
+        if stream.lag is not None:
+            _tell("frazil.stream.lag", stream.lag, **tags)
+        if stream.last_commit_at_ms is not None:
+            _tell("frazil.stream.last_commit_timestamp_seconds", stream.last_commit_at_ms / 1000, **tags)
+
+
+def _tell(name: str, value: float, **tags: str) -> None:
+    from airflow.sdk.observability import stats  # noqa: PLC0415 - a parsed DAG file needs no metrics
+
+    try:
+        stats.gauge(name, value, tags=tags)
+    except Exception as error:  # whatever the backend raises; a task does not fail for a number
+        log.info("the gauge %s was not told: %r", name, error)
