@@ -134,7 +134,7 @@ class Followers:
             handle.forget()
         try:
             if behind or target in self.inherited:
-                _check_there(self.tables, target, self.waiting[target])
+                _check_there(self.tables, handle, self.waiting[target], target=target)
             follow(self.tables, handle, self.waiting[target], target=target, patience=patience)
         except Exception as error:  # catalogs' clients raise anything, and the other tables shall go on
             log.debug("table %s is left behind", target, exc_info=True)
@@ -225,9 +225,14 @@ def _present(found: Marker | None, table: Table, stream: str) -> Marker:
     return found
 
 
-def _check_there(tables: StreamTables, target: Target, journals: Sequence[Journal]) -> None:
-    """Check that all files exist: a table must never reference a missing file."""
-    paths = [file.path for journal in journals for file in journal.staged_for(target)]
+def _check_there(tables: StreamTables, handle: TableHandle, journals: Sequence[Journal], *, target: Target) -> None:
+    """Check that all files exist that the table lacks: a table must never reference a missing file.
+
+    The files of what it has may be gone: a compaction replaced them, or the table was dropped with them and made anew.
+    """
+    marker = read_marker(handle.current().metadata.properties, tables.stream)
+    lacking = journals if marker is None else _lacking(marker, journals)
+    paths = [file.path for journal in lacking for file in journal.staged_for(target)]
     folders = {path.rsplit("/", 1)[0] for path in paths}
     there = {bare_path(file.path) for folder in folders for file in tables.store_of(target).list_files(folder)}
     if missing := sorted({bare_path(path) for path in paths} - there):

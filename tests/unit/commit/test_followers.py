@@ -289,6 +289,32 @@ def test_files_that_somebody_deleted_are_never_referenced(routed: Routed) -> Non
     assert routed.offsets(ORDERS) == []
 
 
+def test_files_that_a_compaction_and_an_expiry_deleted_are_not_missed_by_the_next_start(routed: Routed) -> None:
+    """Home says how far all tables are only with its next batch, which may be days away."""
+    journal = routed.run({ORDERS: [0], PAYMENTS: [1]}, 2)
+    table = routed.load(ORDERS)
+    table.overwrite(table.scan().to_arrow())
+    routed.world.expire_all_but_newest(routed.load(ORDERS))
+    Path(bare_path(journal.staged_for(ORDERS)[0].path)).unlink()
+    found = routed.begin()
+    found.commit()
+    assert (found.behind, found.waiting) == ({}, {})
+    routed.run({ORDERS: [2]}, 3)
+    assert routed.offsets(ORDERS) == [0, 2]
+
+
+def test_a_table_that_was_purged_goes_on_once_it_is_made_anew_and_given_up(routed: Routed) -> None:
+    routed.run({ORDERS: [0], PAYMENTS: [1]}, 2)
+    routed.world.catalog.inner.purge_table(ORDERS)
+    routed.world.catalog.inner.create_table(ORDERS, SCHEMA, partition_spec=BY_DAY)
+    give_up(routed.tables, ORDERS, routed.world.marker())
+    found = routed.begin()
+    found.commit()
+    assert (found.behind, found.waiting) == ({}, {})
+    routed.run({ORDERS: [2]}, 3)
+    assert (routed.offsets(ORDERS), routed.offsets(PAYMENTS)) == ([2], [1])
+
+
 def test_a_marker_without_routed_tables_reads_and_writes_as_before(routed: Routed) -> None:
     text = routed.world.marker().to_property()
     assert "routed" not in text
