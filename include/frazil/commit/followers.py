@@ -24,7 +24,7 @@ from frazil.commit.rules import check_ancestry, files_fit
 from frazil.commit.settle import bare_path
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.swap import Done, Patience, TableCommit, TableHandle, commit_snapshots
-from frazil.errors import CommitUnavailable, FrazilError, MarkerUnreadable, SchemaIncompatible
+from frazil.errors import CommitUnavailable, FrazilError, MarkerUnreadable, RolledBack, SchemaIncompatible
 from frazil.ingest.contract import Target
 from frazil.spec.units import counted
 
@@ -183,7 +183,7 @@ def _commit(
 
     def decide(table: Table, found: Marker | None) -> Marker | Done[Marker]:
         marker = _present(found, table, tables.stream)
-        check_ancestry(table.metadata, marker, table=target)
+        _check_not_rolled_back(table, marker, target=target)
         if len(_lacking(marker, journals)) < len(journals):
             return Done(marker)  # others committed some of them meanwhile: what is left is prepared anew
         if not files_fit(table.metadata, files):
@@ -223,6 +223,18 @@ def _present(found: Marker | None, table: Table, stream: str) -> Marker:
             "marker was removed"
         )
     return found
+
+
+def _check_not_rolled_back(table: Table, marker: Marker, *, target: Target) -> None:
+    """Raises RolledBack with what to do about a routed table: a reset is about home."""
+    try:
+        check_ancestry(table.metadata, marker, table=target)
+    except RolledBack as error:
+        raise RolledBack(
+            f"table {target} was rolled back behind stream {marker.stream!r}: its last commit was snapshot "
+            f"{marker.snapshot_id}, which is no longer in its main branch. Put the table forward to that snapshot "
+            f"again, or let it go on as it stands: `frazil route {marker.stream} --give-up {target}`"
+        ) from error
 
 
 def _check_there(tables: StreamTables, handle: TableHandle, journals: Sequence[Journal], *, target: Target) -> None:
@@ -294,7 +306,7 @@ def lacking(tables: StreamTables, home: Marker) -> list[Behind]:
         try:
             table = tables.handle(target).refresh()
             marker = _present(read_marker(table.metadata.properties, tables.stream), table, tables.stream)
-            check_ancestry(table.metadata, marker, table=target)
+            _check_not_rolled_back(table, marker, target=target)
             journals = _lacking(marker, waiting)
         except Exception as error:  # catalogs' clients raise anything
             reason = _said(error)
