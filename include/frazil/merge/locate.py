@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -40,6 +41,8 @@ class KeyIndex:
         # The first filter is the column that tells most keys apart; few rows are left for the join.
         self._first = max(key, key=lambda name: len(columns[name].unique())) if newest.rows.num_rows else key[0]
         self._values = columns[self._first].unique()
+        self.bounds = {name: _ends(array) for name, array in columns.items() if len(array) and _is_ordered(array.type)}
+        """The least and the greatest value of key columns."""
         self._keys = pa.table({**columns, CHANGE_ROW: pa.array(np.arange(newest.rows.num_rows))})
 
     @property
@@ -69,6 +72,16 @@ class KeyIndex:
         return places[order], column(joined, CHANGE_ROW).to_numpy()[order]
 
 
+def _is_ordered(kind: pa.DataType) -> bool:
+    """Whether statistics of Parquet are compared with its values."""
+    return bool(pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_date(kind))
+
+
+def _ends(array: pa.Array) -> tuple[Any, Any]:
+    found = pc.min_max(array).as_py()
+    return found["min"], found["max"]
+
+
 def located(reader: Reader, files: tuple[TableFile, ...], index: KeyIndex, keys: Schema) -> Iterator[Located]:
     """What of each file the changes have, file by file; `keys` is the schema of the key columns."""
     found: list[list[_Part]] = [[] for _ in files]
@@ -76,7 +89,7 @@ def located(reader: Reader, files: tuple[TableFile, ...], index: KeyIndex, keys:
     yielded = 0
     for number, file in enumerate(files):
         with reader.open(file.path) as data:
-            for start, rows in data.groups(keys):
+            for start, rows in data.groups(keys, data.may_hold(keys, index.bounds)):
                 pending.append((number, start, rows))
                 if sum(rows.num_rows for _, _, rows in pending) >= index.together:
                     _match(index, pending, found)

@@ -6,10 +6,11 @@ import base64
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import date
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from pyiceberg.conversions import to_bytes
@@ -20,11 +21,16 @@ from pyiceberg.table.name_mapping import parse_mapping_from_json
 from pyiceberg.types import ListType, LongType, MapType, StringType
 
 from frazil.ingest.contract import StagedFile
+from frazil.merge.changes import column
 from frazil.merge.contract import DeleteFile, TableFile
 
 NAME_MAPPING = "schema.name-mapping.default"
 PATH_ID, POSITION_ID = 2_147_483_546, 2_147_483_545
 """Iceberg specification, "Reserved Field IDs"."""
+COMPARED = frozenset({int, str, date})
+"""Types of values that PyArrow's statistics give as its arrays do."""
+Bounds = Mapping[str, tuple[Any, Any]]
+"""By column name, the least and the greatest value."""
 _DELETES = pa.schema(
     [
         pa.field("file_path", pa.string(), nullable=False, metadata={"PARQUET:field_id": str(PATH_ID)}),
@@ -74,13 +80,21 @@ class Reader:
             pa.BufferReader(self.io.new_input(delete.path).open().read()), columns=["file_path", "pos"]
         )
         self.read(rows)
-        by_path = {
-            path.as_py(): rows.filter(pc.equal(rows["file_path"], path))["pos"].to_numpy()
-            for path in pc.unique(rows["file_path"])
-        }
+        by_path = _by_path(rows)
         if not delete.alone:  # several data files ask for it
             self._deletes[delete.path] = by_path
         return by_path
+
+
+def _by_path(deletes: pa.Table) -> dict[str, NDArray[np.int64]]:
+    """The positions that a delete file names, by their data file, of which there may be thousands."""
+    if not deletes.num_rows:
+        return {}
+    paths = column(deletes, "file_path").dictionary_encode()
+    codes = paths.indices.to_numpy()
+    ordered = column(deletes, "pos").to_numpy()[np.argsort(codes, kind="stable")]
+    ends = np.cumsum(np.bincount(codes, minlength=len(paths.dictionary)))
+    return dict(zip(paths.dictionary.to_pylist(), np.split(ordered, ends[:-1]), strict=True))
 
 
 def arrow_schema(schema: Schema) -> pa.Schema:
@@ -103,13 +117,11 @@ class DataReader:
 
     def groups(self, schema: Schema, wanted: Sequence[int] | None = None) -> Iterator[tuple[int, pa.Table]]:
         """The rows of each row group, or of those wanted, as the schema has them, with the first one's position."""
-        text, expected = self.reader.properties.get(NAME_MAPPING), arrow_schema(schema)
-        mapping = parse_mapping_from_json(text) if text else None
-        physical = pyarrow_to_schema(self.file.schema_arrow, mapping, downcast_ns_timestamp_to_us=True)
+        physical, expected = self._physical(), arrow_schema(schema)
         # As PyIceberg's own scan: a list or a map is selected by what is in it.
         ids = {i for i in schema.field_ids if not isinstance(schema.find_type(i), ListType | MapType)}
         there = prune_columns(physical, ids & physical.field_ids, select_full_types=False)
-        names = [column.name for column in there.fields] or self.file.schema_arrow.names[:1]
+        names = [field.name for field in there.fields] or self.file.schema_arrow.names[:1]
         starts = self.starts
         for group in range(self.file.num_row_groups) if wanted is None else wanted:
             rows = self.file.read_row_group(group, columns=names)
@@ -120,11 +132,38 @@ class DataReader:
             ]
             yield starts[group], pa.Table.from_batches(batches).cast(expected) if batches else expected.empty_table()
 
+    def may_hold(self, schema: Schema, bounds: Bounds) -> list[int]:
+        """The row groups that may have a row within the bounds of some columns of a schema, by their statistics."""
+        there, metadata = self._physical(), self.file.metadata
+        names = {there.find_column_name(schema.find_field(name).field_id): ends for name, ends in bounds.items()}
+        places = {path: i for i in range(metadata.num_columns) if (path := metadata.schema.column(i).path) in names}
+
+        def may(group: int) -> bool:
+            of = metadata.row_group(group)
+            return all(_overlap(of.column(place).statistics, names[path]) for path, place in places.items())
+
+        return [group for group in range(metadata.num_row_groups) if may(group)]
+
+    def _physical(self) -> Schema:
+        text = self.reader.properties.get(NAME_MAPPING)
+        mapping = parse_mapping_from_json(text) if text else None
+        return pyarrow_to_schema(self.file.schema_arrow, mapping, downcast_ns_timestamp_to_us=True)
+
     @property
     def starts(self) -> list[int]:
         """The position of each row group's first row."""
         sizes = [self.file.metadata.row_group(group).num_rows for group in range(self.file.num_row_groups)]
         return [0, *np.cumsum(sizes).tolist()]
+
+
+def _overlap(statistics: Any, ends: tuple[Any, Any]) -> bool:
+    """Whether values between the ends may be among a column's, whose other types of values are never compared."""
+    if statistics is None or not statistics.has_min_max:
+        return True
+    least, greatest = statistics.min, statistics.max
+    if not all(type(value) is type(end) and type(value) in COMPARED for value in (least, greatest) for end in ends):
+        return True
+    return bool(least <= ends[1] and ends[0] <= greatest)
 
 
 def write_position_deletes(io: FileIO, file: TableFile, positions: NDArray[np.int64], *, folder: str) -> StagedFile:

@@ -10,16 +10,22 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyiceberg.io import load_file_io
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.transforms import BucketTransform
 from pyiceberg.types import DoubleType, IntegerType, ListType, LongType, NestedField, StringType, TimestamptzType
 
 from frazil.ingest.changes import CHANGE, DELETE, KEPT
-from frazil.merge.contract import Counts, How, MergeRules
+from frazil.merge.changes import newest_by_key
+from frazil.merge.contract import Counts, DeleteFile, How, MergeRules, TableFile
+from frazil.merge.locate import KeyIndex, located
+from frazil.merge.table_files import Reader
 from tests.unit.merge.made_table import MadeTable, Row, deleted
 
 SCHEMA = Schema(
@@ -265,3 +271,54 @@ def test_windows_of_old_and_new_event_times_are_counted(tmp_path: Path) -> None:
     midnight = int(datetime(2026, 1, 1, tzinfo=UTC).timestamp() * 1_000_000)
     found = Counter({(start - midnight) // hour: n for r in table.last for start, n in r.windows.items()})
     assert found == {0: 1, 1: 1, 9: 1, 2: 1, 3: 1, 20: 1}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "groups"),
+    [([150], 1), ([99, 100], 2), ([0, 999], 10), ([5_000], 0), ([-1], 0)],
+    ids=["within one", "across two", "all", "above all", "below all"],
+)
+def test_only_row_groups_within_the_bounds_of_the_keys_are_searched(tmp_path: Path, wanted: list[int], groups: int):
+    table = made(tmp_path)
+    table.land([{"id": n, "part": "a", "version": 1} for n in range(1_000)])
+    (file,) = table.files
+    pq.write_table(pq.read_table(file.path), file.path, row_group_size=100)
+    reader = Reader(load_file_io({}, location=str(tmp_path)), {})
+    (staged,) = table.stage([{"id": n, "part": "a", "version": 2} for n in wanted])
+    changes = reader.whole(staged.path, Schema.model_validate_json(table.changes.schema_json))
+    index = KeyIndex(newest_by_key(changes, table.rules, {}), KEY)
+    reader.rows_read = 0
+    (found,) = located(reader, (file,), index, SCHEMA.select(*KEY))
+    assert reader.rows_read == groups * 100
+    assert found.positions.tolist() == [n for n in wanted if 0 <= n < 1_000]
+    table.merge([staged])
+    assert sorted(row["id"] for row in table.rows() if row["version"] == 2) == sorted(wanted)
+
+
+def test_row_groups_without_statistics_or_with_others_are_all_searched(tmp_path: Path):
+    table = made(tmp_path)
+    table.land([{"id": n, "part": "a", "version": 1} for n in range(1_000)])
+    path, keys = table.files[0].path, SCHEMA.select(*KEY)
+    reader = Reader(load_file_io({}, location=str(tmp_path)), {})
+    pq.write_table(pq.read_table(path), path, row_group_size=500, write_statistics=False)
+    with reader.open(path) as data:
+        assert data.may_hold(keys, {"id": (2_000, 2_000)}) == [0, 1]
+    pq.write_table(pq.read_table(path), path, row_group_size=500)
+    with reader.open(path) as data:
+        assert data.may_hold(keys, {"id": ("2", "3")}) == [0, 1], "other types of values"
+        assert data.may_hold(keys, {"id": (600, 700), "part": ("a", "b")}) == [1]
+        assert data.may_hold(keys, {"part": ("b", "c")}) == []
+
+
+def test_a_delete_file_of_many_data_files_is_taken_apart_once(tmp_path: Path):
+    path, paths = str(tmp_path / "deletes.parquet"), ["c", "a", "b", "a", "c", "a"]
+    reader = Reader(load_file_io({}, location=str(tmp_path)), {})
+    rows = pa.table({"file_path": paths, "pos": pa.array(range(6), pa.int64())})
+    pq.write_table(rows, path)
+    shared = DeleteFile(path, 6, alone=False)
+    found = {name: reader.deleted(TableFile(name, 9, 9, 0, (), (shared,))).tolist() for name in "abcd"}
+    assert found == {"a": [1, 3, 5], "b": [2], "c": [0, 4], "d": []}
+    assert reader.rows_read == 6
+    pq.write_table(rows.slice(0, 0), path)
+    reader = Reader(load_file_io({}, location=str(tmp_path)), {})
+    assert reader.deleted(TableFile("a", 9, 9, 0, (), (shared,))).tolist() == []
