@@ -174,7 +174,10 @@ def dags(path: str) -> Any:
 
 
 def run(dag_id: str, conf: dict[str, Any] | None, moment: datetime | None) -> dict[str, Any]:
-    """Run a DAG to its end: its state, its tasks' states by id, and all asset events so far, oldest first."""
+    """Run a DAG to its end: its state, its tasks' states by id, and all asset events so far, oldest first.
+
+    A mapped task's id ends with the name of the instance in brackets, as Airflow's UI shows it.
+    """
     from airflow.models.asset import AssetEvent  # noqa: PLC0415 - as above
     from airflow.utils.session import create_session  # noqa: PLC0415 - as above
     from sqlalchemy import select  # noqa: PLC0415 - as above
@@ -183,8 +186,12 @@ def run(dag_id: str, conf: dict[str, Any] | None, moment: datetime | None) -> di
     with create_session() as session:
         found = session.scalars(select(AssetEvent).order_by(AssetEvent.id))
         events = [[e.asset.name, e.partition_key, e.extra] for e in found]
-        tasks = {ti.task_id: str(ti.state) for ti in done.get_task_instances(session=session)}
+        tasks = {_shown(ti): str(ti.state) for ti in done.get_task_instances(session=session)}
     return {"state": str(done.state), "tasks": tasks, "events": events}
+
+
+def _shown(ti: Any) -> str:
+    return ti.task_id if ti.map_index < 0 else f"{ti.task_id}[{ti.rendered_map_index or ti.map_index}]"
 
 
 def put(name: str, *, events: Sequence[Any] = (), store: Mapping[str, Any] | None = None, queued: bool = False) -> None:

@@ -12,7 +12,8 @@ import pytest
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from frazil.airflow.audits.dag import verdict
-from frazil.airflow.audits.tasks import audit_hours
+from frazil.airflow.audits.tasks import audit_all, audit_hours
+from frazil.errors import FrazilError
 from frazil.spec.load import load_stream
 from tests.made_batches import MadeStream
 
@@ -46,36 +47,15 @@ def lose_five_rows(made: MadeStream) -> None:
     made.tables.main.refresh().delete("kafka_partition = 1 and kafka_offset >= 10 and kafka_offset < 15")
 
 
-def test_every_declared_stream_has_a_dag_that_runs_hourly_and_once_at_a_time(parsed: dict[str, Any]) -> None:
-    flights = parsed["dags"]["frazil_audit_flights"]
-    assert set(flights["tasks"]) == {"audit", "announce", "verdict"}
-    assert flights["tags"] == ["audit", "frazil", "stream:flights", "table:demo.flights"]
-    assert (flights["max_active_runs"], flights["catchup"]) == (1, False)
-    minute, rest = flights["schedule"].split(" ", 1)
-    assert (15 <= int(minute) < 45, rest) == (True, "* * * *")
-    assert flights["params"] == {"hours": 1, "source": False}
-    assert flights["outlets"] == {"announce": ["frazil.audit.flights"]}
-    assert "frazil audit flights" in flights["doc"]
-
-
-def test_streams_are_audited_at_different_minutes(parse: Parse, tmp_path: Path) -> None:
-    for number in range(20):
-        (tmp_path / f"s{number}.yaml").write_text(STREAM.format(name=f"s{number}"))
-    found = parse(CHECKOUT / "dags", home=tmp_path / "airflow", streams=tmp_path)
-    assert found["errors"] == {}
-    audits = [dag for dag_id, dag in found["dags"].items() if dag_id.startswith("frazil_audit_")]
-    assert len(audits) == 20
-    assert len({dag["schedule"] for dag in audits}) > 5
-
-
-def test_a_broken_declaration_keeps_its_audit_and_takes_no_other_with_it(parse: Parse, tmp_path: Path) -> None:
-    (tmp_path / "good.yaml").write_text(STREAM.format(name="good"))
-    (tmp_path / "typo.yaml").write_text(STREAM.format(name="typo").replace("event-time", "event-tmie"))
-    found = parse(CHECKOUT / "dags", home=tmp_path / "airflow", streams=tmp_path)
-    assert [Path(file).name for file in found["errors"]] == ["declarations.py"], "which has no DAG"
-    assert "broken" not in found["dags"]["frazil_audit_good"]["tags"]
-    assert "broken" in found["dags"]["frazil_audit_typo"]["tags"]
-    assert "event-tmie" in found["dags"]["frazil_audit_typo"]["doc"]
+def test_one_dag_audits_all_streams_hourly(parsed: dict[str, Any]) -> None:
+    audits = parsed["dags"]["frazil_audits"]
+    assert set(audits["tasks"]) == {"audit", "stream.confirm", "stream.verdict"}
+    assert {"audit", "frazil", "stream:flights", "table:demo.flights"} <= set(audits["tags"])
+    assert audits["schedule"] == "15 * * * *"
+    assert audits["catchup"] is False
+    assert audits["params"] == {"streams": [], "hours": 1, "source": False}
+    assert "frazil audit STREAM" in audits["doc"]
+    assert not any(dag_id.startswith("frazil_audit_") for dag_id in parsed["dags"])
 
 
 @pytest.mark.usefixtures("made")
@@ -116,22 +96,53 @@ def test_a_stream_that_has_not_begun_is_skipped_with_a_sentence(made: MadeStream
         audit_hours("waiting", tmp_path / "streams", TEN)
 
 
-@pytest.mark.parametrize("harmed", [False, True])
-def test_a_run_succeeds_where_all_is_well_and_fails_with_an_asset_event_where_not(
-    made: MadeStream, tmp_path: Path, dag_runner: Callable[[Path], Any], harmed: bool
+def test_streams_are_audited_side_by_side_and_none_hides_what_another_is(
+    made: MadeStream, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    if harmed:
-        lose_five_rows(made)
-    ran = dag_runner(tmp_path / "streams").run("frazil_audit_made", moment=TEN + timedelta(hours=1, minutes=20))
-    if not harmed:
-        assert ran == {
-            "state": "success",
-            "tasks": {"audit": "success", "announce": "skipped", "verdict": "success"},
-            "events": [],
-        }
-        return
+    lose_five_rows(made)
+    (tmp_path / "streams" / "typo.yaml").write_text(STREAM.format(name="typo").replace("event-time", "event-tmie"))
+    with caplog.at_level(logging.INFO):
+        wrong = audit_all(["typo", "waiting", "made"], tmp_path / "streams", TEN + timedelta(hours=1, minutes=20))
+    assert wrong == ["typo", "made"]
+    assert "its writer never ran" in caplog.text
+    assert "typo: the audit failed" in caplog.text
+    assert audit_all(["waiting", "made"], tmp_path / "streams", TEN + timedelta(hours=2, minutes=20)) == []
+
+
+def test_what_stops_the_audits_of_all_streams_is_said_once(frazil_home: Path, tmp_path: Path) -> None:  # noqa: ARG001
+    with pytest.raises(FrazilError, match="none of 2 streams could be audited; one: "):
+        audit_all(["one", "two"], tmp_path, TEN)
+    assert audit_all(["one"], tmp_path, TEN) == ["one"], "whose own task says it"
+    assert audit_all([], tmp_path, TEN) == []
+
+
+def test_a_run_succeeds_with_one_task_where_all_is_well(
+    made: MadeStream,  # noqa: ARG001
+    tmp_path: Path,
+    dag_runner: Callable[[Path], Any],
+) -> None:
+    ran = dag_runner(tmp_path / "streams").run("frazil_audits", moment=TEN + timedelta(hours=1, minutes=20))
+    assert ran == {
+        "state": "success",
+        "tasks": {"audit": "success", "stream.confirm": "skipped", "stream.verdict": "skipped"},
+        "events": [],
+    }
+
+
+def test_each_stream_where_something_is_wrong_has_tasks_and_an_asset_event_of_its_own(
+    made: MadeStream, tmp_path: Path, dag_runner: Callable[[Path], Any]
+) -> None:
+    lose_five_rows(made)
+    (tmp_path / "streams" / "typo.yaml").write_text(STREAM.format(name="typo").replace("event-time", "event-tmie"))
+    moment = TEN + timedelta(hours=1, minutes=20)
+    runner = dag_runner(tmp_path / "streams")
+    ran = runner.run("frazil_audits", moment=moment, conf={"streams": ["made", "waiting"]})
     assert ran["state"] == "failed"
-    assert ran["tasks"] == {"audit": "success", "announce": "success", "verdict": "failed"}
+    assert ran["tasks"] == {
+        "audit": "success",
+        "stream.confirm[made]": "success",
+        "stream.verdict[made]": "failed",
+    }
     ((asset, _, extra),) = ran["events"]
     assert asset == "frazil.audit.made"
     assert (extra["stream"], extra["from"], extra["findings"]) == ("made", "2033-05-18T10:00:00+00:00", 1)

@@ -142,7 +142,7 @@ def test_a_removed_streams_dag_stays_without_a_schedule_so_that_its_run_can_end(
     gone, kept = (found["dags"][f"frazil_writer_{name}"] for name in ("gone", "kept"))
     assert (gone["timetable"], gone["tags"]) == ("NullTimetable", ["frazil", "removed", *about("gone"), "writer"])
     assert (kept["timetable"], kept["tags"]) == ("ContinuousTimetable", ["frazil", *about("kept"), "writer"])
-    assert "frazil_audit_gone" not in found["dags"]
+    assert "stream:gone" not in found["dags"]["frazil_audits"]["tags"]
     looks = found["dags"]["frazil_partitions_demo.gone"]
     assert (looks["timetable"], looks["tags"]) == ("NullTimetable", ["frazil", "partitions", "removed", *about("gone")])
 

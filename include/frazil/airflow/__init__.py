@@ -13,7 +13,7 @@ from frazil.extras import require
 if TYPE_CHECKING:
     from frazil.airflow.aggregations.dag import daily_dag_id, daily_dags, reopened_dag_id
     from frazil.airflow.assets import partition_asset, reopened_asset
-    from frazil.airflow.audits.dag import audit_asset, audit_dag_id, audit_dags
+    from frazil.airflow.audits.dag import audit_asset, audit_dag
     from frazil.airflow.backfills.dag import backfill_dag
     from frazil.airflow.dead_letters.dag import dead_letters_dag
     from frazil.airflow.declared import check_declarations
@@ -30,8 +30,7 @@ __all__ = [
     "WriterOperator",
     "WriterTrigger",
     "audit_asset",
-    "audit_dag_id",
-    "audit_dags",
+    "audit_dag",
     "backfill_dag",
     "check_declarations",
     "daily_dag_id",
@@ -54,8 +53,7 @@ _HOMES = {
     "WriterOperator": "frazil.airflow.writers.operator",
     "WriterTrigger": "frazil.airflow.writers.trigger",
     "audit_asset": "frazil.airflow.audits.dag",
-    "audit_dag_id": "frazil.airflow.audits.dag",
-    "audit_dags": "frazil.airflow.audits.dag",
+    "audit_dag": "frazil.airflow.audits.dag",
     "backfill_dag": "frazil.airflow.backfills.dag",
     "check_declarations": "frazil.airflow.declared",
     "partition_asset": "frazil.airflow.assets",

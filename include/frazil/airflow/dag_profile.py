@@ -26,7 +26,7 @@ ON_LATE_VARIABLE = "FRAZIL_ON_LATE"
 DEFAULT_ARGS_VARIABLE = "FRAZIL_DEFAULT_ARGS"
 START_DATE = datetime(2026, 1, 1, tzinfo=UTC)
 MOST_OF_A_KIND = 10
-"""So many tags for streams, or for tables: a DAG of more is about all of them."""
+"""So many tags for streams, or for tables, and so many owners: a DAG of more is about all of them."""
 LONGEST_TAG = 100
 """Airflow's own limit."""
 
@@ -67,7 +67,7 @@ def dag_profile(  # noqa: PLR0913 - keywords, each with a default
         "default_args": {
             **defaults,
             **default_arguments(),
-            **({"owner": ", ".join(owners)} if owners else {}),
+            **({"owner": ", ".join(owners)} if 0 < len(owners) <= MOST_OF_A_KIND else {}),
             "on_failure_callback": failure_notifiers(on_failure),
         },
     }

@@ -1,39 +1,37 @@
-"""One DAG per declared stream that audits what its writer committed, hour by hour.
+"""One DAG, `frazil_audits`, that audits what the writers of all streams committed, hour by hour.
 
-It has three tasks, because only a task that succeeds sends asset events, and only one that fails calls notifiers:
-
-- `audit` audits and hands on what it found. It fails only if the audit itself is impossible, and is retried.
-- `announce` sends the asset event for the findings. It is skipped if there are none: its success would send one.
-- `verdict` fails with the findings as its message. A DAG run that succeeds thus stands for a clean hour.
+- `audit` audits every stream, side by side, in one task. It hands on the names of those where something is wrong, or
+  whose audit failed. In an hour in which all is well, no other task starts.
+- `stream` is a group of tasks for each of those, because notifiers and retries are a task's. `confirm` audits the
+  stream by itself, and sends the event of `frazil.audit.<stream>`: only a task that succeeds sends one. It fails only
+  if the audit itself is impossible, and is retried. `verdict` fails with the findings, which calls the notifiers.
 """
 
 from __future__ import annotations
 
-import zlib
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from airflow.sdk import DAG, Asset, Param, get_current_context, task
-from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
+from airflow.sdk import DAG, Asset, AssetAlias, Param, get_current_context, task, task_group
+from airflow.sdk.exceptions import AirflowFailException
 
 from frazil.airflow.assets import GROUP
 from frazil.airflow.dag_profile import OnFailure, dag_profile
-from frazil.airflow.declared import DeclaredStream, declared_streams
+from frazil.airflow.declared import declared_streams
 from frazil.airflow.untrusted import handed_on
 
-FIRST_MINUTE = 15
+DAG_ID = "frazil_audits"
+MINUTE = 15
 """A commit is dated when it is first tried and may land ten minutes later (`Patience`), after its hour has ended."""
-MINUTES = 30
-"""The audits of all streams are spread over this many minutes; each stream keeps its minute."""
+RUNS_AT_ONCE = 6
+"""An hour does not wait for the retries of the hour before."""
 RETRIES = 3
 RETRY_DELAY = timedelta(minutes=5)
 FOUND = {"stream": str, "from": str, "to": str, "findings": int, "sentences": list}
-"""What `audit` hands on."""
-
-
-def audit_dag_id(stream: str) -> str:
-    return f"frazil_audit_{stream}"
+"""What `confirm` hands on."""
+AUDITS = AssetAlias("frazil.audit", group=GROUP)
+"""Stands for the assets of all streams: a task sends the events of those that it names when it runs."""
 
 
 def audit_asset(stream: str) -> Asset:
@@ -41,69 +39,93 @@ def audit_asset(stream: str) -> Asset:
     return Asset(f"frazil.audit.{stream}", group=GROUP)
 
 
-def audit_dags(streams: str | Path, *, on_failure: OnFailure | None = None) -> dict[str, DAG]:
-    """The audits' DAGs by DAG id, one for each declared stream of the folder.
+def audit_dag(streams: str | Path, *, on_failure: OnFailure | None = None) -> DAG:
+    """The DAG that audits all declared streams of the folder.
 
-    Each runs hourly for the last complete hour. Hours missed while Airflow was down or the DAG was paused are made up
-    for by an Airflow backfill, or by a run with more `hours`. A declaration that cannot be read fails the runs of its
-    own DAG only.
+    It runs hourly for the last complete hour. Hours missed while Airflow was down or the DAG was paused are made up
+    for by an Airflow backfill, or by a run with more `hours`. A declaration that cannot be read fails the tasks of its
+    own stream only.
 
     :param streams: folder of the declared streams.
-    :param on_failure: notifiers, called when an audit finds something or is impossible.
+    :param on_failure: notifiers, called once for each stream where an audit finds something or is impossible.
     """
     folder = Path(streams)
-    return {audit_dag_id(found.name): _audit_dag(found, folder, on_failure) for found in declared_streams(folder)}
-
-
-def _audit_dag(found: DeclaredStream, streams: Path, on_failure: OnFailure | None) -> DAG:
+    found = declared_streams(folder)
+    names, specs = [stream.name for stream in found], [stream.spec for stream in found if stream.spec]
     with DAG(
-        audit_dag_id(found.name),
-        description=f"Whether what {found.name} committed in the last complete hour landed exactly once",
-        doc_md=_page(found),
-        schedule=f"{FIRST_MINUTE + zlib.crc32(found.name.encode()) % MINUTES} * * * *",
-        max_active_runs=1,
+        DAG_ID,
+        description="Whether what each stream committed in the last complete hour landed exactly once",
+        doc_md=_PAGE,
+        schedule=f"{MINUTE} * * * *",
+        max_active_runs=RUNS_AT_ONCE,
         params={
+            "streams": Param(
+                [],
+                type="array",
+                items={"type": "string", **({"enum": names} if names else {})},
+                examples=names,
+                description="Which streams; none stands for all.",
+            ),
             "hours": Param(1, type="integer", minimum=1, description="How many complete hours to audit."),
             "source": Param(False, type="boolean", description="Read the records from Kafka as well."),
         },
         **dag_profile(
-            f"Audit: {found.name}",
+            "Audits of all streams",
             purpose="audit",
-            streams=[found.name],
-            specs=[found.spec] if found.spec else [],
-            tables=[found.spec.table.identifier] if found.spec else [],
-            marks=["broken"] if found.problem else [],
+            streams=names,
+            specs=specs,
+            tables=[spec.table.identifier for spec in specs],
             on_failure=on_failure,
+            retries=RETRIES,
+            retry_delay=RETRY_DELAY,
         ),
     ) as dag:
         # Typed as what the tasks get when they run.
-        seen: Any = task(retries=RETRIES, retry_delay=RETRY_DELAY)(audit)(found.name, str(streams.absolute()))
-        task(outlets=[audit_asset(found.name)])(announce)(seen)
-        task(verdict)(seen)
+        wrong: Any = task(audit)(names, str(folder.absolute()))
+        _of_a_stream.partial(folder=str(folder.absolute())).expand(name=wrong)
     return dag
 
 
-def audit(stream: str, streams: str) -> dict[str, Any]:
-    """Audit the complete hours before this run. All tasks are skipped if the stream has not begun."""
-    from frazil.airflow.audits.tasks import audit_hours  # noqa: PLC0415 - a DAG file that is parsed needs no PyIceberg
+@task_group(group_id="stream")
+def _of_a_stream(name: Any, folder: str) -> None:
+    found: Any = task(outlets=[AUDITS], map_index_template="{{ task.op_args[0] }}")(confirm)(name, folder)
+    task(retries=0, map_index_template="{{ task.op_args[0]['stream'] }}")(verdict)(found)
 
+
+def audit(names: list[str], streams: str) -> list[str]:
+    """Audit the complete hours before this run; the streams where something is wrong, or whose audit failed.
+
+    Raises FrazilError if none of several streams could be audited.
+    """
+    from frazil.airflow.audits.tasks import audit_all  # noqa: PLC0415 - a DAG file that is parsed needs no PyIceberg
+
+    asked = get_current_context()["params"]["streams"]
+    return audit_all(asked or names, Path(streams), **_window())
+
+
+def confirm(name: str, streams: str) -> dict[str, Any]:
+    """Audit one stream, send its event if anything is found, and hand on what is. Skipped if it has not begun."""
+    from frazil.airflow.audits.tasks import audit_hours  # noqa: PLC0415 - as above
+
+    found = audit_hours(name, Path(streams), **_window())
+    if found["findings"]:
+        get_current_context()["outlet_events"][AUDITS].add(audit_asset(name), extra=found)
+    return found
+
+
+def _window() -> dict[str, Any]:
     context = get_current_context()
     run, params = context["dag_run"], context["params"]
-    moment = run.logical_date or run.run_after
-    return audit_hours(stream, Path(streams), moment, hours=params["hours"], with_source=params["source"])
-
-
-def announce(found: dict[str, Any]) -> None:
-    """Send the asset event, if anything was found."""
-    found = handed_on(found, "audit", FOUND)
-    if not found["findings"]:
-        raise AirflowSkipException("there are no findings to announce")
-    get_current_context()["outlet_events"][audit_asset(found["stream"])].extra = found
+    return {
+        "moment": run.logical_date or run.run_after,
+        "hours": params["hours"],
+        "with_source": params["source"],
+    }
 
 
 def verdict(found: dict[str, Any]) -> None:
     """Fail, if anything was found."""
-    found = handed_on(found, "audit", FOUND)
+    found = handed_on(found, "confirm", FOUND)
     if found["findings"]:
         raise AirflowFailException(
             f"{found['stream']}, committed from {found['from']} to {found['to']}: {found['findings']} findings. "
@@ -111,18 +133,13 @@ def verdict(found: dict[str, Any]) -> None:
         )
 
 
-def _page(found: DeclaredStream) -> str:
-    """The DAG's page: what a run says, and what a person does then."""
-    lines = [f"### Audit of {found.name}", ""]
-    if found.problem:
-        lines += ["**This declaration has a problem:**", "", "```", found.problem, "```", ""]
-    return "\n".join(lines) + (
-        f"""Every hour, for the last complete one: does each record that was committed in it stand in the table, or in
-the dead-letter table, exactly once? A run that failed says what is off, and so does the event of the asset
-`{audit_asset(found.name).name}`.
+_PAGE = f"""### Audits
 
-- `frazil audit {found.name}`: the whole table, now.
-- `frazil audit {found.name} --from … --to … --source`: the same hour, held against Kafka's own records.
-- A run with `hours: 24` or `source: true`: the same from here.
+Every hour, for the last complete one: does each record that a stream committed in it stand in the table, or in the
+dead-letter table, exactly once? A run that failed says what is off: its tasks `stream.verdict` carry the names of the
+streams. So does the event of the asset `{audit_asset("<stream>").name}`.
+
+- `frazil audit STREAM`: the whole table, now.
+- `frazil audit STREAM --from … --to … --source`: the same hour, held against Kafka's own records.
+- A run with `streams`, and `hours: 24` or `source: true`: the same from here.
 """
-    )

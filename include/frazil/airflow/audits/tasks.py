@@ -1,8 +1,9 @@
-"""What the audit task does in its own process, with PyIceberg and without Spark."""
+"""What the audit tasks do in their own process, with PyIceberg and without Spark."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,11 @@ from typing import Any
 from airflow.sdk.exceptions import AirflowSkipException
 
 from frazil.airflow.declared import declared_stream
+from frazil.airflow.side_by_side import side_by_side
 from frazil.audit.declared import audit
 from frazil.audit.run import Audit
 from frazil.commit.period import Period, complete_hours
-from frazil.errors import AdoptionRequired
+from frazil.errors import AdoptionRequired, FrazilError
 from frazil.spec.model import StreamSpec
 from frazil.table.lost import lost_table
 from frazil.table.tables import load_stream_table
@@ -23,8 +25,38 @@ log = logging.getLogger(__name__)
 SENTENCES = 50
 """The most that is handed on: findings in each of 1,000 topic-partitions would be too much for Airflow's database."""
 
+WITHIN = timedelta(minutes=20)
+"""A stream whose audit has not ended by then, as behind a silent catalog, is left to a task of its own."""
+
 AuditJson = dict[str, Any]
 """One audit as JSON: stream, from and to (ISO 8601, UTC), the number of findings, and the first ones as sentences."""
+
+
+def audit_all(
+    streams: Sequence[str], folder: Path, moment: datetime, *, hours: int = 1, with_source: bool = False
+) -> list[str]:
+    """Audit the streams side by side; the names of those with findings, and of those whose audit failed.
+
+    Raises FrazilError if there are several, and none could be audited: that is one trouble, and not one a stream.
+    """
+
+    def look(stream: str) -> int:
+        try:
+            return int(audit_hours(stream, folder, moment, hours=hours, with_source=with_source)["findings"])
+        except AirflowSkipException as not_begun:
+            log.info("%s: %s", stream, not_begun)
+            return 0
+
+    found = side_by_side(streams, look, within_s=WITHIN.total_seconds())
+    failed = {stream: error for stream, error in found.items() if isinstance(error, Exception)}
+    for stream, error in failed.items():
+        log.error("%s: the audit failed: %r", stream, error)
+    if len(failed) == len(found) > 1:
+        first, error = next(iter(failed.items()))
+        raise FrazilError(f"none of {len(failed)} streams could be audited; {first}: {error!r}") from error
+    wrong = [stream for stream, answer in found.items() if stream in failed or answer]
+    log.info("%d of %d streams need a look of their own: %s", len(wrong), len(found), ", ".join(wrong) or "none")
+    return wrong
 
 
 def audit_hours(

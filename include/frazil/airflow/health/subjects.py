@@ -19,7 +19,7 @@ from airflow.sdk.execution_time.comms import GetPreviousDagRun, PreviousDagRunRe
 from frazil.aggregate.due import late, open_day, waiting_days
 from frazil.aggregate.spec import AGGREGATIONS, AggregationSpec
 from frazil.airflow.aggregations.dag import reconcile_dag_id
-from frazil.airflow.audits.dag import audit_dag_id
+from frazil.airflow.audits.dag import DAG_ID as AUDITS
 from frazil.airflow.declared import DeclaredStream
 from frazil.airflow.maintenance.dag import maintenance_dag_id
 from frazil.airflow.partitions.dag import partitions_dag_id
@@ -37,6 +37,8 @@ log = logging.getLogger(__name__)
 
 FailedRuns = Callable[[str, int], int | None]
 """The number of consecutive failed runs of a DAG, newest first, counted up to the second argument."""
+ABOUT_ALL = (AUDITS,)
+"""DAGs that serve every stream. Their tasks say which stream it is; here it counts that runs fail in a row."""
 FirstDays = dict[str, date | None]
 """By aggregation, the first day that is watched; None if it has not been set yet."""
 
@@ -82,7 +84,7 @@ def subjects_of(
 
     Reading an aggregation for the first time sets the first day that is watched.
     """
-    found: dict[str, Subject] = {}
+    found = {f"the DAG {dag_id}": Subject(Alerts(), list, (dag_id,)) for dag_id in ABOUT_ALL}
     specs: dict[str, StreamSpec] = {}
     for stream in declared:
         found[f"stream {stream.name}"] = _stream(stream, now_ms)
@@ -100,14 +102,11 @@ def subjects_of(
 
 def _stream(stream: DeclaredStream, now_ms: int) -> Subject:
     spec, problem = stream.spec, None if stream.missing else stream.problem
-    dags = (audit_dag_id(stream.name),)
     if spec is None:
         said = f"the declaration of stream {stream.name} is broken, and has never been sound: {problem}"
-        return Subject(Alerts(), lambda: [flag("declaration", True, said)], dags)
+        return Subject(Alerts(), lambda: [flag("declaration", True, said)])
     alerts = spec.maintenance.alerts
-    return Subject(
-        alerts, lambda: stream_readings(observe_stream(spec, problem, now_ms=now_ms), alerts, now_ms=now_ms), dags
-    )
+    return Subject(alerts, lambda: stream_readings(observe_stream(spec, problem, now_ms=now_ms), alerts, now_ms=now_ms))
 
 
 def _care(table: str, spec: StreamSpec) -> Subject:

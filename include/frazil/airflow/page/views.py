@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from frazil import clock
-from frazil.airflow.audits.dag import audit_dag_id
+from frazil.airflow.audits.dag import DAG_ID as AUDITS
 from frazil.airflow.declared import DeclaredStream, declared_streams
 from frazil.airflow.maintenance.dag import maintenance_dag_id
 from frazil.airflow.page.known import Measured, paused_dags, standing_alerts
@@ -193,7 +193,7 @@ def _unread(looks: Mapping[str, Answer[Any]]) -> Iterator[str]:
 def _dags(spec: StreamSpec) -> tuple[str, ...]:
     table = spec.table.identifier
     writer = writer_dag_id(spec.application or spec.name)
-    return (writer, audit_dag_id(spec.name), partitions_dag_id(table), maintenance_dag_id(table))
+    return (writer, AUDITS, partitions_dag_id(table), maintenance_dag_id(table))
 
 
 def ask_status(spec: StreamSpec, *, keep_s: float = KEEP_S) -> Asked[StreamStatus]:

@@ -162,7 +162,7 @@ function facts(view) {
 
 const NAMES = [
   [/^frazil_writer_/, "Its writer"],
-  [/^frazil_audit_/, "Its audits"],
+  [/^frazil_audits$/, "The audits"],
   [/^frazil_partitions_/, "Complete windows of its table"],
   [/^frazil_maintenance_/, "Maintenance of its table"],
 ];

@@ -1,0 +1,35 @@
+"""One task that looks at many streams or tables: side by side, and no answer that hangs or fails stops the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import TypeVar
+
+T = TypeVar("T")
+
+AT_ONCE = 8
+"""A silent catalog then costs its timeout once."""
+
+
+def side_by_side(
+    names: Iterable[str], look: Callable[[str], T], *, within_s: float, at_once: int = AT_ONCE
+) -> dict[str, T | Exception]:
+    """What `look` says of each name, or what it raised; a TimeoutError for what has not ended after `within_s` seconds.
+
+    `look` runs in threads, where a task cannot talk to Airflow. One that hangs keeps its thread until the task's
+    process ends, which does not wait for it.
+    """
+    pool = ThreadPoolExecutor(at_once)
+    asked = {name: pool.submit(look, name) for name in names}
+    wait(asked.values(), timeout=within_s)
+    found: dict[str, T | Exception] = {}
+    for name, future in asked.items():
+        if not future.done():
+            found[name] = TimeoutError(f"{name} was not looked at within {within_s:.0f} s")
+        elif isinstance(error := future.exception(), Exception):
+            found[name] = error
+        else:
+            found[name] = future.result()
+    pool.shutdown(wait=False, cancel_futures=True)
+    return found
