@@ -1,0 +1,209 @@
+"""A steady load of captured changes: `python -m bench.cdc --rate 2000 --seconds 120 --interval 10s --transactions`.
+
+Starts the embedded Kafka, a connector that writes the rows of a snapshot and then changes at a fixed rate, as Debezium
+does for PostgreSQL, and the writer as its supervisor would. Prints CPU and freshness. Everything shares this machine's
+cores: broker and connector included, whose CPU is not counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from random import Random
+
+import numpy as np
+from confluent_kafka import Producer
+from pyiceberg.exceptions import NoSuchTableError
+
+from bench.meter.process_tree import SampledTree
+from frazil.commit.marker import read_marker
+from frazil.dev.kafka import EmbeddedKafka
+from frazil.table.catalogs import load_catalog
+
+MAIN = Path(__file__).parent.parent / "spark_apps" / "write_stream.py"
+EVENTS, ENDS = "shop.public.orders", "shop.transaction"
+CHANGES = 5
+"""Of a transaction."""
+STREAM = """\
+name: orders
+source:
+  topics: [{topic}]
+  bootstrap-servers: "{bootstrap}"
+  format: {{type: json, envelope: {{{transactions}metadata: {{place: position, said_at: source.ts_ms}}}}}}
+table: bench.orders
+schema:
+  id: long not null
+  customer: string
+  total: decimal(10, 2)
+  state: string
+  changed_at: timestamptz
+  place: string
+  said_at: {{type: timestamptz, unit: ms}}
+event-time: said_at
+mode: upsert
+key: id
+order-by: place
+partition-by: ["bucket(8, id)"]
+commit: {{interval: {interval}}}
+"""
+
+
+def event(number: int, key: int, op: str) -> bytes:
+    """The change with this number, of which five are a transaction."""
+    now_ms, transaction = time.time_ns() // 1_000_000, number // CHANGES
+    order, lsn, before = number % CHANGES + 1, 100 * number + 50, 100 * CHANGES * transaction
+    source = {"version": "3.6.3.Final", "connector": "postgresql", "name": "shop", "ts_ms": now_ms, "snapshot": "false",
+              "db": "shop", "sequence": f'["{before}","{lsn}"]', "schema": "public", "table": "orders",
+              "txId": transaction, "lsn": lsn, "xmin": None}  # fmt: skip
+    row = {"id": key, "customer": f"customer {key % 5000:05}", "total": f"{number % 100_000}.25",
+           "state": ("placed", "paid", "sent")[number % 3], "changed_at": "2026-11-23T09:00:00.123456Z"}  # fmt: skip
+    of = {"id": f"{transaction}:{lsn}", "total_order": order, "data_collection_order": order}
+    parts = {"before": None, "after": row, "source": source, "transaction": None if op == "r" else of, "op": op}
+    return json.dumps({**parts, "ts_ms": now_ms}, separators=(",", ":")).encode()
+
+
+def end(transaction: int) -> bytes:
+    tables = [{"data_collection": "public.orders", "event_count": CHANGES}]
+    told = {"status": "END", "id": f"{transaction}:0", "event_count": CHANGES, "data_collections": tables}
+    return json.dumps(told).encode()
+
+
+def snapshot(bootstrap: str, keys: int) -> None:
+    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 50, "compression.type": "lz4"})
+    for key in range(keys):
+        producer.produce(EVENTS, event(key, key, "r"), key=b"%d" % key)
+        if key % 10_000 == 0:
+            producer.flush()
+    producer.flush()
+
+
+def connect(bootstrap: str, keys: int, rate: int, seconds: int) -> None:
+    """Send `rate` changes a second, in slices of 20 ms; prints when the first was due, and how many there were."""
+    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 5, "compression.type": "lz4"})
+    draw, begin, sent = Random(1), time.monotonic(), 0
+    first_ms = time.time_ns() // 1_000_000
+    while (elapsed := time.monotonic() - begin) < seconds:
+        due = int(elapsed * rate) // CHANGES * CHANGES
+        for number in range(sent, due):
+            producer.produce(EVENTS, event(keys + number, draw.randrange(keys), "u"))
+            if (number + 1) % CHANGES == 0:
+                producer.produce(ENDS, end((keys + number) // CHANGES))
+        sent = due
+        producer.poll(0)
+        time.sleep(0.02)
+    producer.flush(60)
+    print(first_ms, sent)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--keys", type=int, default=500_000, help="rows of the table before the changes")
+    parser.add_argument("--rate", type=int, default=2_000)
+    parser.add_argument("--seconds", type=int, default=120)
+    parser.add_argument("--interval", default="10s")
+    parser.add_argument("--transactions", action="store_true", help="publish whole transactions alone")
+    parser.add_argument("--connect", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.connect:
+        connect(options.connect, options.keys, options.rate, options.seconds)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["FRAZIL_HOME"] = folder
+        with EmbeddedKafka(Path(folder) / "kafka") as kafka:
+            for topic in (EVENTS, ENDS):
+                kafka.create_topic(topic, 1)
+            snapshot(kafka.bootstrap, options.keys)
+            streams = Path(folder) / "declared"
+            streams.mkdir()
+            whole = f"transactions: {ENDS}, " if options.transactions else ""
+            text = STREAM.format(topic=EVENTS, bootstrap=kafka.bootstrap, transactions=whole, interval=options.interval)
+            (streams / "orders.yaml").write_text(text)
+            measure(kafka.bootstrap, streams, options)
+
+
+class Commits:
+    """The table's commits, as a reader sees them come."""
+
+    def __init__(self) -> None:
+        self.seen: dict[int, int] = {}
+        """When a commit was made, in milliseconds, by the offset up to which it is."""
+
+    def look(self) -> int:
+        """The offset up to which the table is."""
+        try:
+            table = load_catalog(None).load_table("bench.orders")
+        except NoSuchTableError:
+            return 0
+        marker, head = read_marker(table.metadata.properties, "orders"), table.current_snapshot()
+        if marker is None or head is None:
+            return 0
+        at = marker.offsets.get((EVENTS, 0), 0)
+        self.seen.setdefault(at, head.timestamp_ms)
+        return at
+
+    def ages_s(self, first_offset: int, first_ms: int, rate: int) -> np.ndarray:
+        """Of each change that landed, from when it was due to its commit."""
+        ages, start = [], first_offset
+        for at, committed_ms in sorted(self.seen.items()):
+            if at > start:
+                due_ms = first_ms + np.arange(start - first_offset, at - first_offset) * 1000 / rate
+                ages.append((committed_ms - due_ms) / 1000)
+                start = at
+        return np.concatenate(ages)
+
+
+def measure(bootstrap: str, streams: Path, options: argparse.Namespace) -> None:
+    log = streams / "writer.log"
+    with log.open("w") as out:
+        writer = subprocess.Popen([sys.executable, str(MAIN), "orders", "--streams", str(streams)], stderr=out)
+    tree, commits = SampledTree(writer.pid, "driver"), Commits()
+    status = Path(os.environ["FRAZIL_HOME"]) / "streams" / "orders" / "status.json"
+    try:
+        wait_until(lambda: status.exists() and commits.look() >= options.keys, writer, tree)
+        before = tree.cpu_s()
+        command = [sys.executable, "-m", "bench.cdc", "--connect", bootstrap, "--keys", str(options.keys)]
+        command += ["--rate", str(options.rate), "--seconds", str(options.seconds)]
+        connector = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        while connector.poll() is None:
+            tree.sample()
+            commits.look()
+            time.sleep(0.5)
+        first_ms, sent = map(int, connector.communicate()[0].split())
+        wait_until(lambda: commits.look() >= options.keys + sent, writer, tree)
+        report(sent, tree.cpu_s() - before, commits.ages_s(options.keys, first_ms, options.rate), options)
+    finally:
+        writer.send_signal(signal.SIGTERM)
+        writer.wait(60)
+        print("\n".join(line for line in log.read_text().splitlines() if "batch " in line and "files" in line))
+
+
+def wait_until(look, writer: subprocess.Popen[bytes], tree: SampledTree) -> None:  # type: ignore[no-untyped-def]
+    deadline = time.monotonic() + 300
+    while not look():
+        if writer.poll() is not None or time.monotonic() > deadline:
+            sys.exit(f"the writer ended ({writer.returncode}) or did not get there in 300 s")
+        tree.sample()
+        time.sleep(0.2)
+
+
+def report(sent: int, cpu_s: Counter[str], ages_s: np.ndarray, options: argparse.Namespace) -> None:
+    total = cpu_s.total()
+    p50, p95, worst = np.percentile(ages_s, [50, 95, 100])
+    rows = load_catalog(None).load_table("bench.orders").scan().count()
+    print(f"{sent} changes at {options.rate}/s to {rows} rows, interval {options.interval}, "
+          f"{'whole transactions' if options.transactions else 'batches by offset'}")  # fmt: skip
+    print(f"freshness: p50 {p50:.1f} s, p95 {p95:.1f} s, worst {worst:.1f} s")
+    print(f"writer CPU: {total:.1f} core-s, {total / sent * 1e6:.1f} core-s per million, {sent / total:.0f} changes a "
+          "second and core; " + ", ".join(f"{name} {used:.1f}" for name, used in sorted(cpu_s.items())))  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
