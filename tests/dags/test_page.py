@@ -52,7 +52,9 @@ def streams(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def ask(tmp_path_factory: pytest.TempPathFactory, airflow_database: Path, streams: Path, silent: int) -> Iterator[Ask]:
+def airflow_process(
+    tmp_path_factory: pytest.TempPathFactory, airflow_database: Path, streams: Path, silent: int
+) -> Iterator[AirflowProcess]:
     home = tmp_path_factory.mktemp("airflow-page")
     process = AirflowProcess(
         home,
@@ -63,13 +65,18 @@ def ask(tmp_path_factory: pytest.TempPathFactory, airflow_database: Path, stream
         PYICEBERG_CATALOG__SILENT__TYPE="rest",
         PYICEBERG_CATALOG__SILENT__URI=f"http://127.0.0.1:{silent}",
     )
+    yield process
+    process.end()
 
+
+@pytest.fixture(scope="module")
+def ask(airflow_process: AirflowProcess) -> Ask:
     def asked(role: str | None, path: str, *, method: str = "GET", **more: Any) -> dict[str, Any]:
         headers = more.pop("headers", {})
-        return dict(process.call(in_airflow.ask, role, method, f"/frazil/ops/{path}", headers=headers, **more))
+        call = (in_airflow.ask, role, method, f"/frazil/ops/{path}")
+        return dict(airflow_process.call(*call, headers=headers, **more))
 
-    yield asked
-    process.end()
+    return asked
 
 
 def test_who_is_not_signed_in_sees_nothing(ask: Ask):
@@ -155,3 +162,70 @@ def test_a_table_has_a_view_also_before_it_exists_and_none_that_nobody_feeds(ask
     )
     assert (found["shape"], found["streams"], found["problems"]) == (None, ["ticks"], [])
     assert ask("VIEWER", "api/table/demo.nothing")["status"] == 404
+
+
+OURS = {"X-Frazil": "page", "Origin": "http://airflow.example", "Sec-Fetch-Site": "same-origin"}
+
+
+@pytest.mark.usefixtures("declared")
+@pytest.mark.parametrize(
+    ("headers", "said"),
+    [
+        ({}, "X-Frazil"),
+        ({**OURS, "X-Frazil": "no"}, "X-Frazil"),
+        ({**OURS, "Sec-Fetch-Site": "cross-site"}, "another site"),
+        ({**OURS, "Sec-Fetch-Site": "same-site"}, "another site"),
+        ({**OURS, "Origin": "http://evil.example"}, "evil.example"),
+        ({**OURS, "Origin": "null"}, "null"),
+    ],
+)
+def test_what_another_page_sends_with_the_persons_cookie_is_refused(ask: Ask, headers: dict[str, str], said: str):
+    for path in ("api/plan/pause/ticks", "api/act/pause/ticks"):
+        answer = ask("ADMIN", path, method="POST", headers=headers, body={})
+        assert answer["status"] == 403
+        assert said in answer["body"]["detail"]
+    assert ask("ADMIN", "api/stream/ticks")["body"]["line"]["word"] == "not begun"
+
+
+@pytest.mark.usefixtures("declared")
+@pytest.mark.parametrize("act", ["pause", "resume", "restart", "reset", "backfill", "replay"])
+def test_a_viewer_may_not_act_and_who_is_not_signed_in_even_less(ask: Ask, act: str):
+    for what in ("plan", "act"):
+        path = f"api/{what}/{act}/ticks"
+        assert ask("VIEWER", path, method="POST", headers=OURS, body={})["status"] == 403
+        assert ask(None, path, method="POST", headers=OURS, body={})["status"] == 401
+
+
+@pytest.mark.usefixtures("declared")
+def test_a_stream_is_paused_and_resumed_and_airflows_audit_log_says_by_whom(ask: Ask, airflow_process: AirflowProcess):
+    def post(what: str, act: str, **form: Any) -> Any:
+        return ask("OP", f"api/{what}/{act}/ticks", method="POST", headers=OURS, body=form)
+
+    plan = post("plan", "pause")["body"]
+    assert "No writer starts before somebody resumes ticks." in plan["says"]
+    assert post("act", "pause", reason="an upgrade")["body"]["said"].startswith("ticks is paused.")
+    line = eventually(
+        lambda: next((x for x in [ask("OP", "api/stream/ticks")["body"]["line"]] if x["word"] == "paused"), None),
+        within_s=60,
+    )
+    assert line["notes"] == ["an upgrade"]
+    assert post("plan", "pause")["body"]["refused"] == "ticks is paused already"
+    assert post("act", "resume")["body"]["said"].startswith("ticks is to run.")
+    ((owner, dag_id, extra),) = airflow_process.call(in_airflow.audit_log, "frazil_pause")
+    assert (owner, dag_id) == ("op", "frazil_writer_ticks")
+    assert "an upgrade" in extra
+
+
+@pytest.mark.usefixtures("declared")
+def test_what_airflow_or_the_table_cannot_do_is_said_and_not_done(ask: Ask):
+    def post(what: str, act: str, name: str = "ticks", **form: Any) -> Any:
+        return ask("OP", f"api/{what}/{act}/{name}", method="POST", headers=OURS, body=form)
+
+    assert "Airflow has no DAG frazil_backfill" in post("plan", "backfill")["body"]["refused"]
+    assert post("act", "backfill")["status"] == 422  # says neither from when nor until when
+    assert post("act", "backfill", **{"from-time": "2020-01-01"})["status"] == 422  # a time without a zone
+    assert post("act", "maintain", "demo.ticks")["status"] == 409  # no such DAG
+    assert "There is no table" in post("plan", "reset", to="marker")["body"]["refused"]
+    assert post("act", "reset", to="latest")["status"] == 422
+    assert post("plan", "explode")["status"] == 404
+    assert post("plan", "pause", "nothing")["status"] == 404

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from importlib.resources import files
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from airflow.api_fastapi.app import get_auth_manager
-from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessEntity, DagDetails
 from airflow.api_fastapi.core_api.security import GetUserDep
-from airflow.models.dag import DagModel
-from fastapi import FastAPI, HTTPException
+from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.responses import RedirectResponse, Response
+
+from frazil.airflow.page.guard import may, record, refusal
 
 # Scripts and styles come from here alone, and whatever a record or a sentence contains is text.
 HEADERS = {
@@ -49,7 +50,7 @@ def operations_page() -> FastAPI:
     def stream(name: str, user: GetUserDep) -> Response:
         from frazil.airflow.page import views  # noqa: PLC0415 - as above
 
-        found = views.stream(name, partial(visible, user), partial(may_act, user))
+        found = views.stream(name, partial(visible, user), partial(may, user, "PUT"))
         if found is None:
             raise HTTPException(404, f"no file declares a stream {name}, or you may not see it")
         return answered(found)
@@ -58,10 +59,24 @@ def operations_page() -> FastAPI:
     def table(name: str, user: GetUserDep) -> Response:
         from frazil.airflow.page import views  # noqa: PLC0415 - as above
 
-        found = views.table(name, partial(visible, user), partial(may_act, user))
+        found = views.table(name, partial(visible, user), partial(may, user, "PUT"))
         if found is None:
             raise HTTPException(404, f"no stream feeds a table {name}, or you may not see it")
         return answered(found)
+
+    @app.post("/api/plan/{act}/{name}")
+    def plan(asked: Annotated[Any, Depends(allowed)], form: dict[str, Any]) -> Response:
+        from frazil.airflow.page import acts  # noqa: PLC0415 - as above
+
+        return answered(_said(lambda: acts.planned(asked.act, asked.subject, form)))
+
+    @app.post("/api/act/{act}/{name}")
+    def carry_out(asked: Annotated[Any, Depends(allowed)], form: dict[str, Any]) -> Response:
+        from frazil.airflow.page import acts  # noqa: PLC0415 - as above
+
+        record(asked.user, asked.act, asked.subject.dag, {"subject": asked.subject.name, **form})
+        person = asked.user.get_name()
+        return answered({"said": _said(lambda: acts.carry_out(asked.act, asked.subject, form, person=person))})
 
     @app.get("/{name}")
     def static(name: str, user: GetUserDep) -> Response:  # noqa: ARG001 - whoever is signed in
@@ -74,6 +89,46 @@ def operations_page() -> FastAPI:
     return app
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """An act that the person may do."""
+
+    act: Any
+    subject: Any
+    user: Any
+
+
+def allowed(request: Request, name: str, act: str, user: GetUserDep) -> Asked:
+    """What the request asks for. Raises HTTPException unless it is our page's, and the person may do it."""
+    from frazil.airflow.page import acts  # noqa: PLC0415 - as above
+    from frazil.operations.acts import Act  # noqa: PLC0415 - as above
+
+    if said := refusal(request.headers):
+        raise HTTPException(403, f"refused: {said}")
+    subject = acts.subject_of(Act(act), name) if act in set(Act) else None
+    if subject is None:
+        raise HTTPException(404, f"no file declares {name}, or there is no act {act}")
+    if not may(user, subject.method, subject.dag):
+        raise HTTPException(
+            403, f"Airflow does not let you do that: you need {subject.method} for runs of {subject.dag}"
+        )
+    return Asked(Act(act), subject, user)
+
+
+def _said(work: Callable[[], Any]) -> Any:
+    """What could not be done is an answer to the person, not an error of the server."""
+    from frazil.airflow.page.acts import Invalid  # noqa: PLC0415 - as above
+
+    try:
+        return work()
+    except Invalid as error:
+        raise HTTPException(422, str(error)) from error
+    except TimeoutError as error:
+        raise HTTPException(504, str(error)) from error
+    except Exception as error:  # whatever a catalog, a storage, Kafka or Airflow raises
+        raise HTTPException(409, f"{type(error).__name__}: {error}") from error
+
+
 @asynccontextmanager
 async def _warmed(_: FastAPI) -> AsyncIterator[None]:
     """The API server loads PyIceberg beside its start; the first person would wait a second for it."""
@@ -84,14 +139,6 @@ async def _warmed(_: FastAPI) -> AsyncIterator[None]:
 def answered(value: Any) -> Response:
     """A frozen value as JSON."""
     return Response(msgspec.json.encode(value), media_type="application/json", headers=HEADERS)
-
-
-def may_act(user: Any, dag_id: str) -> bool:
-    """Whether the user may change runs of a DAG, and so what it cares for."""
-    details = DagDetails(id=dag_id, team_name=DagModel.get_team_name(dag_id))
-    return get_auth_manager().is_authorized_dag(
-        method="PUT", access_entity=DagAccessEntity.RUN, details=details, user=user
-    )
 
 
 def visible(user: Any, dags: Mapping[str, str]) -> set[str]:

@@ -1,5 +1,6 @@
 // One stream: what its commits brought, what holds it back, its writers, what was rejected.
 
+import { actions } from "./actions.js";
 import { linkTo } from "./airflow.js";
 import { h, s } from "./dom.js";
 import { ago, bytes, count, counted, duration, iso, moment, rate, short, UNKNOWN } from "./format.js";
@@ -16,6 +17,7 @@ export function draw(view, state, page) {
   return [
     way(line.stream),
     h("header", { class: "top" }, h("h1", {}, line.stream), badge(line.level, line.word), h("p", { class: "aside" }, `Looked at ${ago(line.at_ms ?? view.at_ms, view.at_ms)}`)),
+    line.table && actions(offered(view), line.stream, view.may_act, page),
     needsList([...line.needs, ...view.problems.filter((said) => !line.needs.includes(said))]),
     line.notes.map((note) => h("p", { class: "note" }, shape(3), h("span", {}, note))),
     numbers(view),
@@ -25,6 +27,12 @@ export function draw(view, state, page) {
     h("div", { class: "columns" }, runs(view), rejected(view)),
     h("div", { class: "columns" }, happened(view), facts(view), elsewhere(view)),
   ];
+}
+
+function offered(view) {
+  const paused = ["paused", "pausing"].includes(view.line.word);
+  const letters = view.rejected.length > 0 && view.facts.Mode === "append";
+  return [paused ? "resume" : "pause", !paused && view.line.word === "given up" && "resume", "restart", "reset", view.facts.Mode === "append" && "backfill", letters && "replay"].filter(Boolean);
 }
 
 function numbers(view) {

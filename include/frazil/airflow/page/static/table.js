@@ -1,5 +1,6 @@
 // One table: its files, its windows, its snapshots, and what maintenance did and does next.
 
+import { actions } from "./actions.js";
 import { linkTo } from "./airflow.js";
 import { gauge } from "./charts.js";
 import { h, replace, s } from "./dom.js";
@@ -13,13 +14,22 @@ export const begin = () => ({});
 
 const WORDS = ["broken", "needs a person", "unknown", "quiet", "in shape"];
 
-export function draw(view) {
+export function draw(view, state, page) {
   return [
     way(view.table),
     h("header", { class: "top" }, h("h1", {}, view.table), badge(view.level, view.pending && !view.shape ? "looking" : WORDS[view.level]), h("p", { class: "aside" }, "Written by ", view.streams.map((name, i) => [i ? ", " : "", h("a", { href: `#/stream/${encodeURIComponent(name)}`, "data-key": `to-${name}` }, name)]))),
+    actions(offered(view), view.table, view.may_act, page, { partition: held(view)?.key }),
     needsList([...view.alerts.map(({ sentence }) => sentence), ...view.problems]),
     view.shape ? [numbers(view.shape), windows(view), h("div", { class: "columns" }, files(view.shape), maintenance(view)), snapshots(view)] : nothing(view),
   ];
+}
+
+function held(view) {
+  return view.calendar?.cells.find((cell) => cell.state === "held");
+}
+
+function offered(view) {
+  return ["maintain", held(view) && "release", view.calendar && "send-again"].filter(Boolean);
 }
 
 function nothing(view) {

@@ -1,0 +1,215 @@
+"""Acts from the page: what each would do now, and doing it.
+
+What is a stream's own (pause, resume, restart, reset) and signals are changed here, as the command line does.
+Everything that takes longer is a run of the DAG that does it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from functools import partial
+from typing import Any, TypeVar
+
+from airflow.api.common.trigger_dag import trigger_dag
+from airflow.utils.types import DagRunTriggeredByType
+
+from frazil import clock
+from frazil.airflow.backfills.dag import DAG_ID as BACKFILL_DAG
+from frazil.airflow.dead_letters.dag import DAG_ID as DEAD_LETTERS_DAG
+from frazil.airflow.maintenance.dag import maintenance_dag_id
+from frazil.airflow.page.known import paused_dags
+from frazil.airflow.page.views import answers, declared, status_key, writer_dag_of
+from frazil.airflow.partitions.dag import RELEASE_DAG, partitions_dag_id
+from frazil.host.launchers import open_launcher
+from frazil.operations.acts import OF_STREAMS, Act, Plan, Situation, plan_of
+from frazil.operations.resetting import plan_reset
+from frazil.partitions.windows import Grain, Window, windows_between
+from frazil.signals.completion import send_again
+from frazil.spec.model import StreamSpec
+from frazil.status.reset_target import ResetTarget
+from frazil.supervise.desired import DesiredStore, open_desired
+from frazil.table.lost import stream_catalog
+
+WITHIN_S = 20.0
+"""How long a person waits for an act; it goes on after that."""
+TARGETS = ("marker", "earliest", "latest", "table", "timestamp")
+Form = Mapping[str, Any]
+T = TypeVar("T")
+
+
+class Invalid(Exception):
+    """The form cannot be carried out; the message says what to change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A declared stream, or a table by one of the streams that feed it."""
+
+    name: str
+    spec: StreamSpec
+    dag: str
+    """Whose permissions decide."""
+    method: str
+    """POST to make a run of it, PUT to change what it cares for."""
+
+
+def subject_of(act: Act, name: str) -> Subject | None:
+    """What a person wants to act on; None if no file declares it."""
+    everything = declared().value or []
+    for one in everything:
+        spec = one.spec
+        if spec is None or name != (one.name if act in OF_STREAMS else spec.table.identifier):
+            continue
+        dag, method = {
+            Act.BACKFILL: (BACKFILL_DAG, "POST"),
+            Act.REPLAY: (DEAD_LETTERS_DAG, "POST"),
+            Act.MAINTAIN: (maintenance_dag_id(name), "POST"),
+            Act.RELEASE: (RELEASE_DAG, "POST"),
+            Act.SEND_AGAIN: (partitions_dag_id(name), "PUT"),
+        }.get(act, (writer_dag_of(one), "PUT"))
+        return Subject(name, spec, dag, method)
+    return None
+
+
+def planned(act: Act, subject: Subject, form: Form) -> Plan:
+    """What the act would do now. Raises Invalid, and what catalogs and Kafka raise."""
+    spec = subject.spec
+    seen = answers().one("plans", ("paused", subject.dag), partial(paused_dags, [subject.dag]), keep_s=1, within_s=2)
+    runs = act in OF_STREAMS and open_launcher(spec.name).observe().process.is_alive
+    if subject.dag not in (seen.value or {}) and seen.problem:
+        raise Invalid(f"Airflow does not say whether it has the DAG {subject.dag}: {seen.problem}")
+    desired = within(lambda: open_desired(spec)) if act in {Act.PAUSE, Act.RESTART, Act.RESET} else None
+    plan = plan_of(
+        act,
+        Situation(
+            subject.name,
+            desired=str(desired.read().mode) if desired else None,
+            writer_runs=runs,
+            has_table=desired.beside_table if desired else True,
+            dag=subject.dag,
+            dag_paused=(seen.value or {}).get(subject.dag),
+        ),
+    )
+    if act is not Act.RESET or plan.refused:
+        return plan
+    reset = within(lambda: plan_reset(spec, _target(form)))
+    return replace(plan, says=(*plan.says, *reset.says), seal=reset.seal)
+
+
+def carry_out(act: Act, subject: Subject, form: Form, *, person: str) -> str:
+    """Do it. Returns a sentence. Raises Invalid, FrazilError, and what catalogs and Kafka raise."""
+    by, reason = f"{person}, Airflow", _text(form, "reason")
+    spec, name = subject.spec, subject.name
+    answers().forget(status_key(spec))
+    if act in {Act.PAUSE, Act.RESUME, Act.RESTART}:
+        return within(lambda: _set_desired(act, spec, by=by, reason=reason))
+    if act is Act.RESET:
+        plan = planned(act, subject, form)
+        if plan.refused or plan.seal != form.get("seal"):
+            raise Invalid(
+                plan.refused or f"{name} has moved since you looked: look again, and confirm what it says now"
+            )
+        within(plan_reset(spec, _target(form)).carry_out)
+        return f"{name} has its new position. Resume it to go on there."
+    if act is Act.SEND_AGAIN:
+        return within(lambda: _send_again(spec, form, by=by))
+    run = trigger_dag(
+        dag_id=subject.dag,
+        triggered_by=DagRunTriggeredByType.UI,
+        triggering_user_name=person,
+        conf=run_form(act, name, form),
+    )
+    return f"The run {run.run_id} of {subject.dag} is queued." if run else f"{subject.dag} was not started."
+
+
+def run_form(act: Act, name: str, form: Form) -> dict[str, Any]:
+    """The parameters of the DAG run that does an act. Pure. Raises Invalid if the form says too little."""
+    dry = {"dry-run": bool(form.get("dry-run", True))}
+    if act is Act.RELEASE:
+        reason, window = _text(form, "reason"), _text(form, "partition")
+        if len(reason) < 3:
+            raise Invalid("Say why: the reason stands beside the window for ever")
+        return {"table": name, "partition": _window(window).key, "reason": reason}
+    if act is Act.REPLAY:
+        return {"stream": name, "act": "replay", **dry}
+    if act is Act.MAINTAIN:
+        return dry
+    times = {key: _moment(form, key).isoformat() for key in ("from-time", "to-time") if _text(form, key)}
+    if not times:
+        raise Invalid("Say from when, or until when, by Kafka's timestamps")
+    return {"stream": name, **times, **dry}
+
+
+def _set_desired(act: Act, spec: StreamSpec, *, by: str, reason: str) -> str:
+    desired = open_desired(spec)
+    {Act.PAUSE: desired.pause, Act.RESUME: desired.resume, Act.RESTART: desired.restart}[act](by=by, reason=reason)
+    if spec.application and act is not Act.PAUSE:
+        DesiredStore.of_application(spec.application).resume(by=by, reason=reason)
+    done = {Act.PAUSE: "is paused", Act.RESUME: "is to run", Act.RESTART: "gets a new writer"}[act]
+    where = "" if desired.beside_table else " This holds on this host alone, for there is no table to keep it beside."
+    return f"{spec.name} {done}.{where}"
+
+
+def _send_again(spec: StreamSpec, form: Form, *, by: str) -> str:
+    day = _window(_text(form, "day"))
+    if day.grain is not Grain.DAY or spec.window is None:
+        raise Invalid("Name a day, such as 2013-12-30: a single hour would leave what rolls up its day waiting")
+    windows = list(windows_between(Grain(spec.window), day.start_us, day.end_us))
+    table = spec.table.identifier
+    sent = send_again(stream_catalog(spec), table, windows, note=f"sent again by {by}", clock_ms=clock.now_ms())
+    return f"{len(sent)} windows of {table} are signalled again. Their events go out within a minute."
+
+
+def _target(form: Form) -> ResetTarget:
+    to = _text(form, "to")
+    if to not in TARGETS:
+        raise Invalid(f"Choose where to go on: {', '.join(TARGETS)}")
+    return ResetTarget(to, at=_moment(form, "at") if to == "timestamp" else None)
+
+
+def _moment(form: Form, key: str) -> datetime:
+    try:
+        moment = datetime.fromisoformat(_text(form, key))
+    except ValueError as error:
+        raise Invalid("A time is of the form 2013-12-30T00:00:00Z") from error
+    if moment.tzinfo is None:
+        raise Invalid("A time ends with its zone: Z for UTC, or an offset such as +02:00")
+    return moment
+
+
+def _window(key: str) -> Window:
+    try:
+        return Window.parse(key)
+    except ValueError as error:
+        raise Invalid(str(error)) from error
+
+
+def _text(form: Form, key: str) -> str:
+    value = form.get(key, "")
+    if not isinstance(value, str) or len(value) > 1000:
+        raise Invalid(f"{key} is no text of at most 1,000 characters")
+    return value.strip()
+
+
+def within(work: Callable[[], T], *, seconds: float = WITHIN_S) -> T:
+    """The result of what may hang. Raises TimeoutError if it does; it then goes on by itself."""
+    done: list[T] = []
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            done.append(work())
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=run, name="frazil-act", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if failed:
+        raise failed[0]
+    if not done:
+        raise TimeoutError(f"no answer within {seconds:.0f} s; it may still happen: look again before you repeat it")
+    return done[0]

@@ -1,0 +1,54 @@
+"""Who may act: a request of our own page, by a person whom Airflow lets do the like, written to Airflow's audit log.
+
+A browser sends the session's cookie with whatever any page makes it send, and Airflow has no CSRF token. A foreign page
+can neither set a header of its own here without a preflight, which nobody grants, nor hide where it comes from.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from airflow.api_fastapi.app import get_auth_manager
+from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessEntity, DagDetails
+from airflow.configuration import conf
+from airflow.models import Log
+from airflow.models.dag import DagModel
+from airflow.utils.session import create_session
+
+HEADER, OURS = "x-frazil", "page"
+
+
+def foreign(headers: Mapping[str, str], *, base_url: str) -> str | None:
+    """Why a request is not our page's; None if it is. Pure; the names of headers are in lower case."""
+    if headers.get(HEADER) != OURS:
+        return f"the header X-Frazil: {OURS} is missing"
+    if headers.get("sec-fetch-site", "same-origin") != "same-origin":
+        return "another site sent it"
+    origin = headers.get("origin")
+    ours = {headers.get("host", ""), urlsplit(base_url).netloc} - {""}
+    if origin is not None and urlsplit(origin).netloc not in ours:
+        return f"it comes from {origin}"
+    return None
+
+
+def refusal(headers: Mapping[str, str]) -> str | None:
+    """As `foreign`, for this API server."""
+    return foreign(headers, base_url=conf.get("api", "base_url", fallback=""))
+
+
+def may(user: Any, method: str, dag_id: str) -> bool:
+    """Whether the user may make (POST) or change (PUT) runs of a DAG, and so what it cares for."""
+    details = DagDetails(id=dag_id, team_name=DagModel.get_team_name(dag_id))
+    manager = get_auth_manager()
+    return manager.is_authorized_dag(method=method, access_entity=DagAccessEntity.RUN, details=details, user=user)  # type: ignore[arg-type]
+
+
+def record(user: Any, act: str, dag_id: str, what: Mapping[str, Any]) -> None:
+    """Write to Airflow's audit log that a person is about to act."""
+    name = user.get_name()
+    entry = Log(event=f"frazil_{act}", owner=name, owner_display_name=name, extra=json.dumps(dict(what)), dag_id=dag_id)
+    with create_session() as session:
+        session.add(entry)

@@ -1,0 +1,176 @@
+// What a person can do: a button opens a dialog that says what will happen, and one more press does it.
+
+import { call, Refused } from "./airflow.js";
+import { h, replace } from "./dom.js";
+import { words } from "./parts.js";
+
+const REASON = { name: "reason", label: "Why (others see it)", kind: "text" };
+const DRY = { name: "dry-run", label: "Dry run: say what would happen, and stop there", kind: "toggle", value: true };
+
+const ACTS = {
+  pause: { label: "Pause", verb: "Pause", fields: [REASON] },
+  resume: { label: "Resume", verb: "Resume", fields: [REASON] },
+  restart: { label: "Restart", verb: "Restart", fields: [REASON] },
+  reset: {
+    label: "Reset …",
+    verb: "Reset",
+    again: true,
+    fields: [
+      {
+        name: "to",
+        label: "Go on",
+        kind: "choice",
+        value: "marker",
+        choices: {
+          marker: "where it stands, or at the first record that Kafka still has",
+          table: "where the table itself stands, after a rollback",
+          earliest: "at the beginning of Kafka",
+          latest: "at the end of Kafka",
+          timestamp: "at a time of Kafka",
+        },
+      },
+      { name: "at", label: "That time", kind: "text", hint: "2013-12-30T00:00:00Z", only: (form) => form.to === "timestamp" },
+    ],
+  },
+  backfill: {
+    label: "Backfill …",
+    verb: "Backfill",
+    fields: [
+      { name: "from-time", label: "From (Kafka's timestamp)", kind: "text", hint: "2013-12-30T00:00:00Z" },
+      { name: "to-time", label: "To, and before", kind: "text", hint: "2013-12-31T00:00:00Z" },
+      DRY,
+    ],
+  },
+  replay: { label: "Replay dead letters …", verb: "Replay", fields: [DRY] },
+  maintain: { label: "Maintain now …", verb: "Maintain", fields: [DRY] },
+  release: {
+    label: "Release a window …",
+    verb: "Release",
+    fields: [{ name: "partition", label: "Window", kind: "text", hint: "2013-12-30T15" }, { ...REASON, label: "Why (it stands beside the window for ever)" }],
+  },
+  "send-again": {
+    label: "Send signals again …",
+    verb: "Send again",
+    fields: [{ name: "day", label: "Day", kind: "text", hint: "2013-12-30" }],
+  },
+};
+
+/** The buttons of a subject; with a sentence instead where the person may not act. */
+export function actions(names, subject, may, page, given = {}) {
+  if (!may) return h("p", { class: "acts soft" }, "You may look. Airflow does not let you act here.");
+  return h(
+    "div",
+    { class: "acts", role: "group", "aria-label": "Actions" },
+    names.map((name) => h("button", { class: "plain", "data-key": `act-${name}`, onclick: () => open(name, subject, page, given) }, ACTS[name].label)),
+  );
+}
+
+function open(name, subject, page, given) {
+  const act = ACTS[name];
+  const at = `${name}/${encodeURIComponent(subject)}`;
+  const form = Object.fromEntries(act.fields.map((field) => [field.name, given[field.name] ?? field.value ?? ""]));
+  const state = { plan: null, problem: null, busy: false, typed: "", done: null };
+  const before = document.activeElement?.dataset.key;
+  const dialog = h("dialog", { class: "dialog", "aria-labelledby": "dialog-title" });
+  const place = h("div", {});
+  let asked = 0;
+  dialog.append(place);
+  document.body.append(dialog);
+  dialog.addEventListener("close", () => {
+    dialog.remove();
+    document.querySelector(`[data-key="${CSS.escape(before || "")}"]`)?.focus();
+  });
+
+  const send = async (what, body) => {
+    try {
+      return await call(`${what}/${at}`, body);
+    } catch (error) {
+      if (!(error instanceof Refused)) throw error;
+      state.problem = error.message;
+      return null;
+    }
+  };
+
+  const plan = async () => {
+    const mine = ++asked;
+    Object.assign(state, { plan: null, problem: null });
+    draw();
+    const found = await send("plan", form);
+    if (mine !== asked) return;
+    state.plan = found;
+    draw();
+  };
+
+  const confirm = async (event) => {
+    event.preventDefault();
+    if (!ready()) return;
+    Object.assign(state, { busy: true, problem: null });
+    draw();
+    const answer = await send("act", { ...form, ...(state.plan.seal ? { seal: state.plan.seal } : {}) });
+    state.busy = false;
+    state.done = answer?.said ?? null;
+    draw();
+    if (!answer) return;
+    document.getElementById("spoken").textContent = answer.said;
+    dialog.querySelector("button")?.focus();
+    page.load();
+  };
+
+  const ready = () => state.plan && !state.plan.refused && !state.busy && (!state.plan.retype || state.typed === subject);
+
+  const change = (field, value) => {
+    form[field.name] = value;
+    if (act.again) plan();
+    else draw();
+  };
+
+  function draw() {
+    const close = h("button", { type: "button", class: "plain", "data-key": "close", onclick: () => dialog.close() }, state.done ? "Close" : "Cancel");
+    const title = h("h2", { id: "dialog-title" }, `${act.verb} ${subject}`);
+    if (state.done) {
+      replace(place, title, h("p", { role: "status" }, words(state.done)), h("footer", {}, close));
+      return;
+    }
+    const go = h("button", { type: "submit", class: "go", "data-key": "go", disabled: !ready() }, state.busy ? "Working …" : act.verb);
+    replace(
+      place,
+      h(
+        "form",
+        { onsubmit: confirm },
+        title,
+        act.fields.filter((field) => !field.only || field.only(form)).map((field) => input(field, form, change)),
+        h("h3", {}, "What will happen"),
+        state.plan
+          ? h("ul", { class: "says" }, state.plan.says.map((said) => h("li", {}, words(said))))
+          : !state.problem && h("p", { class: "soft" }, "Looking …"),
+        state.plan?.refused && h("p", { class: "problem" }, words(state.plan.refused)),
+        state.problem && h("p", { class: "problem", role: "alert" }, words(state.problem)),
+        state.plan?.retype && !state.plan.refused && retype(),
+        h("footer", {}, close, go),
+      ),
+    );
+  }
+
+  const retype = () =>
+    input({ name: "typed", label: `Type ${subject} to confirm`, kind: "text" }, { typed: state.typed }, (_, value) => {
+      state.typed = value;
+      draw();
+    });
+
+  draw();
+  dialog.showModal();
+  plan();
+}
+
+function input(field, form, change) {
+  const common = { name: field.name, "data-key": `field-${field.name}` };
+  if (field.kind === "toggle") {
+    const box = h("input", { ...common, type: "checkbox", checked: Boolean(form[field.name]), onchange: (event) => change(field, event.target.checked) });
+    return h("label", { class: "toggle" }, box, field.label);
+  }
+  if (field.kind === "choice") {
+    const options = Object.entries(field.choices).map(([value, said]) => h("option", { value, selected: form[field.name] === value }, said));
+    return h("label", {}, field.label, h("select", { ...common, onchange: (event) => change(field, event.target.value) }, options));
+  }
+  return h("label", {}, field.label, h("input", { ...common, type: "text", autocomplete: "off", placeholder: field.hint, value: form[field.name], oninput: (event) => change(field, event.target.value) }));
+}

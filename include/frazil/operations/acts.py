@@ -1,0 +1,173 @@
+"""What a person can do from the page, and what each act would do, said before it is done. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+NO_WRITER_NOW = "No writer runs on this host."
+
+
+class Act(StrEnum):
+    PAUSE = "pause"
+    RESUME = "resume"
+    RESTART = "restart"
+    RESET = "reset"
+    BACKFILL = "backfill"
+    REPLAY = "replay"
+    MAINTAIN = "maintain"
+    RELEASE = "release"
+    SEND_AGAIN = "send-again"
+
+
+OF_STREAMS = frozenset({Act.PAUSE, Act.RESUME, Act.RESTART, Act.RESET, Act.BACKFILL, Act.REPLAY})
+"""The others are of a table."""
+RUNS_A_DAG = frozenset({Act.BACKFILL, Act.REPLAY, Act.MAINTAIN, Act.RELEASE})
+"""They start a run in Airflow, which does the work."""
+ALTERS = frozenset({Act.RESET, Act.BACKFILL, Act.REPLAY, Act.RELEASE, Act.SEND_AGAIN})
+"""They change what the table or its readers get, and are confirmed by the name of the subject."""
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """What is known of the subject when a person asks."""
+
+    subject: str
+    """The stream, or the table."""
+    desired: str | None = None
+    writer_runs: bool = False
+    has_table: bool = True
+    dag: str | None = None
+    """That does the work, or that supervises."""
+    dag_paused: bool | None = None
+    """None if Airflow does not have the DAG."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What an act would do. With `refused`, it cannot be done now."""
+
+    act: Act
+    says: tuple[str, ...]
+    refused: str | None = None
+    seal: str | None = None
+    """Given back with the confirmation: what was confirmed is what is done."""
+    retype: bool = False
+    """The person confirms by typing the subject's name."""
+
+
+def plan_of(act: Act, now: Situation) -> Plan:
+    """What the act would do. For a reset, its consequences are added by who has read Kafka."""
+    says = {
+        Act.PAUSE: _pause,
+        Act.RESUME: _resume,
+        Act.RESTART: _restart,
+        Act.RESET: _reset,
+        Act.BACKFILL: _backfill,
+        Act.REPLAY: _replay,
+        Act.MAINTAIN: _maintain,
+        Act.RELEASE: _release,
+        Act.SEND_AGAIN: _send_again,
+    }[act](now)
+    return Plan(act, (*says, *_run_words(act, now)), _refused(act, now), retype=act in ALTERS)
+
+
+def _pause(now: Situation) -> tuple[str, ...]:
+    stops = "Its writer stops after the current batch, which is committed first." if now.writer_runs else NO_WRITER_NOW
+    return (
+        stops,
+        "Nothing is lost: records wait in Kafka, for as long as Kafka keeps them.",
+        f"No writer starts before somebody resumes {now.subject}.",
+    )
+
+
+def _resume(now: Situation) -> tuple[str, ...]:
+    supervised = "Its supervisor in Airflow starts a writer within seconds, and it goes on where the table stands."
+    return (supervised, *_unsupervised(now))
+
+
+def _restart(now: Situation) -> tuple[str, ...]:
+    before = "The current batch commits first, then a new writer replaces this one." if now.writer_runs else ""
+    resumed = f"{now.subject} is paused, and is resumed by this." if now.desired == "paused" else ""
+    said = (before or f"{NO_WRITER_NOW} A new one starts within seconds.", resumed, *_unsupervised(now))
+    return tuple(one for one in said if one)
+
+
+def _unsupervised(now: Situation) -> tuple[str, ...]:
+    if now.dag_paused is None:
+        return (f"Airflow has no DAG {now.dag}: nothing supervises {now.subject}, so nothing starts.",)
+    if now.dag_paused and not now.writer_runs:
+        return (f"The DAG {now.dag} is paused in Airflow: nothing starts before you unpause it.",)
+    return ()
+
+
+def _reset(now: Situation) -> tuple[str, ...]:
+    return (f"{now.subject} goes on from another position. No row is deleted.",)
+
+
+def _backfill(now: Situation) -> tuple[str, ...]:
+    return (
+        (
+            f"Records that Kafka has and the table of {now.subject} lacks are written to a branch, audited and "
+            "published in one commit, each of them once."
+        ),
+        "A dry run says in its log what it would touch, and stops there.",
+    )
+
+
+def _replay(now: Situation) -> tuple[str, ...]:
+    return (
+        (
+            f"The dead letters of {now.subject} are decoded once more by the declaration of now. What it takes lands "
+            "in the table, each letter once; the others stay."
+        ),
+        "A dry run only counts them.",
+    )
+
+
+def _maintain(now: Situation) -> tuple[str, ...]:
+    return (
+        (
+            f"{now.subject} is compacted, its manifests are rewritten and old snapshots expire, each where it is due. "
+            "Writers go on meanwhile."
+        ),
+        "A dry run says in its log what it would do, and stops there.",
+    )
+
+
+def _release(now: Situation) -> tuple[str, ...]:
+    return (
+        (
+            f"The window of {now.subject} is signalled as it stands, although its quality gate did not pass. DAGs that "
+            "wait for it start within a minute."
+        ),
+        "Your name and your reason stand beside it in frazil.signals for ever.",
+    )
+
+
+def _send_again(now: Situation) -> tuple[str, ...]:
+    return (
+        (
+            f"The windows of that day of {now.subject} are signalled once more. Every DAG that starts from them runs "
+            "again, also those that have had them."
+        ),
+    )
+
+
+def _run_words(act: Act, now: Situation) -> tuple[str, ...]:
+    if act not in RUNS_A_DAG or now.dag_paused is None:
+        return ()
+    waits = ", which is paused: the run waits until you unpause it" if now.dag_paused else ""
+    return (f"This starts a run of the DAG {now.dag}{waits}.",)
+
+
+def _refused(act: Act, now: Situation) -> str | None:
+    if act in RUNS_A_DAG and now.dag_paused is None:
+        return f"Airflow has no DAG {now.dag}, which would do it. Add it to the DAG folder, or see its import errors"
+    if act is Act.PAUSE and now.desired == "paused":
+        return f"{now.subject} is paused already"
+    if act is Act.RESET and now.writer_runs:
+        return f"A writer of {now.subject} runs. Pause the stream first, and wait until it has stopped"
+    if act in {Act.RESET, Act.RELEASE, Act.SEND_AGAIN} and not now.has_table:
+        return f"There is no table of {now.subject} yet"
+    return None

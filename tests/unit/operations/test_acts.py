@@ -1,0 +1,41 @@
+"""What an act would do is said before it is done, and what cannot be done is refused with what to do instead."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+from frazil.operations.acts import ALTERS, RUNS_A_DAG, Act, Situation, plan_of
+
+
+def test_whatever_the_situation_each_act_says_what_it_does_and_names_its_subject():
+    choices = product(Act, [None, "running", "paused"], [True, False], [True, False], [None, True, False])
+    for act, desired, runs, table, paused in choices:
+        now = Situation("ticks", desired, runs, table, "frazil_dag", paused)
+        plan = plan_of(act, now)
+        assert plan.says
+        assert any("ticks" in said or "riter" in said for said in plan.says)
+        assert all(said.endswith(".") for said in plan.says)
+        assert plan.retype == (act in ALTERS)
+        if act in RUNS_A_DAG and table:
+            assert (plan.refused is None) == (paused is not None)
+            assert any("is paused: the run waits" in said for said in plan.says) == bool(paused)
+
+
+def test_a_running_stream_is_not_reset():
+    assert "Pause the stream first" in (plan_of(Act.RESET, Situation("ticks", writer_runs=True)).refused or "")
+    assert plan_of(Act.RESET, Situation("ticks")).refused is None
+
+
+def test_a_paused_stream_is_not_paused_again_and_is_resumed_by_a_restart():
+    assert plan_of(Act.PAUSE, Situation("ticks", "paused")).refused == "ticks is paused already"
+    assert "ticks is paused, and is resumed by this." in plan_of(Act.RESTART, Situation("ticks", "paused")).says
+
+
+@pytest.mark.parametrize("act", [Act.RESUME, Act.RESTART])
+def test_where_nothing_supervises_a_stream_its_start_is_not_promised(act: Act):
+    none = plan_of(act, Situation("ticks", dag="frazil_writer_ticks", dag_paused=None))
+    assert any("nothing supervises ticks" in said for said in none.says)
+    paused = plan_of(act, Situation("ticks", dag="frazil_writer_ticks", dag_paused=True))
+    assert any("nothing starts before you unpause it" in said for said in paused.says)
