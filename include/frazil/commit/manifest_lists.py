@@ -9,13 +9,19 @@ from __future__ import annotations
 import io
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from pyiceberg.avro.encoder import BinaryEncoder
 from pyiceberg.io import FileIO
-from pyiceberg.manifest import ManifestFile, ManifestListWriter
+from pyiceberg.manifest import (
+    DEFAULT_READ_VERSION,
+    MANIFEST_LIST_FILE_SCHEMAS,
+    ManifestFile,
+    ManifestListWriterV2,
+)
 from pyiceberg.table.snapshots import Snapshot
 
+from frazil.commit.avro_forms import AvroForm, FormedAvroFile
 from frazil.table.recent import Recent
 
 KEPT_MOST = 32
@@ -30,6 +36,19 @@ class _Listed:
     encoded: bytes | None = None
 
 
+_SCHEMA = MANIFEST_LIST_FILE_SCHEMAS[DEFAULT_READ_VERSION]
+_FORM = AvroForm.resolved(_SCHEMA, _SCHEMA, name="manifest_file")
+
+
+class ListWriter(ManifestListWriterV2):
+    """Writes the manifest list of a table of format version 2, whose schema is resolved once."""
+
+    def __enter__(self) -> Self:
+        self._writer = FormedAvroFile(self._output_file, _FORM, metadata=self._meta)
+        self._writer.__enter__()
+        return self
+
+
 _kept = Recent[dict[str, _Listed]](KEPT_MOST)
 """By the list's path, then by the manifest's."""
 
@@ -40,7 +59,7 @@ def manifests_of(snapshot: Snapshot, file_io: FileIO) -> list[ManifestFile]:
 
 
 def add_manifests(
-    writer: ManifestListWriter, manifests: Iterable[ManifestFile], *, of: Snapshot, parent: Snapshot | None
+    writer: ListWriter, manifests: Iterable[ManifestFile], *, of: Snapshot, parent: Snapshot | None
 ) -> None:
     """Write a snapshot's manifests as the one block of its list; entries in its parent's list are not encoded again."""
     before = (_kept.get(parent.manifest_list) if parent else None) or {}

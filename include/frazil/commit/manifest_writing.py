@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from pyiceberg.avro.codecs import AvroCompressionCodec
+from pyiceberg.avro.file import AvroOutputFile
+from pyiceberg.io import OutputFile
 from pyiceberg.manifest import (
+    DEFAULT_READ_VERSION,
     DataFile,
     DataFileContent,
     ManifestContent,
@@ -22,9 +25,11 @@ from pyiceberg.schema import Schema, index_by_id
 from pyiceberg.table import Table, TableProperties
 from pyiceberg.table.metadata import TableMetadata
 
+from frazil.commit.avro_forms import AvroForm, FormedAvroFile
 from frazil.commit.counted_output import CountedOutput
 from frazil.errors import SchemaIncompatible
 from frazil.ingest.contract import StagedFile
+from frazil.table.recent import Recent
 
 FORMAT_VERSION: Literal[2] = 2
 
@@ -35,17 +40,6 @@ _AVRO_CODECS: dict[str, AvroCompressionCodec] = {
     "snappy": "snappy",
     "uncompressed": "null",
 }
-
-
-class _DeleteManifestWriter(ManifestWriterV2):
-    """PyIceberg writes manifests of data files only."""
-
-    def content(self) -> ManifestContent:
-        return ManifestContent.DELETES
-
-    @property
-    def _meta(self) -> dict[str, str]:
-        return {**super()._meta, "content": "deletes"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +62,58 @@ class Layout:
         sources = {f.source_id for f in spec.fields}
         newest = [metadata.schema(), *reversed(metadata.schemas)]
         return cls(spec, next(s for s in newest if sources <= set(index_by_id(s))))
+
+
+FORMS_KEPT_MOST = 64
+"""Forms of manifests: those of a stream's tables, two kinds of each."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """What all manifests of a layout, content and codec have in common."""
+
+    layout: Layout
+    avro: AvroForm
+    metadata: Mapping[str, str]
+
+
+_forms = Recent[_Form](FORMS_KEPT_MOST)
+
+
+class _Writer(ManifestWriterV2):
+    """Of either content, where PyIceberg writes manifests of data files only; resolves a layout's schema once."""
+
+    def __init__(  # noqa: PLR0913 - what a manifest consists of
+        self,
+        layout: Layout,
+        content: ManifestContent,
+        output: OutputFile,
+        *,
+        of: str,
+        snapshot_id: int,
+        codec: AvroCompressionCodec,
+    ) -> None:
+        super().__init__(layout.spec, layout.schema, output, snapshot_id, codec)
+        self._layout, self._content, self._of = layout, content, of
+
+    def content(self) -> ManifestContent:
+        return self._content
+
+    def new_writer(self) -> AvroOutputFile[ManifestEntry]:
+        form = self._form()
+        return FormedAvroFile(self._output_file, form.avro, metadata=form.metadata)
+
+    def _form(self) -> _Form:
+        name = f"{self._of} {self._schema.schema_id} {self._spec.spec_id} {self._content} {self._compression}"
+        form = _forms.get(name)
+        # A schema that never landed may have had the number of this one.
+        if form is None or form.layout != self._layout:
+            content = "deletes" if self._content is ManifestContent.DELETES else "data"
+            written, in_memory = self._with_partition(self.version), self._with_partition(DEFAULT_READ_VERSION)
+            avro = AvroForm.resolved(written, in_memory, name="manifest_entry")
+            form = _Form(self._layout, avro, {**self._meta, "content": content})
+            _forms.keep(name, form)
+        return form
 
 
 def write_added(  # noqa: PLR0913 - what a manifest consists of, and its place
@@ -121,10 +167,10 @@ def _write(  # noqa: PLR0913 - what a manifest consists of, and its place
     table: Table,
     snapshot_id: int,
 ) -> ManifestFile:
-    kind: type[ManifestWriterV2] = _DeleteManifestWriter if content is ManifestContent.DELETES else ManifestWriterV2
-    output = CountedOutput(table.io.new_output(path))
+    output, codec = CountedOutput(table.io.new_output(path)), avro_codec(table.metadata)
+    of = str(table.metadata.table_uuid)
     writer: ManifestWriter
-    with kind(layout.spec, layout.schema, output, snapshot_id, avro_codec(table.metadata)) as writer:
+    with _Writer(layout, content, output, of=of, snapshot_id=snapshot_id, codec=codec) as writer:
         for entry in entries:
             writer.add_entry(entry)
     return writer.to_manifest_file()

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pyiceberg.conversions import from_bytes
-from pyiceberg.manifest import DataFile, DataFileContent, FileFormat, ManifestFile, write_manifest_list
+from pyiceberg.manifest import DataFile, DataFileContent, FileFormat, ManifestFile
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
@@ -34,9 +34,8 @@ from pyiceberg.table.update import (
 from pyiceberg.typedef import Record
 from pyiceberg.types import PrimitiveType
 
-from frazil.commit.manifest_lists import add_manifests, manifests_of
+from frazil.commit.manifest_lists import ListWriter, add_manifests, manifests_of
 from frazil.commit.manifest_writing import (
-    FORMAT_VERSION,
     Layout,
     avro_codec,
     manifest_content,
@@ -233,13 +232,12 @@ def _spec_id(file: DataFile) -> int:
 def _write_list(
     table: Table, snapshot: Snapshot, manifests: Sequence[ManifestFile], *, parent: Snapshot | None
 ) -> None:
-    with write_manifest_list(
-        format_version=FORMAT_VERSION,
+    with ListWriter(
         output_file=table.io.new_output(snapshot.manifest_list),
         snapshot_id=snapshot.snapshot_id,
         parent_snapshot_id=snapshot.parent_snapshot_id,
-        sequence_number=snapshot.sequence_number,
-        avro_compression=avro_codec(table.metadata),
+        sequence_number=snapshot.sequence_number or 0,
+        compression=avro_codec(table.metadata),
     ) as writer:
         add_manifests(writer, manifests, of=snapshot, parent=parent)
 
