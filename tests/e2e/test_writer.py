@@ -20,6 +20,7 @@ from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase
 from frazil.table.catalogs import load_catalog
 from frazil.table.tables import ensure_table, load_stream_table
+from tests.lineage_backend import tracing
 from tests.otlp_collector import collecting
 
 Events = Callable[[Iterable[int]], Iterator[bytes]]
@@ -131,10 +132,12 @@ def test_with_nothing_to_read_catching_up_ends_well(stream: Any):
     assert (_marker(stream).at, stream.ids()) == ((2, 0), [])
 
 
-def test_a_writer_that_is_told_to_sends_its_metrics(stream: Any, events: Events, monkeypatch: pytest.MonkeyPatch):
+def test_a_writer_that_is_told_to_sends_metrics_and_lineage(
+    stream: Any, events: Events, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setenv("FRAZIL_METRICS", "otlp")
     stream.produce(events(range(1000)), partitions=4)
-    with collecting(monkeypatch) as received:
+    with collecting(monkeypatch) as received, tracing(monkeypatch) as traced:
         done = stream.run("--until-caught-up")
     assert done.returncode == 0, done.stderr
     scopes = received[-1].resource_metrics[0].scope_metrics
@@ -142,6 +145,10 @@ def test_a_writer_that_is_told_to_sends_its_metrics(stream: Any, events: Events,
     (point,) = records.sum.data_points
     assert {a.key: a.value.string_value for a in point.attributes}["stream"] == stream.name
     assert point.as_double + point.as_int == 1000
+    assert [event["eventType"] for event in traced] == ["START", "COMPLETE"]
+    (output,) = traced[-1]["outputs"]
+    assert output["outputFacets"]["outputStatistics"]["rowCount"] == 1000
+    assert [topic["name"] for topic in traced[-1]["inputs"]] == [stream.topic]
 
 
 def test_rows_are_counted_by_window_in_the_snapshots_summary(stream: Any, event: Any):

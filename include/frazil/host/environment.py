@@ -18,6 +18,7 @@ PREFIXES = (
     "HADOOP_",
     "KRB5",
     "LC_",
+    "OPENLINEAGE_",
     "OTEL_",
 )
 NAMES = frozenset(

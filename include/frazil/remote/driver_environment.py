@@ -17,11 +17,14 @@ import yaml
 FILE = ".pyiceberg.yaml"
 CATALOG = "FRAZIL_DRIVER_CATALOG"
 """The configuration of the stream's catalog, as JSON in Base64: YARN puts values into a script as they are."""
-PREFIXES = ("AWS_", "AZURE_", "GOOGLE_", "OTEL_", "LC_")
+PREFIXES = ("AWS_", "AZURE_", "GOOGLE_", "OPENLINEAGE_", "OTEL_", "LC_")
 NAMES = frozenset(
-    {"LANG", "TZ", "FRAZIL_KAFKA_READER", "FRAZIL_METRICS", "FRAZIL_METRICS_LISTEN", "FRAZIL_METRICS_PARTITIONS"}
+    {
+        *("LANG", "TZ", "FRAZIL_KAFKA_READER", "FRAZIL_LINEAGE_EVERY"),
+        *("FRAZIL_METRICS", "FRAZIL_METRICS_LISTEN", "FRAZIL_METRICS_PARTITIONS"),
+    }
 )
-OF_THIS_HOST = ("_FILE", "_DIR", "_PATH", "_CREDENTIALS", "_BUNDLE", "_PROFILE")
+OF_THIS_HOST = ("_FILE", "_DIR", "_PATH", "_CREDENTIALS", "_BUNDLE", "_PROFILE", "_CONFIG")
 """Ends of names whose values are files or in files, unless the stream refers to them."""
 
 

@@ -1,9 +1,15 @@
-"""Connects a writer with its stream's history: a sink records the events, and a scribe's thread writes them."""
+"""Connects a writer with those who keep or pass on what it does: its history, and OpenLineage if that is declared.
+
+Each is a sink of its events, and a scribe's thread does what may block.
+"""
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from frazil.commit.stream_tables import StreamTables
@@ -11,30 +17,80 @@ from frazil.events import Events
 from frazil.history.objects import Objects, history_location
 from frazil.history.recorder import Recorder
 from frazil.history.scribes import Scribes
+from frazil.lineage.facts import Settings
+from frazil.lineage.stream import Sender, StreamLineage
 from frazil.spec.model import StreamSpec
+from frazil.spec.references import kafka_properties
 from frazil.stream.stall_history import Limits
 from frazil.table.storage import open_store
 
+log = logging.getLogger(__name__)
+
+LINEAGE = "openlineage"
+"""Its scribe is apart from those of storages."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """What is recorded of one writer."""
+
+    recorder: Recorder
+    lineage: StreamLineage | None
+    scribes: Scribes
+
+    def opens(self, tables: StreamTables) -> None:
+        """The tables are there: write beside the main one, with its credentials as last loaded."""
+        main = tables.main
+        table = main.current()
+        location, uuid = history_location(table, tables.stream), str(table.metadata.table_uuid)
+        self.recorder.opens(lambda: Objects(open_store(location, main.io_properties), location, uuid))
+        where = urlsplit(location)
+        self.scribes.add(self.recorder, storage=f"{where.scheme}://{where.netloc}")
+        if self.lineage is not None:
+            self.lineage.opens(main.current)
+            self.scribes.add(self.lineage, storage=LINEAGE)
+
+    def ended(self, error: BaseException | None, *, at_ms: int) -> None:
+        """The writer has ended. Returns when its last words are written, or after some seconds."""
+        words = None if error is None else f"{type(error).__name__}: {error}"
+        if words is not None:
+            self.recorder.ended(words, at_ms=at_ms)
+        self.scribes.remove(self.recorder)
+        if self.lineage is not None:
+            self.lineage.ended(words, at_ms=at_ms)
+            self.scribes.remove(self.lineage)
+
 
 @contextmanager
-def recorded(spec: StreamSpec, events: Events, scribes: Scribes) -> Iterator[Recorder]:
-    """A recorder that receives the events, from the start on, and writes its last minute in the end."""
-    recorder = Recorder(spec.name, interval_ms=Limits.for_stream(spec).interval_ms)
-    events.add(recorder.take)
+def recorded(spec: StreamSpec, events: Events, scribes: Scribes) -> Iterator[Recording]:
+    """Receive the events of a writer from its start to its end."""
+    lineage = _lineage(spec)
+    recording = Recording(Recorder(spec.name, interval_ms=Limits.for_stream(spec).interval_ms), lineage, scribes)
+    events.add(recording.recorder.take)
+    if lineage is not None:
+        events.add(lineage.take)
     try:
-        yield recorder
+        yield recording
     except BaseException as error:
-        recorder.ended(f"{type(error).__name__}: {error}", at_ms=events.clock_ms())
+        recording.ended(error, at_ms=events.clock_ms())
         raise
-    finally:
-        scribes.remove(recorder)
+    else:
+        recording.ended(None, at_ms=events.clock_ms())
 
 
-def record_beside(tables: StreamTables, recorder: Recorder, scribes: Scribes) -> None:
-    """Let it write beside the stream's table, with its credentials as last loaded."""
-    main = tables.main
-    table = main.current()
-    location, uuid = history_location(table, tables.stream), str(table.metadata.table_uuid)
-    recorder.opens(lambda: Objects(open_store(location, main.io_properties), location, uuid))
-    where = urlsplit(location)
-    scribes.add(recorder, storage=f"{where.scheme}://{where.netloc}")
+def _lineage(spec: StreamSpec) -> StreamLineage | None:
+    settings = Settings.of(os.environ)
+    for problem in settings.problems:
+        log.warning("stream %s: %s", spec.name, problem)
+    if not settings.on:
+        return None
+
+    def connect() -> Sender:
+        try:
+            from frazil.lineage.client import Client  # noqa: PLC0415 - needs the extra, and nobody else does
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(f"{error}. Install frazil[lineage]") from error
+        return Client(settings, spec.name)
+
+    bootstrap = str(kafka_properties(spec, os.environ).get("bootstrap.servers", ""))
+    return StreamLineage(spec.name, settings=settings, bootstrap=bootstrap, named=spec.source.topics, connect=connect)

@@ -36,7 +36,6 @@ from frazil.errors import (
     TopicMissing,
 )
 from frazil.events import ChangesMerged, EpochBegan, Events, Happening, OutageMet, PhaseBegan, RecordsSkipped, Sink
-from frazil.history.recorder import Recorder
 from frazil.home import run_folder
 from frazil.host.heartbeat import Phase
 from frazil.ingest.formats import check_supported
@@ -59,7 +58,7 @@ from frazil.stream.planner import DESCRIBE_S, check_no_gap, lost_ranges
 from frazil.stream.planner_exchange import PlannerReport
 from frazil.stream.progress import ProgressFolder, cluster_period_s
 from frazil.stream.record_folding import RecordFolding
-from frazil.stream.recording import record_beside, recorded
+from frazil.stream.recording import Recording, recorded
 from frazil.stream.reporter import Reporter
 from frazil.stream.route import StreamRoute, join_routed
 from frazil.stream.stage_context import merge_rules
@@ -108,12 +107,12 @@ class Writer:
         # The engine may have been started before, and ends however this ends.
         beats = self.hosting.heartbeats
         reporter = Reporter(events, fingerprint=fingerprint, folder=folder, limits=limits, heartbeats=beats)
-        recording, metrics = recorded(self.spec, events, self.hosting.scribes), self.hosting.telemetry.of(self.spec)
-        with reporter, recording as recorder, metrics as measuring, ExitStack() as afterwards, self.engine:
+        records, metrics = recorded(self.spec, events, self.hosting.scribes), self.hosting.telemetry.of(self.spec)
+        with reporter, records as recording, metrics as measuring, ExitStack() as afterwards, self.engine:
             for sink in (*self.sinks, *measuring):
                 events.add(sink)
             try:
-                return self._run(folder, events, reporter, recorder, afterwards)
+                return self._run(folder, events, reporter, recording, afterwards)
             except (KafkaUnavailable, CommitUnavailable) as error:
                 if not self.stopping.is_set():
                     raise
@@ -121,7 +120,7 @@ class Writer:
                 return None
 
     def _run(
-        self, folder: Path, events: Events, reporter: Reporter, recorder: Recorder, afterwards: ExitStack
+        self, folder: Path, events: Events, reporter: Reporter, recording: Recording, afterwards: ExitStack
     ) -> Marker | None:
         kafka_settings, hosting = kafka_properties(self.spec, os.environ), self.hosting
         if not self.spec.resources.on_cluster:  # whose executors have an environment of their own
@@ -139,7 +138,7 @@ class Writer:
                 if not self.engine.ready(self.stopping.is_set):
                     return None
                 tables, progress = self._open(reporter, events.emit)
-                record_beside(tables, recorder, hosting.scribes)
+                recording.opens(tables)
             planned = reporter.planned
             parts = EpochParts(
                 self.spec,

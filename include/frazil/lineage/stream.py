@@ -1,0 +1,151 @@
+"""One writer as a run of a streaming job: START at its take-over, RUNNING now and then, COMPLETE or FAIL at its end.
+
+A thread that others share sends the events; the writer never waits for it. A backend that is away gets START late, and
+the newest totals once it is back.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import threading
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from pyiceberg.table import Table
+
+from frazil.events import BatchCommitted, EpochBegan, Event, TableEvolved
+from frazil.lineage.facts import Dataset, Settings, State, Totals, dataset_of, topics
+
+log = logging.getLogger(__name__)
+
+AGAIN_MS = 60_000
+"""Before another try when the backend failed."""
+CLOSE_S = 2.0
+
+
+class Sender(Protocol):
+    """OpenLineage's client, of one run."""
+
+    def send(  # noqa: PLR0913 - what an event says
+        self,
+        state: State,
+        at_ms: int,
+        *,
+        inputs: tuple[Dataset, ...],
+        output: Dataset,
+        totals: Totals,
+        error: str | None = None,
+    ) -> None: ...
+
+    def close(self, timeout_s: float) -> None: ...
+
+
+class StreamLineage:
+    """A sink, and what a scribe writes. `connect` makes the client, in the scribe's thread."""
+
+    def __init__(
+        self, stream: str, *, settings: Settings, bootstrap: str, named: Iterable[str], connect: Callable[[], Sender]
+    ) -> None:
+        """`named` are the declared topics; those of a pattern are taken from the marker."""
+        self._stream, self._settings, self._bootstrap, self._connect = stream, settings, bootstrap, connect
+        self._lock = threading.Lock()
+        self._topics = frozenset(named)
+        self._totals = Totals()
+        self._output: Dataset | None = None
+        self._table: Callable[[], Table] | None = None
+        self._began_ms: int | None = None
+        self._ended: tuple[State, int, str | None] | None = None
+        self._evolved = False
+        self._sender: Sender | None = None
+        self._sent: State | None = None
+        self._sent_ms = 0
+        self._sent_totals = Totals()
+        self._failed_ms: int | None = None
+
+    def opens(self, table: Callable[[], Table]) -> None:
+        """The table is there; `table` returns it as last loaded, in the writer's thread."""
+        self._table, self._output = table, dataset_of(table())
+
+    def take(self, event: Event) -> None:
+        """Receive one event."""
+        with self._lock:
+            match event.what:
+                case EpochBegan(marker=marker):
+                    self._began_ms = self._began_ms or event.at_ms
+                    self._topics |= {topic for topic, _ in marker.offsets}
+                case TableEvolved():
+                    self._evolved = True
+                case BatchCommitted() as batch:
+                    self._batch(batch)
+
+    def _batch(self, batch: BatchCommitted) -> None:
+        total = self._totals
+        self._totals = Totals(
+            total.records + batch.records,
+            total.bytes + batch.bytes,
+            total.files + batch.files,
+            batch.marker.snapshot_id,
+        )
+        if self._evolved and self._table is not None:
+            self._evolved, self._output = False, dataset_of(self._table())
+
+    def ended(self, error: str | None, *, at_ms: int) -> None:
+        """The writer ended, with that error or well."""
+        with self._lock:
+            self._ended = (State.COMPLETE if error is None else State.FAIL, at_ms, error)
+
+    def is_due(self, now_ms: int) -> bool:
+        """Whether `write` should be called now."""
+        if self._began_ms is None or self._output is None:
+            return False
+        if self._failed_ms is not None and abs(now_ms - self._failed_ms) < AGAIN_MS:
+            return False
+        if self._sent is None:
+            return True
+        return self._totals != self._sent_totals and abs(now_ms - self._sent_ms) >= self._settings.every_ms
+
+    def write(self, now_ms: int) -> None:
+        """Send what is due. What fails is logged once, and tried again."""
+        try:
+            self._write(now_ms)
+        except Exception as error:  # transports raise what their clients raise
+            if self._failed_ms is None:
+                log.warning("stream %s: OpenLineage's backend does not get its events: %s", self._stream, error)
+            self._failed_ms = now_ms
+        else:
+            self._failed_ms = None
+
+    def _write(self, now_ms: int) -> None:
+        with self._lock:
+            began_ms, output, totals, ended = self._began_ms, self._output, self._totals, self._ended
+            inputs = topics(self._bootstrap, self._topics)
+        if began_ms is None or output is None:
+            return  # it never took over
+        if self._sender is None:
+            self._sender = self._connect()
+        if self._sent is None:
+            self._send(State.START, began_ms, inputs, output, dataclasses.replace(totals, records=0, bytes=0, files=0))
+        if ended is not None:
+            state, at_ms, error = ended
+            self._send(state, at_ms, inputs, output, totals, error)
+            self._sender.close(CLOSE_S)
+        elif totals != self._sent_totals and abs(now_ms - self._sent_ms) >= self._settings.every_ms:
+            self._send(State.RUNNING, now_ms, inputs, output, totals)
+            self._sent_ms = now_ms
+
+    def _send(  # noqa: PLR0913, PLR0917 - what an event says
+        self,
+        state: State,
+        at_ms: int,
+        inputs: tuple[Dataset, ...],
+        output: Dataset,
+        totals: Totals,
+        error: str | None = None,
+    ) -> None:
+        if self._sender is None:
+            return
+        self._sender.send(state, at_ms, inputs=inputs, output=output, totals=totals, error=error)
+        self._sent, self._sent_totals = state, totals
+        if state is State.START:
+            self._sent_ms = at_ms
