@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 from enum import StrEnum
 
-from frazil.maintenance.health import PartitionFiles, TableHealth
+from frazil.maintenance.health import PartitionFiles, PartitionKey, TableHealth
 from frazil.spec.maintenance import Compaction
 from frazil.spec.units import counted
 
@@ -44,11 +44,17 @@ class Rewrite:
     """Whether its small files are taken."""
     largest_bytes: int | None = None
     """For a part of such data files: none is larger, so `files` times this is within the budget."""
+    busy: bool = False
+    """It is a piece of a partition that batches are merged into: it comes last, and if a batch overtakes it, again."""
 
     @property
     def in_part(self) -> bool:
         """Only this many of its files are taken: the budget ends within it."""
         return self.below_bytes is not None or self.largest_bytes is not None
+
+
+BUSY_MOST = 8
+"""So many pieces of partitions that batches are merged into are rewritten in one run."""
 
 
 class Why(StrEnum):
@@ -59,6 +65,7 @@ class Why(StrEnum):
     OLD_SPEC = "an older partition spec"
     BESIDE = "small files of older partition specs beside them"
     BUDGET = "beyond the budget"
+    BUSY = "being merged into"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +95,12 @@ class CompactionPlan:
 
 
 def plan_compaction(
-    health: TableHealth, settings: Compaction, *, complete_before_us: int | None, spec_id: int
+    health: TableHealth,
+    settings: Compaction,
+    *,
+    complete_before_us: int | None,
+    spec_id: int,
+    busy: Set[PartitionKey] = frozenset(),
 ) -> CompactionPlan:
     """What one run rewrites of a deeply measured table.
 
@@ -96,6 +108,9 @@ def plan_compaction(
     without an event time is always open. `spec_id` is the table's default partition spec. Partitions of older specs are
     left, because Iceberg would spread them over any number of today's partitions. Iceberg takes their small files all
     the same if their time is that of a chosen partition, so they count against the budget.
+
+    Partitions that batches are merged into, `busy`, come last and in a few pieces: each may make a batch merge again
+    what it overtook, but not more often than there are pieces.
     """
     target = health.target_file_bytes
     worth: list[tuple[bool, Rewrite]] = []
@@ -104,12 +119,16 @@ def plan_compaction(
         complete = is_complete(partition, complete_before_us)
         judged = _judge(partition, settings, target=target, complete=complete, spec_id=spec_id)
         if isinstance(judged, Rewrite):
-            worth.append((complete, judged))
+            is_busy = partition.key in busy and not judged.applies_deletes
+            worth.append((complete, dataclasses.replace(judged, busy=is_busy)))
         elif judged:
             left.append(judged)
     worth.sort(key=lambda w: (not w[0], -benefit(w[1]), w[1].partition.path))
     old = [p for p in health.partitions or () if p.spec_id != spec_id and (p.small_files or p.delete_files)]
-    taken, beyond = _within(settings.budget, [rewrite for _, rewrite in worth], old, target=target)
+    free = [rewrite for _, rewrite in worth if not rewrite.busy]
+    pieces, waiting = _pieces([rewrite for _, rewrite in worth if rewrite.busy], target=target)
+    left += waiting
+    taken, beyond = _within(settings.budget, [*free, *pieces], old, target=target)
     left += beyond
     dangling = tuple(path for p in health.partitions or () for path in p.deletes.dangling)
     return CompactionPlan(taken, tuple(left), _sentence(taken, left), dangling)
@@ -178,6 +197,25 @@ def _with_due(partition: PartitionFiles, small: Rewrite | None, percent: int) ->
         reason=f"{small.reason}; {why}",
         deleted_percent=percent,
     )
+
+
+def _pieces(busy: Sequence[Rewrite], *, target: int) -> tuple[list[Rewrite], list[Left]]:
+    """At most `BUSY_MOST` pieces, of several partitions if there are, and what waits for another run.
+
+    A piece is as much as one target file, which is written in the time between two batches.
+    """
+    pieces: list[Rewrite] = []
+    left: list[Left] = []
+    each = max(BUSY_MOST // max(len(busy), 1), 1)
+    for rewrite in busy:
+        part = rewrite if rewrite.bytes <= target else _part(rewrite, target, target=target) or _due_part(rewrite, 1)
+        if part is None or len(pieces) >= BUSY_MOST:
+            why = f"{rewrite.reason}; batches are being merged into it, and a run takes {BUSY_MOST} pieces of such ones"
+            left.append(Left(rewrite.partition, Why.BUSY, why))
+            continue
+        reason = f"{part.reason}; batches are being merged into it"
+        pieces += [dataclasses.replace(part, reason=reason)] * min(each, max(rewrite.files // part.files, 1))
+    return pieces, left
 
 
 def _removed(files: int, size: int, target: int) -> int:
@@ -274,7 +312,7 @@ def _part(rewrite: Rewrite, rest: int, *, target: int) -> Rewrite | None:
 def _due_part(rewrite: Rewrite, files: int) -> Rewrite | None:
     """At most so many of the partition's files with many deleted rows, and no small files; None if it is none."""
     due = rewrite.partition.deletes
-    files = min(files, due.due_files)
+    files = min(files, due.due_files, rewrite.files)
     if not files:
         return None
     alone = _with_due(rewrite.partition, None, rewrite.deleted_percent or 0)

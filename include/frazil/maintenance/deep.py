@@ -28,7 +28,7 @@ from pyiceberg.typedef import Record
 from pyiceberg.types import IntegerType, NestedField, StructType
 from pyiceberg.utils.concurrent import ExecutorFactory
 
-from frazil.maintenance.health import Deletes, PartitionFiles, p10
+from frazil.maintenance.health import Deletes, PartitionFiles, PartitionKey, p10
 from frazil.maintenance.tables import MaintainedTable, TableKind
 
 SMALL_RATIO = 0.75
@@ -70,8 +70,6 @@ _UNITS: Mapping[type[Any], Literal["Y", "M", "D", "h"]] = {
 """The unit since 1970 that a time transform's value counts, as NumPy names it."""
 
 NONE = Deletes()
-_Key = tuple[int, tuple[object, ...]]
-"""Identifies a partition: the spec's id and the values."""
 
 
 @dataclass(slots=True)
@@ -99,7 +97,7 @@ def _sum(one: Deletes, other: Deletes) -> Deletes:
 
 @dataclass(frozen=True, slots=True)
 class _DeleteFile:
-    key: _Key
+    key: PartitionKey
     path: str
     records: int
     bytes: int
@@ -119,7 +117,7 @@ def read_partitions(
         if file.of is not None:
             deleted[file.of] += file.records
     bounds = _Bounds(int(target_bytes * SMALL_RATIO), maintained.settings.compaction.deleted_rows)
-    total: dict[_Key, _Count] = {}
+    total: dict[PartitionKey, _Count] = {}
     there: set[str] = set()
     data = [m for m in manifests if m.content is ManifestContent.DATA]
     for found, paths in pool.map(lambda m: _count(table.io, m, bounds, deleted), data):
@@ -166,9 +164,9 @@ class _Bounds:
 
 def _count(
     io: FileIO, manifest: ManifestFile, bounds: _Bounds, deleted: Mapping[str, int]
-) -> tuple[dict[_Key, _Count], set[str]]:
+) -> tuple[dict[PartitionKey, _Count], set[str]]:
     """A manifest's data files by partition, and those of them that `deleted` names."""
-    counts: dict[_Key, _Count] = {}
+    counts: dict[PartitionKey, _Count] = {}
     there: set[str] = set()
     entries = _WHOLE if deleted else _SIZES
     partition_at, size_at, path_at, records_at = (entries.at.get(i, 0) for i in (_PARTITION, _SIZE, _PATH, _RECORDS))

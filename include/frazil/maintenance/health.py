@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+PartitionKey = tuple[int, tuple[object, ...]]
+"""Identifies a partition: the spec's id and the values."""
+
 
 def p10(sizes: Sequence[int]) -> int:
     """The size that a tenth of them do not exceed; 0 if there are none."""
@@ -61,6 +64,10 @@ class PartitionFiles:
     p10_bytes: int = 0
     """The size that a tenth of its files do not exceed."""
     deletes: Deletes = Deletes()
+
+    @property
+    def key(self) -> PartitionKey:
+        return self.spec_id, self.values
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 
+from frazil.maintenance.busy_partitions import busy_partitions
 from frazil.maintenance.compaction import CompactionPlan, plan_compaction
 from frazil.maintenance.due import Action
 from frazil.maintenance.expiry import ExpiryPlan, plan_expiry, read_pins
@@ -55,7 +56,10 @@ class MaintenancePlanner:
             raise NoSuchTableError(self.maintained.identifier)
         before_us = complete_before_us(table, self.maintained, now_ms=self.now_ms)
         settings, spec_id = self.maintained.settings.compaction, table.metadata.default_spec_id
-        return table, plan_compaction(health, settings, complete_before_us=before_us, spec_id=spec_id)
+        with catalog_errors(self.catalog.name):
+            busy = busy_partitions(table, self.maintained, now_ms=self.now_ms)
+        plan = plan_compaction(health, settings, complete_before_us=before_us, spec_id=spec_id, busy=busy)
+        return table, plan
 
     def manifests(self) -> tuple[Table, ManifestPlan]:
         table = self._load()

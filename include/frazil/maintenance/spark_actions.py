@@ -26,6 +26,8 @@ PARTITIONS_AT_ONCE = 200
 """Of one action: planning holds every file against each of them."""
 FILES_A_GROUP = 16
 """Target files of one commit at least: what loses against another commit is no more than that."""
+BUSY_TRIES = 3
+"""Of a piece of a partition that batches are merged into."""
 _CONFLICTS = ("CommitFailedException", "ValidationException", "Still referenced by refs")
 """Of Iceberg; the last one where somebody tagged what was to be expired."""
 
@@ -89,23 +91,30 @@ class SparkTable:
 
         What becomes of one part keeps no other from its turn; nothing is raised.
         """
-        whole = [r for r in rewrites if not (r.in_part or r.applies_deletes)]
+        whole = [r for r in rewrites if not (r.in_part or r.applies_deletes or r.busy)]
         batches = [
             alike[at : at + PARTITIONS_AT_ONCE]
             for small in (True, False)
             if (alike := [r for r in whole if r.small is small])
             for at in range(0, len(alike), PARTITIONS_AT_ONCE)
         ]
-        batches += [[r] for r in rewrites if r.in_part or r.applies_deletes]
+        batches += [[r] for r in rewrites if r.in_part or r.applies_deletes or r.busy]
         return sum((self._attempt(batch, sort=sort) for batch in batches), Rewritten())
 
     def _attempt(self, batch: Sequence[Rewrite], *, sort: bool) -> Rewritten:
-        try:
-            return self._rewrite(batch, sort=sort)
-        except LostRace as conflict:
-            return Rewritten(lost=(str(conflict),))
-        except SparkFailed as error:
-            return Rewritten(errors=(str(error),))
+        """A piece that a merge overtook is tried again at once: the time until the next batch has just begun."""
+        for left in reversed(range(BUSY_TRIES if batch[0].busy else 1)):
+            try:
+                done = self._rewrite(batch, sort=sort)
+            except LostRace as conflict:
+                done = Rewritten(lost=(str(conflict),))
+            except SparkFailed as error:
+                return Rewritten(errors=(str(error),))
+            if not (done.lost and left):
+                break
+            with java_errors():
+                self.java.refresh()
+        return done
 
     def _rewrite(self, batch: Sequence[Rewrite], *, sort: bool) -> Rewritten:
         metadata, options = self.table.metadata, self._options(batch)

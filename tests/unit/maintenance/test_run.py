@@ -56,7 +56,7 @@ def no_session() -> Any:
 
 
 class _InPart:
-    in_part, applies_deletes = True, False
+    in_part, applies_deletes, busy = True, False, False
 
 
 def test_an_expiry_that_is_refused_is_an_ending_of_its_own_that_fails_its_task(made: MadeStream) -> None:
@@ -67,3 +67,27 @@ def test_an_expiry_that_is_refused_is_an_ending_of_its_own_that_fails_its_task(m
     (outcome,) = maintain(no_session, load_catalog(None), found, actions=[Action.EXPIRY], now_ms=now_ms)
     assert (outcome.ending, outcome.exit_code) == (Ending.REFUSED, FrazilError.exit_code)
     assert "gc.enabled=false" in outcome.sentence
+
+
+def test_a_piece_that_merges_overtake_is_tried_three_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Piece(_InPart):
+        busy = True
+
+    class Java:
+        refreshed = 0
+
+        def refresh(self) -> None:
+            self.refreshed += 1
+
+    lost = Rewritten(lost=("its commits failed",))
+    answers = iter([lost, LostRace("mine"), Rewritten(removed=4, added=1), lost, lost, lost])
+    monkeypatch.setattr(SparkTable, "_rewrite", lambda *_, **__: _raised(next(answers)))
+    table = SparkTable(spark=None, table=None, java=Java())  # type: ignore[arg-type]
+    assert table.rewrite([Piece(), Piece()], sort=False) == Rewritten(4, 1, lost=lost.lost)  # type: ignore[list-item]
+    assert table.java.refreshed == 4
+
+
+def _raised(answer: Rewritten | Exception) -> Rewritten:
+    if isinstance(answer, Exception):
+        raise answer
+    return answer

@@ -9,13 +9,17 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from pyiceberg.transforms import BucketTransform
+from pyiceberg.types import LongType
 
+from frazil.maintenance.busy_partitions import busy_partitions
 from frazil.maintenance.deep import _sum
 from frazil.maintenance.health import Deletes, TableHealth
 from frazil.maintenance.measure import measure
+from frazil.maintenance.tables import find_maintained
 from frazil.merge.contract import How
 from tests.unit.commit.conftest import catalog_in
-from tests.unit.commit.upserts import UpsertWorld, maintained, upsert_world
+from tests.unit.commit.upserts import SPEC, UpsertWorld, maintained, upsert_world
 
 ROWS = 100
 
@@ -97,6 +101,42 @@ def test_delete_files_whose_data_file_is_gone_are_found(world: UpsertWorld):
     found = deletes(world)
     assert kept
     assert (set(found.dangling), found.rows) == (kept, 0)
+
+
+def busy(world: UpsertWorld, *, later_ms: int = 0) -> set[object]:
+    """The values of busy partitions, which are buckets."""
+    found = busy_partitions(world.load(), maintained(), now_ms=world.clock_ms + later_ms)
+    assert found <= {p.key for p in measured(world, deep=True).partitions or ()}
+    return {values[0] for _, values in found}
+
+
+def bucket_of(number: int) -> object:
+    return BucketTransform(4).transform(LongType())(number)
+
+
+@pytest.mark.parametrize("how", ["copy-on-write", "merge-on-read"])
+def test_partitions_are_held_that_the_newest_batches_changed_and_those_of_batches_that_wait(
+    world: UpsertWorld, how: How
+):
+    merge_batches(world, how, 1)
+    assert busy(world) == set(range(4))
+    world.clock_ms += 3_600_000
+    assert busy(world) == set()
+
+    world.upsert(committer := world.begin(), [(1, None), (2, ("eu", 7)), (3, ("eu", 0))])
+    changed = {bucket_of(1), bucket_of(2)}
+    assert busy(world) == changed, "that of 3 was read, and is as it was"
+    assert busy(world, later_ms=60_000) == changed
+    assert busy(world, later_ms=3_600_000) == set()
+
+    world.change(committer, [(4, None)])
+    assert busy(world, later_ms=3_600_000) == {bucket_of(4)}, "it is staged, and not merged yet"
+
+
+def test_no_partition_of_a_table_is_busy_that_no_stream_merges_into(world: UpsertWorld):
+    merge_batches(world, "auto", 1)
+    appended = SPEC.model_copy(update={"mode": "append"})
+    assert not busy_partitions(world.load(), find_maintained([appended], world.table), now_ms=world.clock_ms)
 
 
 def paths_in(delete_file: str) -> list[str]:

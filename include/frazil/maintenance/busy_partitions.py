@@ -1,0 +1,75 @@
+"""Which partitions are being merged into: a compaction of theirs loses against each batch, and makes it work again.
+
+The table tells, whatever host its writers are on: by what the newest batches of upsert streams changed, and by the
+journals of batches that are not merged yet.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from datetime import timedelta
+from itertools import islice, takewhile
+
+from pyiceberg.conversions import from_bytes
+from pyiceberg.manifest import ManifestEntryStatus
+from pyiceberg.partitioning import PartitionSpec
+from pyiceberg.table import Table
+from pyiceberg.table.snapshots import Snapshot
+from pyiceberg.types import PrimitiveType
+
+from frazil.commit.history import commit_records
+from frazil.commit.journal import JournalStore
+from frazil.commit.marker import read_marker
+from frazil.ingest.contract import StagedFile
+from frazil.maintenance.health import PartitionKey
+from frazil.maintenance.tables import MaintainedTable, TableKind
+from frazil.spec.model import StreamSpec
+from frazil.table.storage import open_store
+from frazil.table.tables import state_location
+
+INTERVALS = 2
+"""A partition is busy for so many of the stream's longest commit intervals after a batch has changed it."""
+BATCHES_MOST = 12
+"""So many of a stream's newest batches, merged or waiting, are looked at."""
+
+
+def busy_partitions(table: Table, maintained: MaintainedTable, *, now_ms: int) -> frozenset[PartitionKey]:
+    """By spec and values, as `PartitionFiles` has them; none of a table that no stream merges into."""
+    upserts = [s for s in maintained.streams if maintained.kind is TableKind.MAIN and s.mode == "upsert"]
+    return frozenset(key for spec in upserts for key in _of_stream(table, spec, now_ms=now_ms))
+
+
+def _of_stream(table: Table, spec: StreamSpec, *, now_ms: int) -> Iterator[PartitionKey]:
+    busy_ms = INTERVALS * (spec.commit.longest_interval // timedelta(milliseconds=1))
+    newest = (snapshot for snapshot, _ in commit_records(table.metadata, spec.name))
+    recent = takewhile(lambda snapshot: now_ms - snapshot.timestamp_ms <= busy_ms, newest)
+    for snapshot in islice(recent, BATCHES_MOST):
+        yield from _changed(snapshot, table)
+    marker = read_marker(table.properties, spec.name)
+    journals = JournalStore(open_store(table.location(), table.io.properties), state_location(table, spec.name))
+    settled = marker.settled if marker else None
+    waiting = journals.after(settled, journals.keys(), table_uuid=str(table.metadata.table_uuid), stream=spec.name)
+    for journal in islice(waiting, BATCHES_MOST):
+        yield from (_key_of(file, table) for file in journal.staged_for("main"))
+
+
+def _changed(snapshot: Snapshot, table: Table) -> Iterator[PartitionKey]:
+    """The partitions that a merge added data files or delete files to. One that only lost a file is not told."""
+    for manifest in snapshot.manifests(table.io):
+        if manifest.added_snapshot_id == snapshot.snapshot_id and manifest.has_added_files():
+            for entry in manifest.fetch_manifest_entry(table.io):
+                if entry.status is ManifestEntryStatus.ADDED:
+                    partition = entry.data_file.partition
+                    yield manifest.partition_spec_id, tuple(partition[i] for i in range(len(partition)))
+
+
+def _key_of(file: StagedFile, table: Table) -> PartitionKey:
+    """The partition that a change file's rows go to."""
+    spec = table.metadata.specs().get(file.spec_id, PartitionSpec())
+    kinds = [field.field_type for field in spec.partition_type(table.schema()).fields]
+    both = zip(kinds, file.partition, strict=False)
+    return file.spec_id, tuple(
+        from_bytes(kind, base64.b64decode(text)) if text is not None and isinstance(kind, PrimitiveType) else None
+        for kind, text in both
+    )
