@@ -69,7 +69,8 @@ class WholeTransactions:
     """When the first event of a transaction was written."""
     _tables: frozenset[str] = frozenset()
     _told: bool = False
-    _open_since: float | None = None
+    _open: tuple[int, float] = (-1, 0.0)
+    """Where a transaction that has not ended begins, and since when that is known."""
     _warned: float = 0.0
 
     @property
@@ -164,18 +165,15 @@ class WholeTransactions:
         return more
 
     def _warn(self, tp: TopicPartition, open_one: str) -> None:
-        if not self._waits:
-            self._open_since = None
-            return
         now = self.clock()
-        if self._open_since is None:
-            self._open_since = self._warned = now
+        if not self._waits or self._open[0] != self.at:
+            self._open, self._warned = (self.at, now), now
         elif open_one and now - self._warned >= WARN_S:
             self._warned = now
             log.warning(
                 "transaction %s in topic %s has not ended for %.0f s: what lies behind offset %d is not published "
                 "before topic %s tells its end. Does the connector run, with provide.transaction.metadata=true?",
-                *(open_one, tp[0], now - self._open_since, self.at, self.topic),
+                *(open_one, tp[0], now - self._open[1], self.at, self.topic),
             )
 
 
@@ -204,7 +202,11 @@ class KafkaTopics:
         if new := [tp for tp in partitions if tp not in self._next]:
             self._next |= self.kafka.at(datetime.fromtimestamp(since_ms / 1000, UTC) - CLOCKS, new)
         stable = self.kafka.ends(partitions)
-        ranges = [OffsetRange(*tp, at, min(stable[tp], at + SLICE)) for tp, at in self._next.items() if stable[tp] > at]
+        ranges = [
+            OffsetRange(*tp, at, min(stable[tp], at + SLICE))
+            for tp, at in self._next.items()
+            if stable.get(tp, at) > at
+        ]
         try:
             found = [end for chunk in self._chunks(ranges) for end in self.decoder.ends(chunk)]
         except OffsetGap as error:
@@ -212,7 +214,7 @@ class KafkaTopics:
             self._next |= self.kafka.earliest(self._next)
             return [], True
         self._next |= {(r.topic, r.partition): r.end for r in ranges}
-        return found, any(stable[tp] > at for tp, at in self._next.items())
+        return found, any(stable.get(tp, at) > at for tp, at in self._next.items())
 
     def _chunks(self, ranges: list[OffsetRange]) -> Iterable[Chunk]:
         if not ranges:

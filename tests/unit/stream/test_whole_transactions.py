@@ -173,6 +173,16 @@ def test_a_transaction_that_does_not_end_is_told_of(topics: StandInTopics, caplo
     assert "transaction b in topic shop.public.orders has not ended for 60 s: what lies behind offset 1" in caplog.text
 
 
+def test_transactions_that_come_and_go_are_none_that_does_not_end(topics: StandInTopics, caplog: Any) -> None:
+    reader = Reader(topics)
+    for number in range(10):
+        topics.write(f"t{number}", 1)
+        reader.now += WARN_S
+        assert reader.settled() == number
+        topics.end(f"t{number}", 1)
+    assert caplog.records == []
+
+
 def test_a_topic_of_several_tables_is_refused(topics: StandInTopics) -> None:
     topics.log = [Said("a", 1, None, ORDERS), Said("a", 1, None, ("public.lines",))]
     with pytest.raises(SpecError, match=r"several tables \(public\.orders and public\.lines\)"):
@@ -210,7 +220,7 @@ def test_records_are_read_as_debezium_writes_them(*, wrapped: bool) -> None:
         {"after": {}, "op": "c", "source": mysql},
         b"nonsense",
     )
-    both = ("public.orders", "shop.orders", "shop.public.orders")
+    both = ("public.orders", "shop.public.orders")
     assert decoder.events(events) == [
         Said("571", 2, ("", 24), both),
         Said(),

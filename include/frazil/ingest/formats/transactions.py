@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyiceberg.schema import Schema
 from pyiceberg.types import ListType, LongType, NestedField, StringType, StructType
 
@@ -56,45 +58,62 @@ class TransactionDecoder:
     def events(self, chunk: Chunk) -> list[Said]:
         """Of each record, in their order."""
         said = [Said()] * len(chunk)
-        for i, row in self._rows(chunk):
-            of, source = row["transaction"], row["source"] or {}
-            if of is None or of["id"] is None or of["data_collection_order"] is None:
-                said[i] = Said(unmarked=row["op"] in _CHANGES)
-            else:
-                said[i] = Said(_known_as(of["id"]), of["data_collection_order"], _place(source), _tables(source))
+        for records, rows in self._forms(chunk):
+            of = [_inside(rows, "transaction", name) for name in ("id", "data_collection_order")]
+            source = [_inside(rows, "source", name) for name in ("sequence", "file", "pos", "db", "schema", "table")]
+            ops = rows["op"].to_pylist()
+            for i, op, transaction, order, *told in zip(records, ops, *of, *source, strict=True):
+                if transaction is None or order is None:
+                    said[i] = Said(unmarked=op in _CHANGES)
+                else:
+                    said[i] = Said(_known_as(transaction), order, _place(*told[:3]), _tables(*told[3:]))
         return said
 
     def ends(self, chunk: Chunk) -> list[Ended]:
         """Those among the records."""
         return [
             Ended(_known_as(row["id"]), {of["data_collection"]: of["event_count"] for of in row["data_collections"]})
-            for _, row in self._rows(chunk)
+            for _, rows in self._forms(chunk)
+            for row in rows.select(["status", "id", "data_collections"]).to_pylist()
             if row["status"] == "END" and row["id"] is not None and row["data_collections"]
         ]
 
-    def _rows(self, chunk: Chunk) -> Iterator[tuple[int, dict[str, Any]]]:
+    def _forms(self, chunk: Chunk) -> Iterator[tuple[list[int], pa.Table]]:
+        """The readable records by their form, as they are and within `payload`, each with their numbers."""
         decoded = self._decode(chunk)
-        rows: pa.Table = decoded.rows
-        for i, row in zip(decoded.kept.tolist(), rows.to_pylist(), strict=True):
-            yield i, row["payload"] or row
+        wrapped = decoded.rows["payload"].is_valid().combine_chunks()
+        for form, rows in ((pc.invert(wrapped), decoded.rows), (wrapped, _of_payload(decoded.rows))):
+            if pc.any(form).as_py():
+                yield pa.array(decoded.kept).filter(form).to_pylist(), rows.filter(form)
 
 
+def _of_payload(rows: pa.Table) -> pa.Table:
+    payload: pa.ChunkedArray = rows["payload"]
+    return pa.table({field.name: pc.struct_field(payload, field.name) for field in payload.type})
+
+
+def _inside(rows: pa.Table, struct: str, name: str) -> list[Any]:
+    found: list[Any] = pc.struct_field(rows[struct], name).to_pylist()
+    return found
+
+
+@lru_cache(maxsize=4096)
 def _known_as(transaction: str) -> str:
     found = _OF_POSTGRES.fullmatch(transaction)
     return found[1] if found else transaction
 
 
-def _place(source: dict[str, Any]) -> tuple[str, int] | None:
-    if source.get("file") is not None and source["pos"] is not None:
-        return source["file"], source["pos"]
-    found = _COMMIT_BEFORE.match(source.get("sequence") or "")
+def _place(sequence: str | None, file: str | None, pos: int | None) -> tuple[str, int] | None:
+    if file is not None and pos is not None:
+        return file, pos
+    found = _COMMIT_BEFORE.match(sequence or "")
     return None if found is None else ("", int(found[1]))
 
 
-def _tables(source: dict[str, Any]) -> tuple[str, ...]:
+@lru_cache
+def _tables(db: str | None, schema: str | None, table: str | None) -> tuple[str, ...]:
     """`schema.table` of PostgreSQL, `db.table` of MySQL, and all three of others."""
-    db, schema, table = (source.get(name) for name in ("db", "schema", "table"))
-    ways = ((schema, table), (db, table), (db, schema, table))
+    ways = ((schema, table), (db, schema, table)) if schema else ((db, table),)
     return tuple(".".join(filter(None, parts)) for parts in ways if all(parts))
 
 
