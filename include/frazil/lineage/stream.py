@@ -52,20 +52,20 @@ class StreamLineage:
         self._lock = threading.Lock()
         self._topics = frozenset(named)
         self._totals = Totals()
+        self._load: Callable[[], Table] | None = None
         self._output: Dataset | None = None
-        self._table: Callable[[], Table] | None = None
+        """None until it is loaded, and once the table has evolved."""
         self._began_ms: int | None = None
         self._ended: tuple[State, int, str | None] | None = None
-        self._evolved = False
         self._sender: Sender | None = None
         self._sent: State | None = None
         self._sent_ms = 0
         self._sent_totals = Totals()
         self._failed_ms: int | None = None
 
-    def opens(self, table: Callable[[], Table]) -> None:
-        """The table is there; `table` returns it as last loaded, in the writer's thread."""
-        self._table, self._output = table, dataset_of(table())
+    def opens(self, load: Callable[[], Table]) -> None:
+        """The table is there; `load` loads it, and is called in the scribe's thread."""
+        self._load = load
 
     def take(self, event: Event) -> None:
         """Receive one event."""
@@ -75,20 +75,11 @@ class StreamLineage:
                     self._began_ms = self._began_ms or event.at_ms
                     self._topics |= {topic for topic, _ in marker.offsets}
                 case TableEvolved():
-                    self._evolved = True
+                    self._output = None
                 case BatchCommitted() as batch:
-                    self._batch(batch)
-
-    def _batch(self, batch: BatchCommitted) -> None:
-        total = self._totals
-        self._totals = Totals(
-            total.records + batch.records,
-            total.bytes + batch.bytes,
-            total.files + batch.files,
-            batch.marker.snapshot_id,
-        )
-        if self._evolved and self._table is not None:
-            self._evolved, self._output = False, dataset_of(self._table())
+                    total, newest = self._totals, batch.marker.snapshot_id
+                    records, size = total.records + batch.records, total.bytes + batch.bytes
+                    self._totals = Totals(records, size, total.files + batch.files, newest)
 
     def ended(self, error: str | None, *, at_ms: int) -> None:
         """The writer ended, with that error or well."""
@@ -97,7 +88,7 @@ class StreamLineage:
 
     def is_due(self, now_ms: int) -> bool:
         """Whether `write` should be called now."""
-        if self._began_ms is None or self._output is None:
+        if self._began_ms is None or self._load is None:
             return False
         if self._failed_ms is not None and abs(now_ms - self._failed_ms) < AGAIN_MS:
             return False
@@ -120,8 +111,10 @@ class StreamLineage:
         with self._lock:
             began_ms, output, totals, ended = self._began_ms, self._output, self._totals, self._ended
             inputs = topics(self._bootstrap, self._topics)
-        if began_ms is None or output is None:
+        if began_ms is None or self._load is None:
             return  # it never took over
+        if output is None:
+            output = self._output = dataset_of(self._load())
         if self._sender is None:
             self._sender = self._connect()
         if self._sent is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import socket
 import threading
 from collections.abc import Iterator
 from http import HTTPStatus
@@ -71,7 +72,8 @@ class Endpoint:
 
     @property
     def address(self) -> str:
-        return f"http://{self.host}:{self.port}{PATH}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self.port}{PATH}"
 
     def close(self) -> None:
         self._server.shutdown()
@@ -84,6 +86,10 @@ class _Server(ThreadingTCPServer):
     """A port that a writer had a moment ago."""
     block_on_close = False
     meters: Meters
+
+    def __init__(self, address: tuple[str, int]) -> None:
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        super().__init__(address, _Handler)
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002
         log.debug("a scrape failed", exc_info=True)  # the client went away
@@ -112,7 +118,7 @@ def _bound(meters: Meters, host: str, ports: range) -> _Server:
     failed: OSError | None = None
     for port in ports:
         try:
-            server = _Server((host, port), _Handler)
+            server = _Server((host, port))
         except OSError as error:
             failed = error
             continue

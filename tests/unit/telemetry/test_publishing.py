@@ -149,6 +149,18 @@ def test_other_paths_are_not_found() -> None:
         found.value.close()
 
 
+@pytest.mark.skipif(not socket.has_ipv6, reason="this host has no IPv6")
+def test_an_address_of_ipv6_is_served() -> None:
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError as error:
+        pytest.skip(f"this host has no IPv6: {error}")
+    listen = f"[::1]:{free_ports(1)[0]}"
+    with Telemetry(Settings.of({"FRAZIL_METRICS": "prometheus", "FRAZIL_METRICS_LISTEN": listen})) as telemetry:
+        assert scraped(telemetry) == ""
+
+
 def test_labels_are_escaped() -> None:
     meters = m.Meters()
     meters.set(m.LAG, ('a"b\\c\nd', "t"), 1.5)
