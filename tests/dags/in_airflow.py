@@ -242,6 +242,26 @@ def ask(role: str | None, method: str, path: str, *, headers: Mapping[str, str],
     }
 
 
+def serve(port: int) -> bool:
+    """Serve Airflow's whole UI and API on the loopback, until the process ends."""
+    import threading  # noqa: PLC0415 - as above
+
+    import uvicorn  # noqa: PLC0415 - as above
+    from airflow.api_fastapi.app import create_app  # noqa: PLC0415 - as above
+
+    server = uvicorn.Server(uvicorn.Config(create_app(apps="all"), host="127.0.0.1", port=port, log_level="warning"))
+    threading.Thread(target=server.run, daemon=True).start()
+    return True
+
+
+def token(role: str) -> str:
+    """What the browser of a person of this role has as its session's cookie."""
+    from airflow.api_fastapi.app import get_auth_manager  # noqa: PLC0415 - as above
+    from airflow.api_fastapi.auth.managers.simple.user import SimpleAuthManagerUser  # noqa: PLC0415 - as above
+
+    return str(get_auth_manager().generate_jwt(SimpleAuthManagerUser(username=role.lower(), role=role)))
+
+
 def audit_log(event: str) -> list[tuple[str | None, str | None, str]]:
     """Of the entries of an event: who, which DAG, and what."""
     from airflow.models import Log  # noqa: PLC0415 - as above

@@ -26,7 +26,7 @@ FORGOTTEN_AFTER_S = 900.0
 
 @dataclass(frozen=True, slots=True)
 class Answer(Generic[T]):
-    """The newest answer. `value` is None before the first; `problem` says why the last look failed."""
+    """The newest answer. `at_ms` is None before the first; `problem` says why the last look failed."""
 
     value: T | None = None
     at_ms: int | None = None
@@ -37,7 +37,7 @@ class Answer(Generic[T]):
     @property
     def pending(self) -> bool:
         """The first look is under way."""
-        return self.value is None and self.problem is None and self.silent_since_ms is None
+        return self.at_ms is None and self.silent_since_ms is None
 
 
 @dataclass(slots=True, eq=False)

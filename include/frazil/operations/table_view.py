@@ -209,11 +209,9 @@ def _kind(snapshot: Snapshot, told: Mapping[str, str]) -> str:
         return "merge" if told.get("frazil.inserted") is not None else "batch"
     if told.get("frazil.backfill-stream"):
         return "backfill"
-    if told.get("frazil.operation"):
-        return "position"
     if snapshot.summary and snapshot.summary.operation is Operation.REPLACE:
         return "compaction" if told.get("deleted-data-files") or told.get("added-data-files") else "manifests"
-    return "others"
+    return "position" if told.get("frazil.stream") and told.get("frazil.operation") else "others"
 
 
 def _rewrites(metadata: TableMetadata) -> Iterable[Rewrite]:

@@ -134,3 +134,9 @@ def test_hundreds_are_looked_at_by_two_threads(answers: Answers):
 
 def test_nothing_is_gathered_from_nothing(answers: Answers):
     assert answers.gather([], within_s=60) == []
+
+
+def test_none_is_an_answer_and_not_a_look_that_is_under_way(answers: Answers):
+    found = answers.one("g", "k", lambda: None, keep_s=1e9, within_s=60)
+    assert not found.pending
+    assert found.at_ms is not None
