@@ -19,7 +19,7 @@ from frazil.cli.output import ask, echo_json, echo_table
 from frazil.cli.person import person
 from frazil.cli.positions import MomentText
 from frazil.commit.opened import OpenStream, open_stream
-from frazil.dead_letters.counts import counts, samples
+from frazil.dead_letters.counts import counts, omitted, samples
 from frazil.dead_letters.discard import Mark, discard
 from frazil.dead_letters.letters import ERROR_CLASS, Selection
 from frazil.spec.load import find_stream
@@ -168,14 +168,16 @@ def replay_(stream: str, streams_folder: Path, *, as_json: bool, dry_run: bool, 
       frazil dlq replay flights --from 2013-12-30T00:00:00Z
     """
     opened, selection = _open(stream, streams_folder, which["reasons"]), _selection(**which)
-    if opened.spec.sensitive and opened.spec.sensitive.dead_letters == "omit":
+    letters = opened.tables.dead_letters.current()
+    kept_nothing = omitted(letters, opened.spec, selection)
+    if kept_nothing:
         click.echo(
-            f"Stream {stream} has sensitive fields, and its dead letters do not keep the records "
-            "(sensitive.dead-letters: omit): those cannot be replayed.",
+            f"{counted(kept_nothing, 'dead letter')} of stream {stream} cannot be decoded again: nothing of the record "
+            "was kept, because the stream has sensitive fields (sensitive.dead-letters: omit).",
             err=True,
         )
     if dry_run:
-        meant = sum(c.letters for c in counts(opened.tables.dead_letters.current(), opened.spec, selection))
+        meant = sum(c.letters for c in counts(letters, opened.spec, selection)) - kept_nothing
         said = (
             f"{counted(meant, 'dead letter')} of stream {stream} would be decoded again. If the declaration has new "
             "columns, start the writer first: its start adds them to the table."
@@ -194,7 +196,10 @@ def replay_(stream: str, streams_folder: Path, *, as_json: bool, dry_run: bool, 
         return
     if earlier:
         click.echo(f"Finished a replay that another command began. {_came_to(stream, earlier.landed, earlier.failed)}")
-    click.echo(_came_to(stream, own.landed, own.failed))
+    if kept_nothing and not own.lane:
+        click.echo(f"Stream {stream}: no{' other' if earlier else ''} dead letter was decoded again.")
+    else:
+        click.echo(_came_to(stream, own.landed, own.failed))
 
 
 def _came_to(stream: str, landed: int, failed: int) -> str:

@@ -13,8 +13,11 @@ from click.testing import CliRunner
 from pyiceberg.schema import Schema
 
 from frazil.cli.main import frazil
+from frazil.commit.committer import Committer
 from frazil.commit.lane import Lane, LaneState, property_name
 from frazil.commit.opened import open_stream
+from frazil.ingest.sealing import OMITTED
+from frazil.kafka.identity import SourceIdentity
 from frazil.spec.load import load_stream
 from frazil.table.catalogs import load_catalog
 from frazil.table.tables import ensure_dead_letters, ensure_table
@@ -127,6 +130,26 @@ def test_a_replay_that_was_interrupted_is_told_where_letters_are_listed(streams:
                 change.set_properties({property_name("made"): replace(lane, state=stands).to_property()})
         told = "A replay of stream made (of NotJson) runs, or was interrupted: `frazil dlq replay made` finishes it."
         assert (told in call(streams, "list", "made")) == is_told
+
+
+def test_letters_that_keep_nothing_of_their_record_are_not_counted_as_decoded_again(streams: Path) -> None:
+    """As after `sensitive` was declared: two letters keep their value from before, and one has none."""
+    sensitive = "sensitive: {fields: {note: mask}, dead-letters: omit}\n"
+    declared = STREAM.replace("{at: timestamptz}", "{at: timestamptz, note: string}") + sensitive
+    (streams / "made.yaml").write_text(declared)
+    opened = open_stream(load_stream(streams / "made.yaml"))
+    Committer.take_over(opened.tables, source=SourceIdentity("c", {"made": "id"}), initial=lambda: {("made", 0): 9})
+    letters = opened.tables.dead_letters.refresh()
+    row = letters.scan("error_class = 'WrongType'").to_arrow().to_pylist()[0]
+    new = {**row, "kafka_offset": 7, "error_class": "Omitted", "value": OMITTED, "headers": None}
+    letters.append(pa.Table.from_pylist([new], schema=letters.schema().as_arrow()))
+    said = call(streams, "replay", "made", "--dry-run")
+    assert "1 dead letter of stream made cannot be decoded again: nothing of the record was kept" in said
+    assert "3 dead letters of stream made would be decoded again" in said
+    said = call(streams, "replay", "made", "--reason", "Omitted")
+    assert said.endswith("Stream made: no dead letter was decoded again.\n")
+    said = call(streams, "replay", "made", "--reason", "Other")
+    assert said.endswith("Stream made: 0 dead letters are rows now; 0 failed again.\n")
 
 
 def test_a_reason_is_a_word(streams: Path) -> None:
