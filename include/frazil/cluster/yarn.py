@@ -38,6 +38,11 @@ def submitted_application(output: str) -> str | None:
     return found[1] if found else None
 
 
+def is_submitted(output: str) -> bool:
+    """Whether spark-submit came as far as asking YARN to accept the application: what failed before never reached it."""
+    return "Submitting application application_" in output
+
+
 def resource_managers(configuration: Path) -> tuple[str, ...]:
     """The web addresses of all ResourceManagers that a folder's yarn-site.xml names, such as `http://rm1:8088`.
 
@@ -65,18 +70,22 @@ def resource_managers(configuration: Path) -> tuple[str, ...]:
 
 
 def application_of_tag(tag: str, *, addresses: Sequence[str], user: str | None = None) -> str | None:
-    """The id of the newest application with a tag; None if YARN has none, or gives no usable answer."""
+    """The id of the newest application with a tag; None if YARN has none. Raises Silent if it gives no usable answer."""
     parameters = {"applicationTags": tag, **({"user.name": user} if user else {})}
+    problem = Silent(f"no web address of {WHO} is known")
     for address in addresses:
         try:
             with requests.Session() as session:
                 answer = call(session, "GET", f"{address}/ws/v1/cluster/apps", who=WHO, params=parameters)
+            if answer.status_code in {401, 403}:
+                raise Silent(_refused(answer))
             found = body(answer, who=WHO).get("apps") or {}
-        except Silent:
+        except Silent as silent:
+            problem = silent
             continue
         ids = (str(app["id"]) for app in found.get("app") or ())
         return max(ids, key=lambda each: [int(number) for number in each.split("_")[1:]], default=None)
-    return None
+    raise problem
 
 
 class YarnDriver:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -25,17 +27,34 @@ from frazil.cluster.submission import (
     submit_properties,
     yarn_tag,
 )
-from frazil.cluster.yarn import YarnDriver, application_of_tag, resource_managers, submitted_application
+from frazil.cluster.yarn import (
+    YarnDriver,
+    application_of_tag,
+    is_submitted,
+    resource_managers,
+    submitted_application,
+)
 from frazil.errors import EnvironmentUnusable
 from frazil.spark.class_archive import LEAN
 from frazil.spark.java import require_java, require_pyspark
 from frazil.spec.resources import ClusterManager, Resources
 from frazil.stream.session import HADOOP_FOLDERS
 
+log = logging.getLogger(__name__)
+
 SUBMIT_WITHIN_S = 300.0
 """spark-submit uploads a package of hundreds of megabytes."""
 NAMESPACE = "spark.kubernetes.namespace"
 CONTEXT = "spark.kubernetes.context"
+
+
+class SubmitFailed(EnvironmentUnusable):
+    """spark-submit failed: perhaps after the cluster had accepted the driver."""
+
+    def __init__(self, message: str, said: str) -> None:
+        super().__init__(message)
+        self.said = said
+        """All of its output."""
 
 
 class Submitter(Protocol):
@@ -130,13 +149,34 @@ class YarnSubmitter:
 
     def submit(self, driver: ClusterDriver) -> str:
         """See `Submitter.submit`."""
-        said = spark_submit(driver)
+        try:
+            said = spark_submit(driver)
+        except SubmitFailed as failed:
+            return self._accepted(driver, failed)
         if application := submitted_application(said):
             return application
         raise Silent("spark-submit ended well, and did not tell the application's id")
 
+    def _accepted(self, driver: ClusterDriver, failed: SubmitFailed) -> str:
+        """The application that YARN has, although spark-submit failed: by its output, or by the launch's tag."""
+        application = submitted_application(failed.said)
+        try:
+            application = application or self._tagged(driver)
+        except Silent as silent:
+            if is_submitted(failed.said):
+                raise Silent(f"{failed}; whether YARN accepted the application is unknown: {silent}") from failed
+        if application is None:
+            raise failed
+        log.warning("YARN has %s, although %s", application, failed)
+        return application
+
     def find(self, driver: ClusterDriver) -> str | None:
         """See `Submitter.find`."""
+        with suppress(Silent):
+            return self._tagged(driver)
+        return None
+
+    def _tagged(self, driver: ClusterDriver) -> str | None:
         return application_of_tag(yarn_tag(driver), addresses=self._addresses, user=self._user)
 
     def open(self, submission: str) -> Driver:
@@ -181,7 +221,7 @@ def spark_submit(
 ) -> str:
     """What spark-submit says, once the cluster has accepted the driver.
 
-    Raises EnvironmentUnusable if it fails, SpecError, and Silent if it does not end in time.
+    Raises SubmitFailed if it fails, SpecError, and Silent if it does not end in time.
     """
     require_pyspark()
     import pyspark  # noqa: PLC0415 - an extra
@@ -206,5 +246,5 @@ def spark_submit(
     said = f"{done.stdout}\n{done.stderr}"
     if done.returncode:
         problem = next((line for line in said.splitlines() if "Exception" in line or "Error" in line), said.strip())
-        raise EnvironmentUnusable(f"spark-submit ended with exit code {done.returncode}: {problem.strip()[-500:]}")
+        raise SubmitFailed(f"spark-submit ended with exit code {done.returncode}: {problem.strip()[-500:]}", said)
     return said

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from frazil.cluster import api as calls
+from frazil.cluster.api import Silent
 from frazil.cluster.driver import DriverState
 from frazil.cluster.yarn import (
     YarnDriver,
@@ -40,7 +41,9 @@ def test_an_application_is_found_by_its_tag(api: Api) -> None:
     assert "applicationTags=frazil-a&user.name=alice" in api.asked[0][1]
     api.answers["GET", "/ws/v1/cluster/apps"] = Answer(body={"apps": None})
     assert application_of_tag("frazil-b", addresses=[api.address]) is None
-    assert application_of_tag("frazil-b", addresses=[]) is None
+    for silent in ([], ["http://127.0.0.1:1"]):
+        with pytest.raises(Silent):
+            application_of_tag("frazil-b", addresses=silent)
 
 
 def driver(*apis: Api | str, user: str | None = None) -> YarnDriver:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from frazil.kafka.admin import Topics
 from frazil.kafka.identity import SourceIdentity
 from frazil.remote import preparing
 from frazil.remote.preparing import portable, prepare
-from frazil.remote.submitter import StandaloneSubmitter, spark_submit, submitter
+from frazil.remote.submitter import StandaloneSubmitter, YarnSubmitter, spark_submit, submitter
 from frazil.spec.load import load_stream
 from frazil.spec.resources import Resources
 from frazil.spec.topics import TopicPattern
@@ -138,6 +139,47 @@ def test_spark_submit_has_its_secrets_in_a_file_of_its_own() -> None:
 
     with pytest.raises(Silent, match="did not end within"):
         spark_submit(driver(master="yarn"), run=hang)
+
+
+ASKED = "26/11/22 22:50:40 INFO Client: Submitting application application_1_0002 to ResourceManager\n"
+ACCEPTED = "26/11/22 22:50:41 INFO YarnClientImpl: Submitted application application_1_0002\n"
+REFUSED = "Exception in thread: no queue\n"
+
+
+@pytest.mark.parametrize(
+    ("said", "yarn_has", "comes_to"),
+    [
+        (ASKED + ACCEPTED + "Exception in thread: the report was lost\n", Silent("away"), "application_1_0002"),
+        (ASKED + "Exception in thread: connection reset\n", "application_1_0002", "application_1_0002"),
+        ("Exception in thread: connection reset\n", "application_1_0002", "application_1_0002"),
+        (ASKED + REFUSED, None, EnvironmentUnusable),
+        (ASKED + "Exception in thread: connection reset\n", Silent("away"), Silent),
+        ("Exception in thread: no such host\n", Silent("away"), EnvironmentUnusable),
+    ],
+    ids=["it said so", "YARN has it", "YARN has it, its log is silent", "YARN has none", "nobody knows", "never asked"],
+)
+def test_of_a_spark_submit_that_fails_yarn_tells_whether_it_accepted_the_application(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, yarn_has: Any, comes_to: Any
+) -> None:
+    def failed(command: tuple[str, ...], **_: Any) -> subprocess.CompletedProcess[str]:
+        return subprocess.CompletedProcess(command, 1, "", said)
+
+    def tagged(tag: str, **_: Any) -> str | None:
+        assert tag == f"frazil-{'a' * 32}"
+        if isinstance(yarn_has, Silent):
+            raise yarn_has
+        return yarn_has
+
+    (tmp_path / "yarn-site.xml").write_text("<configuration/>")
+    monkeypatch.setattr("frazil.remote.submitter.application_of_tag", tagged)
+    monkeypatch.setattr("frazil.remote.submitter.spark_submit", partial(spark_submit, run=failed))
+    yarn = YarnSubmitter({"HADOOP_CONF_DIR": str(tmp_path)})
+    if isinstance(comes_to, str):
+        assert yarn.submit(driver(master="yarn")) == comes_to
+    else:
+        with pytest.raises(comes_to, match="spark-submit ended with exit code 1"):
+            yarn.submit(driver(master="yarn"))
+    assert yarn.find(driver(master="yarn")) == (None if isinstance(yarn_has, Silent) else yarn_has)
 
 
 def test_yarn_must_be_known_to_the_agent(monkeypatch: pytest.MonkeyPatch) -> None:
