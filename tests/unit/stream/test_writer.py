@@ -9,7 +9,9 @@ from typing import Any, Self
 import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 
-from frazil.errors import KafkaUnavailable, PythonStartTimeout, TopicMissing
+from frazil.commit.committer import Committer
+from frazil.commit.stream_tables import StreamTables
+from frazil.errors import KafkaUnavailable, PythonStartTimeout, SpecError, TopicMissing
 from frazil.kafka.admin import KafkaOffsets, Topics
 from frazil.kafka.identity import SourceIdentity
 from frazil.spec.load import load_stream
@@ -17,6 +19,8 @@ from frazil.spec.model import StreamSpec
 from frazil.stream import writer as writer_module
 from frazil.stream.writer import START_ATTEMPTS, Epoch, Writer
 from frazil.supervise.decide import RESTARTABLE
+from frazil.table.catalogs import load_catalog
+from frazil.table.tables import ensure_dead_letters, ensure_table
 
 
 class Stopping(threading.Event):
@@ -98,11 +102,11 @@ def test_a_host_that_stays_too_busy_is_left_to_the_supervisor_which_never_gives_
     assert raised.value.exit_code in RESTARTABLE
 
 
-def declared(frazil_home: Path) -> StreamSpec:
+def declared(frazil_home: Path, more: str = "") -> StreamSpec:
     file = frazil_home.parent / "s.yaml"
     file.write_text(
         "name: s\nsource: {topics: [t], format: json, bootstrap-servers: 'localhost:1'}\ntable: test.s\n"
-        "schema: {at: timestamptz not null}\nevent-time: at\n"
+        f"schema: {{at: timestamptz not null, note: string}}\nevent-time: at\n{more}"
     )
     return load_stream(file)
 
@@ -149,6 +153,39 @@ def test_an_engine_that_was_started_ends_although_the_topic_is_missing(
     with pytest.raises(TopicMissing):
         Writer(declared(frazil_home), engine=engine).run()
     assert engine.ended_by is TopicMissing
+
+
+def test_a_start_without_its_secret_takes_no_stream_over_from_a_writer_that_runs(
+    frazil_home: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The one that runs has the secret; the other may be on another host, where no lock is shared."""
+    spec = declared(frazil_home, "sensitive: {fields: {note: hash}, secret: '${env:TEST_SECRET}'}\n")
+    monkeypatch.setattr(KafkaOffsets, "describe", lambda _: Topics(SourceIdentity("cluster", {"t": "id"}), (("t", 0),)))
+    monkeypatch.setattr(KafkaOffsets, "starts", lambda *_: {("t", 0): 0})
+    catalog = load_catalog(None)
+    tables = StreamTables.of(
+        spec.name,
+        {"main": ensure_table(catalog, spec), "dead-letters": ensure_dead_letters(catalog, spec)},
+        clock_ms=lambda: 1,
+    )
+    running = Committer.take_over(tables, source=SourceIdentity("cluster", {"t": "id"}), initial=lambda: {("t", 0): 0})
+    monkeypatch.delenv("TEST_SECRET", raising=False)
+    with pytest.raises(SpecError, match="TEST_SECRET"):
+        Writer(spec, engine=StartedEngine()).run()
+    marker = tables.marker()
+    assert marker is not None
+    assert marker.at == (running.epoch, 0)
+    monkeypatch.setenv("TEST_SECRET", "a secret of the tests")
+    monkeypatch.setattr(Epoch, "_after_gaps", _ends)
+    with pytest.raises(KeyboardInterrupt):
+        Writer(spec, engine=StartedEngine()).run()
+    marker = tables.marker()
+    assert marker is not None
+    assert marker.at.epoch == running.epoch + 1, "with its secret the same start takes over"
+
+
+def _ends(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 def test_a_writer_that_is_asked_to_end_during_a_catalogs_outage_ends_well_and_soon(
