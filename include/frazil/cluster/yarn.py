@@ -39,7 +39,7 @@ def submitted_application(output: str) -> str | None:
 
 
 def is_submitted(output: str) -> bool:
-    """Whether spark-submit came as far as asking YARN to accept the application: what failed before never reached it."""
+    """Whether spark-submit came as far as asking YARN to accept the application."""
     return "Submitting application application_" in output
 
 
@@ -70,18 +70,24 @@ def resource_managers(configuration: Path) -> tuple[str, ...]:
 
 
 def application_of_tag(tag: str, *, addresses: Sequence[str], user: str | None = None) -> str | None:
-    """The id of the newest application with a tag; None if YARN has none. Raises Silent if it gives no usable answer."""
+    """The id of the newest application with a tag; None if YARN has none.
+
+    Raises Silent if it gives no usable answer.
+    """
     parameters = {"applicationTags": tag, **({"user.name": user} if user else {})}
     problem = Silent(f"no web address of {WHO} is known")
     for address in addresses:
         try:
             with requests.Session() as session:
                 answer = call(session, "GET", f"{address}/ws/v1/cluster/apps", who=WHO, params=parameters)
-            if answer.status_code in {401, 403}:
-                raise Silent(_refused(answer))
             found = body(answer, who=WHO).get("apps") or {}
         except Silent as silent:
             problem = silent
+            continue
+        if answer.status_code != 200:
+            problem = Silent(
+                _refused(answer) if answer.status_code in {401, 403} else f"{WHO} answered {answer.status_code}"
+            )
             continue
         ids = (str(app["id"]) for app in found.get("app") or ())
         return max(ids, key=lambda each: [int(number) for number in each.split("_")[1:]], default=None)

@@ -29,6 +29,7 @@ from frazil.errors import StaleBatch, TopicRecreated
 from frazil.ingest.contract import Target, is_routed
 from frazil.spec.units import counted
 from frazil.table.object_store import ObjectStore
+from frazil.table.parallel import in_parallel
 from frazil.table.tables import data_location
 
 log = logging.getLogger(__name__)
@@ -140,14 +141,41 @@ def sweep(
         return 0
     view = _View(tables, marker, just_settled, tables.journals.keys() if keys is None else keys)
     _drop_dead_journals(view, below_epoch)
-    deleted = 0
-    for target, handle in tables.all.items():
-        # What becomes of a routed table's file is told by home and the journals alone.
-        side = _Side(target, handle.current() if is_routed(target) else handle.refresh(), tables.stream)
-        for key, folder in batch_folders(tables.store_of(target), side.table, tables.stream):
-            if key.epoch < below_epoch and not (just_settled and _swept_before(view, key)):
-                kept = _kept(view, side, key)
-                deleted += 0 if kept is None else _delete_others(tables.store_of(target), folder, kept)
+    # What becomes of a routed table's file is told by home and the journals alone.
+    return sum(
+        _sweep_side(
+            view, _Side(target, handle.current() if is_routed(target) else handle.refresh(), tables.stream), below_epoch
+        )
+        for target, handle in tables.all.items()
+    )
+
+
+def sweep_routed(tables: StreamTables, *, below_epoch: int) -> int:
+    """As `sweep`, for the tables of the stream's route, right after all of earlier epochs was settled.
+
+    Side by side, because there may be thousands. What one table refuses is left to the next start.
+    """
+    marker = tables.marker()
+    if marker is None or not tables.routed:
+        return 0
+    view = _View(tables, marker, just_settled=True, keys=tables.journals.keys())
+
+    def swept(target: Target) -> int:
+        try:
+            return _sweep_side(view, _Side(target, tables.handle(target).current(), tables.stream), below_epoch)
+        except Exception as error:  # catalogs' clients raise anything, and the other tables shall go on
+            log.warning("files of nobody of table %s were left to the next start: %r", target, error)
+            return 0
+
+    return sum(in_parallel(swept, sorted(tables.routed)))
+
+
+def _sweep_side(view: _View, side: _Side, below_epoch: int) -> int:
+    store, deleted = view.tables.store_of(side.target), 0
+    for key, folder in batch_folders(store, side.table, view.tables.stream):
+        if key.epoch < below_epoch and not (view.just_settled and _swept_before(view, key)):
+            kept = _kept(view, side, key)
+            deleted += 0 if kept is None else _delete_others(store, folder, kept)
     return deleted
 
 

@@ -11,6 +11,7 @@ from frazil.commit.committer import Committer
 from frazil.commit.followers import Behind, Followers
 from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey, Marker
+from frazil.commit.settle import sweep_routed
 from frazil.commit.stream_tables import StreamTables
 from frazil.errors import RouteBehind
 from frazil.events import Happening, OutageMet
@@ -44,7 +45,7 @@ class StreamRoute:
     ) -> StreamRoute | None:
         """Commit what earlier writers left to do, and open the tables. None if the stream never had a route.
 
-        Raises what `RoutedTables.open` raises.
+        Also delete what they staged for these and nobody will commit. Raises what `RoutedTables.open` raises.
         """
         if spec.route is None and marker.routed is None:
             return None
@@ -55,6 +56,7 @@ class StreamRoute:
             catalog = load_catalog(spec.table.catalog)
             found.routed = RoutedTables(spec, spec.route, catalog, tables, followers.behind)
             found.routed.open(marker)
+        sweep_routed(tables, below_epoch=marker.at.epoch)
         return found
 
     @property

@@ -41,7 +41,8 @@ def test_an_application_is_found_by_its_tag(api: Api) -> None:
     assert "applicationTags=frazil-a&user.name=alice" in api.asked[0][1]
     api.answers["GET", "/ws/v1/cluster/apps"] = Answer(body={"apps": None})
     assert application_of_tag("frazil-b", addresses=[api.address]) is None
-    for silent in ([], ["http://127.0.0.1:1"]):
+    api.answers["GET", "/ws/v1/cluster/apps"] = Answer(403, {"RemoteException": {}})
+    for silent in ([], ["http://127.0.0.1:1"], [api.address]):
         with pytest.raises(Silent):
             application_of_tag("frazil-b", addresses=silent)
 

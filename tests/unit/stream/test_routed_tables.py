@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from pyiceberg.schema import Schema
 from frazil.commit.committer import Committer
 from frazil.commit.followers import Behind
 from frazil.commit.marker import BatchKey, Marker, read_marker
+from frazil.commit.settle import bare_path, batch_folder, settle
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.swap import Patience
 from frazil.errors import RouteBehind
@@ -25,6 +28,7 @@ from frazil.ingest.routed_writers import RoutedWriters
 from frazil.ingest.write import file_namer
 from frazil.kafka.identity import SourceIdentity
 from frazil.spec.model import StreamSpec
+from frazil.stream.route import StreamRoute
 from frazil.stream.routed_tables import RoutedTables, made_anew, value_property
 from frazil.stream.stage_context import stage_context
 from frazil.table.catalogs import load_catalog
@@ -92,6 +96,33 @@ def test_declared_tables_are_made_with_a_marker_and_folders_of_their_own() -> No
     assert context.targets["shop.a"].folder == f"{table.location()}/data/shop/00000001/00000001"
     assert context.targets["shop.a"].schema_json == context.main.schema_json
     assert StageContext.from_named(context.named()) == context
+
+
+def test_a_start_deletes_what_a_lost_batch_staged_for_the_routes_tables() -> None:
+    shop = Shop(tables={"a": "shop.a"})
+    shop.open()
+    table, lost, current = shop.catalog.load_table("shop.a"), BatchKey(1, 1), BatchKey(2, 1)
+    for key in (lost, current):
+        file = Path(bare_path(batch_folder(table, "shop", key))) / "0.parquet"
+        file.parent.mkdir(parents=True)
+        file.touch()
+    next_start = dataclasses.replace(shop.tables, routed={})
+    settle(next_start, Committer.take_over(next_start, source=SOURCE, initial=dict))
+    StreamRoute.begin(shop.spec, next_start, shop.home(), lambda _: None)
+    assert not (Path(bare_path(batch_folder(table, "shop", lost))) / "0.parquet").exists()
+    assert (Path(bare_path(batch_folder(table, "shop", current))) / "0.parquet").exists()
+
+
+def test_a_start_goes_on_although_one_of_the_routes_tables_cannot_be_swept(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refused(*_: object) -> None:
+        raise PermissionError("not yours")
+
+    shop = Shop(tables={"a": "shop.a"})
+    monkeypatch.setattr("frazil.commit.settle.batch_folders", refused)
+    assert StreamRoute.begin(shop.spec, shop.tables, shop.home(), lambda _: None) is not None
+    assert "files of nobody of table shop.a were left to the next start" in caplog.text
 
 
 def test_tables_that_were_made_are_found_again_and_count() -> None:
