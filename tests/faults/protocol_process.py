@@ -1,0 +1,120 @@
+"""One writer process of the model of upserts and routes, step by step; it may be paused between any two."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest import mock
+
+from pyroaring import BitMap64
+
+from frazil.commit.committer import Committer
+from frazil.commit.journal import Journal
+from frazil.commit.marker import BatchKey, Marker
+from frazil.commit.settle import give_back, highest_epoch, settle, sweep_batch
+from frazil.errors import Fenced
+from frazil.ingest.contract import RangeProgress
+from frazil.stream.route import StreamRoute, join_routed
+
+from .protocol_faults import Faults
+from .protocol_tables import BAD, NOW_MS, SOURCE, STREAM, TP, World
+
+
+class Process:
+    """What `frazil.stream.writer` and `frazil.stream.batch` do around the committer."""
+
+    def __init__(self, world: World, meanwhile: Any = lambda: None) -> None:
+        self.world, self.faults = world, Faults(meanwhile, STREAM)
+        self.tables, self.catalog = world.tables(self.faults)
+        self.committer: Committer | None = None
+        self.route: StreamRoute | None = None
+        self.marker: Marker | None = None
+        """None before it began, and after its batch was stale."""
+        self.staged: Journal | None = None
+        self.journaled = False
+        self.decided = False
+        """Whether home has the batch, which its tables may lack."""
+
+    @property
+    def epoch(self) -> int | None:
+        return self.committer.epoch if self.committer else None
+
+    @property
+    def began(self) -> bool:
+        return self.marker is not None
+
+    def begin(self) -> None:
+        self.stale()
+        self.committer = Committer.take_over(
+            self.tables,
+            source=SOURCE,
+            initial=lambda: {TP: 0},
+            first_epoch=1 + highest_epoch(self.tables),
+            after=self.epoch,
+        )
+        join_routed(self.tables, self.committer)
+        settle(self.tables, self.committer)
+        marker = self.tables.marker()
+        assert marker is not None
+        with mock.patch("frazil.stream.route.load_catalog", return_value=self.catalog):
+            self.route = StreamRoute.begin(self.world.spec, self.tables, marker, lambda _: None)
+        self.marker = marker
+
+    def stale(self) -> None:
+        """The current batch is given up; the next step begins an epoch."""
+        self.marker, self.staged, self.journaled, self.decided = None, None, False, False
+
+    def stage(self, most: int, *, leftover: bool) -> bool:
+        """Stage up to so many records; False where there are none. `leftover` is of an attempt that failed."""
+        assert self.committer is not None
+        assert self.marker is not None
+        start = self.marker.offsets[TP]
+        end = min(start + most, len(self.world.log))
+        if start == end:
+            return False
+        key = BatchKey(self.committer.epoch, self.marker.at.batch + 1)
+        held = BitMap64.deserialize(self.committer.held_letters(self.marker).get(TP, BitMap64().serialize()))
+        offsets = [offset for offset in range(start, end) if offset not in held]
+        for _ in range(2 if leftover else 1):
+            files = self.world.stage(self.tables, key, offsets)
+        bad = sum(self.world.log[offset] == BAD for offset in range(start, end))
+        self.staged = Journal(
+            stream=STREAM,
+            key=key,
+            table_uuid=str(self.tables.main.current().metadata.table_uuid),
+            created_at_ms=NOW_MS,
+            source=SOURCE,
+            progress=(RangeProgress(*TP, start, end, end - start - bad, bad, None),),
+            files=files,
+            letters_seen=self.committer.letters_seen(),
+            idle=frozenset(),
+            offsets_after={TP: end},
+        )
+        self.journaled = self.decided = False
+        return True
+
+    def journal(self) -> bool:
+        assert self.staged is not None
+        self.journaled = self.tables.journals.put(self.staged)
+        if not self.journaled:
+            give_back(self.tables, self.staged.key)
+        return self.journaled
+
+    def commit(self) -> None:
+        """Home decides; the routed tables follow with the next step."""
+        assert self.staged is not None
+        assert self.committer is not None
+        if self.route:
+            self.committer.routed = self.route.followers.complete_through
+        try:
+            self.marker = self.committer.commit(self.staged)
+        except Fenced:
+            give_back(self.tables, self.staged.key)
+            raise
+        self.decided = True
+
+    def follow(self) -> None:
+        assert self.staged is not None
+        if self.route:
+            self.route.decided(self.staged)
+        sweep_batch(self.tables, self.staged)
+        self.staged, self.journaled, self.decided = None, False, False
