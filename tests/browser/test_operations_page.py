@@ -47,6 +47,8 @@ def test_those_that_need_a_person_come_first_and_a_search_finds_the_others(open_
     settled(page, "Streams")
     expect(page.locator(".headline")).to_contain_text("of 3 streams")
     expect(page.locator("tbody th[scope=row] .name").first).to_have_text("wrong")
+    rows = "[...document.querySelectorAll('.lines tr')].map(row => getComputedStyle(row).display)"
+    assert set(page.evaluate(rows)) == {"table-row"}
     page.get_by_role("searchbox").fill("demo.tick")
     expect(page.locator("tbody th[scope=row] .name")).to_have_text(["ticks"])
     page.get_by_role("searchbox").fill("no such stream")

@@ -115,7 +115,7 @@ function row(line) {
   return [
     h(
       "tr",
-      { class: line.level <= 1 ? "needs" : "" },
+      {},
       h("th", { scope: "row" }, h("a", { class: "name", href: `#/stream/${encodeURIComponent(line.stream)}`, "data-key": `to-${line.stream}` }, line.stream), line.table && h("small", {}, h("a", { href: `#/table/${encodeURIComponent(line.table)}`, "data-key": `table-${line.stream}` }, line.table))),
       h("td", { "data-name": "State" }, badge(line.level, line.word), calm(line)),
       h("td", { "data-name": "Fresh" }, freshness(line)),

@@ -66,10 +66,20 @@ function drawBars(points, x, y) {
   ]);
 }
 
+/** A line for each stretch without a gap: where nothing was committed for long, nothing is known in between. */
 function drawLine(points, x, y) {
-  const way = points.map(({ at, value }, i) => `${i ? "L" : "M"}${x(at).toFixed(1)} ${y(value).toFixed(1)}`).join("");
-  const base = `L${x(points.at(-1).at).toFixed(1)} ${y(0)}L${x(points[0].at).toFixed(1)} ${y(0)}z`;
-  return [s("path", { class: "area", d: way + base }), s("path", { class: "stroke", d: way })];
+  const gaps = points.slice(1).map((point, i) => point.at - points[i].at).sort((a, b) => a - b);
+  const usualGap = gaps[Math.floor(gaps.length / 2)];
+  const stretches = [[points[0]]];
+  for (const [i, point] of points.slice(1).entries()) {
+    if (points.length > 8 && point.at - points[i].at > 8 * usualGap) stretches.push([]);
+    stretches.at(-1).push(point);
+  }
+  return stretches.map((some) => {
+    const way = some.map(({ at, value }, i) => `${i ? "L" : "M"}${x(at).toFixed(1)} ${y(value).toFixed(1)}`).join("");
+    const base = `L${x(some.at(-1).at).toFixed(1)} ${y(0)}L${x(some[0].at).toFixed(1)} ${y(0)}z`;
+    return [s("path", { class: "area", d: way + base }), s("path", { class: "stroke", d: way })];
+  });
 }
 
 const STEPS_MS = [1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 21600, 43200].map((n) => n * 2000);
