@@ -149,7 +149,7 @@ class Recorder:
         """What an event adds to its minute."""
         match event.what:
             case EpochBegan(epoch=epoch, marker=marker):
-                self._epoch = epoch
+                self._epoch, self._merge_ms = epoch, 0  # a merge of the last epoch may have come to nothing
                 return Point(event.at_ms, watermark_ms=marker.watermark_ms, interval_ms=self._interval_ms)
             case ChangesMerged(merge_s=merge_s):
                 self._merge_ms += _ms(merge_s)

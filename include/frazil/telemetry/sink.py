@@ -63,6 +63,7 @@ class StreamMetrics:
                 add(m.OUTAGES, of)
             case EpochBegan(marker=marker):
                 add(m.EPOCHS, of)
+                self._merge_s = 0.0  # a merge of the last epoch may have come to nothing
                 self._watermark(marker.watermark_us)
             case ChangesMerged(merge_s=merge_s):
                 self._merge_s += merge_s

@@ -137,6 +137,13 @@ def test_a_tick_moves_the_watermark_and_is_no_batch(bench: Bench) -> None:
     assert (point.batches, point.stage_ms, point.watermark_ms) == (0, 0, 5_000)
 
 
+def test_a_merge_that_came_to_nothing_with_its_epoch_counts_for_no_batch(bench: Bench) -> None:
+    recorder = bench.writer(4)
+    bench.tell(recorder, ChangesMerged(1, 9.0), EpochBegan(5, MARKER, Settled()), ChangesMerged(1, 0.5), batch())
+    recorder.write(NOW)
+    assert bench.stored().points()[0].merge_ms == 500
+
+
 def test_the_interval_is_the_stretched_one(bench: Bench) -> None:
     recorder = bench.writer(4)
     bench.tell(recorder, ThrottleJudged("the metadata grows", 3.0, was_under_pressure=False), batch())
