@@ -148,7 +148,10 @@ def _judge(
     partition: PartitionFiles, settings: Compaction, *, target: int, complete: bool, spec_id: int
 ) -> Rewrite | Left | None:
     """The rewrite of one partition, regardless of the budget; None if it has no small files and few deleted rows."""
-    deletes = partition.deletes.shared > 0 and partition.deletes.shared >= DELETES_PER_FILE * partition.files
+    # Where all data files are gone, no reader reads what shared delete files are left.
+    deletes = bool(partition.files and partition.deletes.shared) and (
+        partition.deletes.shared >= DELETES_PER_FILE * partition.files
+    )
     if not (partition.small_files or partition.deletes.due_files or deletes):
         return None
     if partition.spec_id != spec_id:

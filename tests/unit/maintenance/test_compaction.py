@@ -261,6 +261,11 @@ def test_shared_delete_files_are_worth_a_rewrite_from_one_for_ten_files_on():
     assert not plan(of(small=9, deletes=1)).rewrites[0].applies_deletes
 
 
+def test_shared_delete_files_without_any_data_file_are_no_reason_for_a_rewrite():
+    empty = PartitionFiles(0, ("day=1",), "day=1", 0, 0, 0, 0, 3, 1, deletes=Deletes(shared=3))
+    assert plan(empty).rewrites == plan(empty).left == ()
+
+
 def test_a_partition_beyond_the_budget_is_rewritten_in_parts_and_nothing_overtakes_it():
     big, next_best = of("day=1", small=1_000, size=100), of("day=2", small=5, size=300)
     made = plan(big, next_best, settings=SETTINGS)
