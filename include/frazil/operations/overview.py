@@ -10,6 +10,9 @@ from frazil.spec.model import StreamSpec
 from frazil.status.stream import StreamStatus
 from frazil.timetext import utc
 
+PATIENCE_MS = 10_000
+"""A look that takes longer needs a person. One that merely takes its time, as on a busy host, does not."""
+
 
 @dataclass(frozen=True, slots=True)
 class StandingAlert:
@@ -111,7 +114,7 @@ def line_of(name: str, spec: StreamSpec | None, seen: Seen, around: Around, *, n
         at_ms=seen.at_ms,
     )
     if status is None:
-        return told
+        return replace(told, notes=_quiet_words(condition))
     flow = status.flow
     return replace(
         told,
@@ -127,16 +130,18 @@ def line_of(name: str, spec: StreamSpec | None, seen: Seen, around: Around, *, n
 
 
 def _condition(spec: StreamSpec, seen: Seen, *, now_ms: int) -> Condition:
-    if seen.silent_since_ms is not None:
-        since = f"The catalog {spec.table.catalog or 'default'}, its storage, or Kafka has not answered since"
-        return Condition(Level.TROUBLE, "no answer", f"{since} {utc(seen.silent_since_ms)}")
+    waited_ms = 0 if seen.silent_since_ms is None else now_ms - seen.silent_since_ms
+    if seen.silent_since_ms is not None and (seen.status is None or waited_ms >= PATIENCE_MS):
+        said = f"The catalog {spec.table.catalog or 'default'}, its storage, or Kafka has not answered since"
+        level = Level.TROUBLE if waited_ms >= PATIENCE_MS else Level.UNKNOWN
+        return Condition(level, "no answer", f"{said} {utc(seen.silent_since_ms)}")
     if seen.status is None:
         return Condition(Level.BROKEN, "unreadable", seen.problem) if seen.problem else LOOKING
     return condition_of(seen.status, spec, now_ms=now_ms)
 
 
 def _quiet_words(condition: Condition) -> tuple[str, ...]:
-    return (condition.sentence,) if condition.sentence and condition.level >= Level.QUIET else ()
+    return (condition.sentence,) if condition.sentence and condition.level > Level.TROUBLE else ()
 
 
 def _needs(
