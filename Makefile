@@ -45,7 +45,7 @@ unit: venv loops ## The fast tests alone, which start nothing
 	  -o tmp_path_retention_policy=failed -m 'not soak and not processes' tests/unit $(PYTEST)
 
 bench: setup ## Benchmarks, one after another (BENCH=name for one of them); see bench/README.md
-	@set -e; for name in $(or $(BENCH),$(filter-out peers growth substrates upserts,$(basename $(notdir $(wildcard bench/*.py))))); do \
+	@set -e; for name in $(or $(BENCH),$(filter-out peers growth substrates upserts upsert_reads,$(basename $(notdir $(wildcard bench/*.py))))); do \
 	  echo "== $$name"; $(BIN)/python -m "bench.$$name"; done
 
 soak: setup ## The tests that run for long, and every law with many random examples

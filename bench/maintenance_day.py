@@ -125,7 +125,7 @@ def name(table: str) -> str:
     return f"bench.{table}"
 
 
-def start_spark() -> SparkSession:
+def start_spark(catalog: str | None = None) -> SparkSession:
     """Two cores; each query loads its table from the catalog, like the other engines."""
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
@@ -138,10 +138,10 @@ def start_spark() -> SparkSession:
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": "2",
-        "spark.sql.catalog.default.cache-enabled": "false",
+        f"spark.sql.catalog.{catalog or 'default'}.cache-enabled": "false",
     }
-    builder = SparkSession.builder.master("local[2]").appName("maintenance_day")
-    for key, value in (spark_properties(None) | properties).items():
+    builder = SparkSession.builder.master("local[2]").appName("bench")
+    for key, value in (spark_properties(catalog) | properties).items():
         builder = builder.config(key, value)
     session = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")

@@ -44,12 +44,12 @@ class Readers:
         """How many rows the window has, and what it cost to know."""
         begin, end = (EPOCH + timedelta(microseconds=us) for us in (begin_us, end_us))
         act = {"PyIceberg": self._pyiceberg, "DuckDB": self._duckdb, "Spark": self._spark}[engine]
-        return self._timed(act, table, begin, end)
+        return self.timed(act, table, begin, end)
 
     def plan(self, engine: str, table: str, times: int = 3) -> float:
         """Milliseconds to know all files of the table; the median."""
         act = {"PyIceberg": self._plan_pyiceberg, "Spark": self._plan_spark}[engine]
-        return statistics.median(self._timed(act, table)[1].wall_ms for _ in range(times))
+        return statistics.median(self.timed(act, table)[1].wall_ms for _ in range(times))
 
     def _pyiceberg(self, table: str, begin: datetime, end: datetime) -> int:
         rows = (
@@ -67,21 +67,21 @@ class Readers:
         return sum(row[1] for row in found)
 
     def _spark(self, table: str, begin: datetime, end: datetime) -> int:
-        query = SQL.replace("TIMESTAMPTZ", "TIMESTAMP").format(_in_spark(self.catalog, table), begin, end)
+        query = SQL.replace("TIMESTAMPTZ", "TIMESTAMP").format(in_spark(self.catalog, table), begin, end)
         return sum(row[1] for row in self.spark.sql(query).collect())
 
     def _plan_pyiceberg(self, table: str) -> int:
         return len(list(self.catalog.load_table(table).scan().plan_files()))
 
     def _plan_spark(self, table: str) -> int:
-        plan = self.spark.table(_in_spark(self.catalog, table))._jdf.queryExecution()
+        plan = self.spark.table(in_spark(self.catalog, table))._jdf.queryExecution()
         return int(plan.toRdd().getNumPartitions())
 
     def _scan(self, table: str, begin: datetime, end: datetime) -> DataScan:
         chosen = And(GreaterThanOrEqual("ts", begin.isoformat()), LessThan("ts", end.isoformat()))
         return self.catalog.load_table(table).scan(chosen, selected_fields=("symbol", "price"))
 
-    def _timed(self, act: Callable[..., int], *arguments: object) -> tuple[int, Cost]:
+    def timed(self, act: Callable[..., int], *arguments: object) -> tuple[int, Cost]:
         clear_manifest_cache()
         wall, cpu = time.perf_counter(), self._cpu_s()
         found = act(*arguments)
@@ -95,13 +95,13 @@ class Readers:
 
 def compacted_copy(readers: Readers, source: str, name: str) -> None:
     """The source's rows, rewritten: few files, one manifest, one snapshot."""
-    readers.spark.sql(f"DROP TABLE IF EXISTS {_in_spark(readers.catalog, name)} PURGE")
+    readers.spark.sql(f"DROP TABLE IF EXISTS {in_spark(readers.catalog, name)} PURGE")
     readers.spark.sql(
-        f"CREATE TABLE {_in_spark(readers.catalog, name)} USING iceberg PARTITIONED BY (hours(ts)) "
+        f"CREATE TABLE {in_spark(readers.catalog, name)} USING iceberg PARTITIONED BY (hours(ts)) "
         f"TBLPROPERTIES ('format-version'='2', 'write.parquet.compression-codec'='zstd') "
-        f"AS SELECT * FROM {_in_spark(readers.catalog, source)}"
+        f"AS SELECT * FROM {in_spark(readers.catalog, source)}"
     )
 
 
-def _in_spark(catalog: Catalog, table: str) -> str:
+def in_spark(catalog: Catalog, table: str) -> str:
     return f"`{catalog.name}`.{table}"

@@ -1,0 +1,167 @@
+"""What readers of an upsert table pay after many batches, beside a compacted copy: `make bench BENCH=upsert_reads`.
+
+    .venv/bin/python -m bench.upsert_reads --rows 2000000 --days 20 --changes 200000 --batches 100
+
+`frazil run` merges all changes of one topic into a table like that of `bench.upserts`, in so many batches, with no
+maintenance between them. Spark then writes the same rows to a copy. Each query is asked of both in turn, so that what
+else runs on the machine burdens both alike, and begins at the catalog with no metadata in memory. Both must give the
+same rows. CPU is that of this process and the JVM: p95 of all queries of a kind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable
+from datetime import date, timedelta
+from pathlib import Path
+
+import numpy as np
+import pyarrow.compute as pc
+from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression, EqualTo
+from pyiceberg.table import DataScan
+
+from bench.day.queries import ENGINES, Readers, in_spark
+from bench.maintenance_day import start_spark
+from bench.meter.process_tree import measured
+from bench.peer.systems import CATALOG, NAMESPACE
+from bench.peers import configure
+from bench.upsert.systems import ORDERS, systems
+from bench.upsert.workload import FIRST_DAY, Changes
+from bench.upserts import PARTITIONS, Track, produce
+from frazil.dev.kafka import EmbeddedKafka
+from frazil.table.catalogs import load_catalog
+
+TABLES = (f"{NAMESPACE}.frazil", f"{NAMESPACE}.compacted")
+WARM_UP = 3
+Found = tuple[int, float]
+"""How many rows, and the sum of their amounts, which a count leaves at zero."""
+
+
+class KeyedReaders(Readers):
+    """One key, one day, the sum of all, and the count of all: a reader's whole way, from the catalog on."""
+
+    def ask(self, engine: str, kind: str, table: str, day: date, id: int) -> tuple[Found, float]:
+        """What it found, and milliseconds of CPU."""
+        act: dict[str, Callable[..., Found]] = {"PyIceberg": self._arrow, "DuckDB": self._duck, "Spark": self._sql}
+        found, cost = self.timed(act[engine], kind, table, day, id)
+        return found, cost.cpu_ms
+
+    def _arrow(self, kind: str, table: str, day: date, id: int) -> Found:
+        scan = self._planned(kind, table, day, id)
+        if kind == "count":
+            return scan.count(), 0.0
+        rows = scan.to_arrow()
+        return len(rows), pc.sum(rows["amount"]).as_py() or 0.0
+
+    def _duck(self, kind: str, table: str, day: date, id: int) -> Found:
+        """Over the files that PyIceberg plans, without the positions that its delete files name."""
+        tasks = list(self._planned(kind, table, day, id).plan_files())
+        if not tasks:
+            return 0, 0.0
+        files = [task.file.file_path.removeprefix("file://") for task in tasks]
+        deletes = sorted({file.file_path.removeprefix("file://") for task in tasks for file in task.delete_files})
+        source = f"read_parquet({files!r}, filename = true, file_row_number = true) t"
+        left = (
+            f" AND NOT EXISTS (SELECT 1 FROM read_parquet({deletes!r}) d"
+            " WHERE d.file_path = 'file://' || t.filename AND d.pos = t.file_row_number)"
+        )
+        return self._row(self.memory.execute(_sql(kind, source, day, id) + (left if deletes else "")).fetchone())
+
+    def _sql(self, kind: str, table: str, day: date, id: int) -> Found:
+        return self._row(self.spark.sql(_sql(kind, in_spark(self.catalog, table), day, id)).first())
+
+    def _row(self, row: tuple[int, float | None] | None) -> Found:
+        return (row[0], row[1] or 0.0) if row else (0, 0.0)
+
+    def _planned(self, kind: str, table: str, day: date, id: int) -> DataScan:
+        of_day: BooleanExpression = EqualTo("day", day.isoformat())
+        chosen = {"key": And(of_day, EqualTo("id", id)), "day": of_day}.get(kind, AlwaysTrue())
+        return self.catalog.load_table(table).scan(chosen, selected_fields=("amount",))
+
+
+def _sql(kind: str, source: str, day: date, id: int) -> str:
+    """Ends in a condition, to which more may be added."""
+    what = "count(*), 0.0" if kind == "count" else "count(*), sum(amount)"
+    where = {"key": f"day = DATE '{day}' AND id = {id}", "day": f"day = DATE '{day}'"}.get(kind, "true")
+    return f"SELECT {what} FROM {source} WHERE {where}"
+
+
+def merge(options: argparse.Namespace, home: Path) -> None:
+    """Make the table, and let frazil merge all changes. Raises RuntimeError if it ends with an error."""
+    with EmbeddedKafka(home / "kafka") as kafka:
+        kafka.create_topic(ORDERS.name, PARTITIONS)
+        changes = Changes(options.rows, options.days)
+        produce(kafka.bootstrap, changes, options.changes)
+        track, system = Track(kafka.bootstrap, home, changes), systems(options.changes // options.batches)["frazil"]
+        track.table(system.name, {})
+        log = home / "frazil.log"
+        usage = measured(system.command(track.job(system.name)), log=log, timeout_s=7200)
+        if usage.exit_code:
+            raise RuntimeError(f"frazil ended with {usage.exit_code}:\n{log.read_text()[-5000:]}")
+        table = load_catalog(CATALOG).load_table(TABLES[0])
+        if not track.exact(table):
+            raise RuntimeError("the table has not what the changes make of it")
+    last = table.current_snapshot()
+    assert last
+    assert last.summary
+    counts = ", ".join(f"{last.summary[f'total-{what}']} {what}" for what in ("data-files", "delete-files"))
+    manifests = len(last.manifests(table.io))
+    print(f"{usage.cpu_s:.1f} core-s, {len(table.metadata.snapshots)} snapshots, {counts}, {manifests} manifests")
+
+
+def compare(options: argparse.Namespace, readers: KeyedReaders) -> None:
+    """Ask both tables the same. Raises RuntimeError if they answer differently."""
+    source, copy = (in_spark(readers.catalog, table) for table in TABLES)
+    readers.spark.sql(
+        f"CREATE TABLE {copy} USING iceberg PARTITIONED BY (day) TBLPROPERTIES ('format-version'='2', "
+        f"'write.parquet.compression-codec'='zstd') AS SELECT * FROM {source}"
+    )
+    draw = np.random.default_rng(3)
+    took: dict[tuple[str, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for turn in range(-WARM_UP, options.repeats):
+        id = int(draw.integers(options.rows))
+        day = FIRST_DAY + timedelta(days=id % options.days)
+        for engine in ENGINES:
+            for kind in ("key", "day", "all", "count"):
+                found = {}
+                for table in np.roll(TABLES, turn):
+                    found[table], cpu_ms = readers.ask(engine, kind, str(table), day, id)
+                    if turn >= 0:
+                        took[kind, engine][str(table)].append(cpu_ms)
+                (rows, total), (same, as_much) = found.values()
+                if rows != same or abs(total - as_much) > 1e-6 * abs(total):
+                    raise RuntimeError(f"{engine} answers {kind} of {day}, {id} with {found}")
+    print("| query | engine | CPU ms, p50 and p95 | compacted copy | p95, of the copy's |\n|---|---|---|---|---|")
+    for (kind, engine), of in sorted(took.items()):
+        (p50, p95), (copy_p50, copy_p95) = (_quantiles(of[table]) for table in TABLES)
+        print(f"| {kind} | {engine} | {p50:.0f}, {p95:.0f} | {copy_p50:.0f}, {copy_p95:.0f} | {p95 / copy_p95:.2f} |")
+
+
+def _quantiles(values: list[float]) -> tuple[float, float]:
+    return statistics.median(values), statistics.quantiles(values, n=20, method="inclusive")[-1]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=2_000_000)
+    parser.add_argument("--days", type=int, default=20, help="partitions")
+    parser.add_argument("--changes", type=int, default=200_000)
+    parser.add_argument("--batches", type=int, default=100)
+    parser.add_argument("--repeats", type=int, default=20, help="of each query, engine and table")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=os.environ.get("BENCH_FOLDER")) as name:
+        configure(Path(name))
+        merge(options, Path(name))
+        spark = start_spark(CATALOG)
+        try:
+            compare(options, KeyedReaders(load_catalog(CATALOG), spark))
+        finally:
+            spark.stop()
+
+
+if __name__ == "__main__":
+    main()
