@@ -69,7 +69,10 @@ class Boundaries:
         open_ones: dict[str, None] = {}
         newest, behind, done = self.newest, False, 0
         for i, run in enumerate(self._runs if whole else self._runs[:-1]):
-            if run.transaction and self._counts.get(run.transaction) != run.order:
+            if run.transaction and run.transaction not in self._counts:
+                open_ones[run.transaction] = None
+                break  # nothing behind it is a boundary before its end is known
+            if run.transaction and self._counts[run.transaction] != run.order:
                 open_ones[run.transaction] = None
             elif run.transaction:
                 open_ones.pop(run.transaction, None)

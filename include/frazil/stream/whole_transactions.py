@@ -29,6 +29,8 @@ from frazil.stream.boundaries import Boundaries, Place
 
 log = logging.getLogger(__name__)
 
+STEP = 100_000
+"""So many events are looked at before those of whole transactions are forgotten."""
 SLICE = 20_000
 """So many records of the topic of transactions are read at once: ends that are not needed yet take memory."""
 CLOCKS = timedelta(minutes=10)
@@ -94,12 +96,13 @@ class WholeTransactions:
             self._log, self._scanned = Boundaries(start, self._newest_before(tp, start)), start
         goal = start + self.max_records
         while True:
-            self._scan(tp, min(end, max(goal, self._scanned)))
+            self._scan(tp, min(end, max(goal, self._scanned), self._scanned + STEP))
             all_read = self._scanned >= end
             open_one = self._settle(self._log, all_read=all_read)
-            if self._log.at > start or all_read:
+            if all_read or (self._scanned >= goal and self._log.at > start):
                 break
-            goal = self._scanned + self.max_records
+            if self._scanned >= goal:  # within one transaction
+                goal = self._scanned + self.max_records
         held_back = all_read and self._log.at < end
         self.stuck, self._waits = held_back and self._waits, held_back
         self._warn(tp, open_one)

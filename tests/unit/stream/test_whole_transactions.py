@@ -15,6 +15,7 @@ from frazil.ingest.chunk import Chunk
 from frazil.ingest.formats.transactions import Ended, Said, TransactionDecoder
 from frazil.spec.formats import JsonFormat
 from frazil.spec.load import validate_stream
+from frazil.stream import whole_transactions
 from frazil.stream.whole_transactions import WARN_S, WholeTransactions
 
 TP = ("shop.public.orders", 0)
@@ -124,6 +125,16 @@ def test_a_backlog_is_read_in_bounded_batches_that_end_at_transactions(topics: S
     assert ends[-1] == 150
     assert all(end % 3 == 0 for end in ends)
     assert all(later - end <= 10 for end, later in pairwise(ends))
+
+
+def test_a_backlog_is_looked_at_in_steps(topics: StandInTopics, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(whole_transactions, "STEP", 4)
+    topics.slice = 2
+    for number in range(10):
+        topics.write(f"t{number}", 1, 2, 3, ends=3)
+    reader = Reader(topics, max_records=20)
+    assert [reader.batch() for _ in range(3)] == [18, 30, 30]
+    assert max(end - start for start, end in topics.scans) == 4
 
 
 def test_a_transaction_greater_than_a_batch_is_read_as_a_whole(topics: StandInTopics) -> None:
