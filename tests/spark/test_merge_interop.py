@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
+import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 
+from frazil.commit.marker import BatchKey
+from frazil.commit.merging import in_process
+from frazil.commit.settle import batch_folder
 from frazil.maintenance.due import Action
 from frazil.maintenance.measure import measure
+from frazil.maintenance.orphan_cleanup import clean_orphans
 from frazil.maintenance.outcome import Ending, Outcome
 from frazil.maintenance.run import maintain
+from frazil.maintenance.spark_actions import SparkTable
+from frazil.merge.contract import How, MergeContext, MergeResult, MergeTask
+from frazil.spec.maintenance import Expiry, Maintenance
 from frazil.table.catalogs import load_catalog
 from tests.unit.commit.conftest import FaultyCatalog
 from tests.unit.commit.upserts import BY_REGION, UpsertWorld, maintained, upsert_world
@@ -37,7 +48,9 @@ def world(tmp_path: Path) -> Iterator[UpsertWorld]:
     world = upsert_world(FaultyCatalog(catalog), tmp_path, BY_REGION, how="merge-on-read", clock_ms=now_ms)
     yield world
     for table in (world.table, world.dead_letter_table):
+        location = catalog.load_table(table).location()
         catalog.drop_table(table)
+        shutil.rmtree(location.removeprefix("file://"))  # the next test has a table there too
 
 
 ROWS = {number: ("eu" if number % 2 else "us", number) for number in range(20)}
@@ -80,11 +93,19 @@ def test_merges_go_on_with_what_spark_deleted_and_compacted(spark: Any, world: U
     assert _seen_by(spark) == world.accounts() == rows
 
 
-def compact(spark: Any, world: UpsertWorld) -> Outcome:
+SETTINGS = Maintenance(expiry=Expiry(keep=timedelta(hours=1), at_least=2))
+MAINTAINED = dataclasses.replace(maintained(), settings=SETTINGS)
+
+
+def maintain_now(spark: Any, world: UpsertWorld, *actions: Action, hours: int = 0) -> tuple[Outcome, ...]:
+    """As if it were so many hours later."""
     spark.sql("REFRESH TABLE default.demo.accounts")  # an earlier test had another one of the same name
-    now_ms = time.time_ns() // 1_000_000
-    catalog = world.catalog.inner
-    (done,) = maintain(lambda: spark, catalog, maintained(), actions=[Action.COMPACTION], now_ms=now_ms)
+    now_ms = time.time_ns() // 1_000_000 + hours * 3_600_000
+    return maintain(lambda: spark, world.catalog.inner, MAINTAINED, actions=actions, now_ms=now_ms)
+
+
+def compact(spark: Any, world: UpsertWorld) -> Outcome:
+    (done,) = maintain_now(spark, world, Action.COMPACTION)
     return done
 
 
@@ -111,3 +132,96 @@ def test_files_with_many_deleted_rows_are_compacted_and_their_delete_files_go(sp
     rows[7] = ("eu", 700)
     del rows[9]
     assert _seen_by(spark) == world.accounts() == rows
+
+
+def test_batches_and_the_compaction_of_the_partition_that_each_of_them_changes_both_go_on(
+    spark: Any, world: UpsertWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch lands while the compaction rewrites, and a compaction while a batch merges: each is overtaken once."""
+    committer, rows = world.begin(), dict(ROWS)
+    world.upsert(committer, [*ROWS.items()])
+
+    def batch(*deleted: int) -> None:
+        world.upsert(committer, [(number, None) for number in deleted])
+        for number in deleted:
+            del rows[number]
+
+    batch(1, 3, 5)
+    options, batches = SparkTable._options, iter([(7,), ()])
+
+    def overtaken(*arguments: Any) -> dict[str, str]:
+        batch(*next(batches))
+        return options(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SparkTable, "_options", overtaken)
+        done = compact(spark, world)
+    assert (done.ending, done.numbers["files-removed"]) == (Ending.DONE, 1), done
+    assert next(batches, None) is None, "it was tried twice"
+    assert world.delete_files() == 0
+    assert _seen_by(spark) == world.accounts() == rows
+
+    batch(9, 11)
+    merges = 0
+
+    def compacted(context: MergeContext, tasks: Sequence[MergeTask]) -> Sequence[MergeResult]:
+        nonlocal merges
+        merges += 1
+        found = in_process(context, tasks)
+        if merges == 1:
+            assert compact(spark, world).ending is Ending.DONE
+        return found
+
+    world.run_tasks = compacted
+    batch(13)
+    assert merges == 2
+    assert _seen_by(spark) == world.accounts() == rows
+
+
+def below(world: UpsertWorld) -> set[str]:
+    """Data files, delete files and change files on disk."""
+    root = Path(world.load().location().removeprefix("file://"))
+    return {str(path) for path in root.glob("data/**/*.parquet")}
+
+
+@pytest.mark.parametrize("how", ["copy-on-write", "merge-on-read"])
+def test_after_many_merges_expiry_and_orphan_cleanup_leave_what_snapshots_and_journals_need_and_nothing_else(
+    spark: Any, world: UpsertWorld, how: How
+) -> None:
+    world.how = how
+    committer, rows, left = world.begin(), {}, []
+    for _ in range(2):
+        for batch in range(25):
+            changes = [(number, ("eu", batch)) for number in range(batch % 4, 20, 2)]
+            world.upsert(committer, [*changes, (100 + batch, None if batch % 2 else ("us", batch))])
+            rows |= dict(changes)
+            rows |= {} if batch % 2 else {100 + batch: ("us", batch)}
+        waiting = {file.path.removeprefix("file://") for file in world.change(committer, [(0, ("us", -1))]).files}
+        written = below(world)
+        assert waiting < written
+
+        (expiry,) = maintain_now(spark, world, Action.EXPIRY, hours=24)
+        assert expiry.ending is Ending.DONE, expiry
+        assert below(world) == world.needed_files() | waiting
+        assert expiry.numbers["data-files-removed"] > (10 if how == "copy-on-write" else 0)
+        assert (expiry.numbers["delete-files-removed"] > 0) is (how == "merge-on-read")
+        left.append(len(below(world)))
+        assert len(written) > left[-1]
+
+        stray = Path(
+            batch_folder(world.load(), world.stream, BatchKey(1, 1)).removeprefix("file://"), "merged/x.parquet"
+        )
+        stray.parent.mkdir(parents=True, exist_ok=True)
+        stray.write_bytes(b"nobody's")
+        for file in below(world):
+            os.utime(file, (time.time() - 5 * 86_400,) * 2)
+        now_ms = time.time_ns() // 1_000_000
+        needed = below(world) - {str(stray)}
+        assert clean_orphans(world.catalog.inner, MAINTAINED, now_ms=now_ms).candidates == 1
+        committer = world.begin()  # merges the batch that waits
+        assert clean_orphans(world.catalog.inner, MAINTAINED, now_ms=now_ms + 3_600_000).deleted == 1
+        assert not stray.exists()
+        assert needed - waiting <= below(world) == world.needed_files()
+        rows[0] = ("us", -1)
+        assert _seen_by(spark) == world.accounts() == rows
+    assert left[1] <= left[0] + 5, "the table does not grow"
