@@ -180,7 +180,7 @@ def audit(world: World, situation: Situation) -> None:
     if writer(world, situation) and situation.red is None:
         done = world.frazil("audit", world.name, "--source")
         assert done.code == 0, done.out + done.err
-        world.airflow_run("audit", world.name, hours_ahead=1, source=True)
+        world.airflow_run("audits", hours_ahead=1, streams=[world.name], source=True)
 
 
 def create_events(world: World, situation: Situation) -> None:
@@ -200,8 +200,8 @@ def run_dags(world: World, situation: Situation) -> None:
     """Airflow's DAGs of the stream and its table run beside the writer."""
     if writer(world, situation) and situation.red is None:
         world.signal()
-        world.airflow_run("maintenance", world.identifier, actions=["manifests", "expiry", "orphans"])
-        world.airflow_run("audit", world.name, hours_ahead=1)
+        world.airflow_run(f"maintenance_{world.identifier}", actions=["manifests", "expiry", "orphans"])
+        world.airflow_run("audits", hours_ahead=1, streams=[world.name])
 
 
 HAPPENINGS = (

@@ -370,7 +370,7 @@ class World:
         if self.windows is None:
             assert f"frazil_partitions_{self.identifier}" not in self.airflow.parsed()[0]
             return {}
-        eventually(lambda: self.airflow_run("partitions", self.identifier).state == "waiting")
+        eventually(lambda: self.airflow_run(f"partitions_{self.identifier}").state == "waiting")
         signals = TableSignals.load(load_catalog(None), self.identifier)
         made, newest = signals.after(0), signals.newest(from_us=0, to_us=2**62)
         assert Counter(self.airflow.told(self.identifier)) == Counter(
@@ -381,9 +381,9 @@ class World:
         assert {(s.partition, s.number) for s in newest.values() if s.revision > 1} <= set(again)
         return newest
 
-    def airflow_run(self, what: str, of: str, *, hours_ahead: int = 0, **conf: Any) -> DagRun:
+    def airflow_run(self, dag: str, *, hours_ahead: int = 0, **conf: Any) -> DagRun:
         """Run one of frazil's DAGs: no task may fail."""
-        done = self.airflow.run(f"frazil_{what}_{of}", conf=conf or None, hours_ahead=hours_ahead)
+        done = self.airflow.run(f"frazil_{dag}", conf=conf or None, hours_ahead=hours_ahead)
         assert done.state in {"success", "waiting"}, done
         return done
 

@@ -22,12 +22,13 @@ from frazil.errors import Fenced
 from frazil.ingest.contract import RangeProgress, StageContext, StagedFile, StageResult, StageTask
 from frazil.ingest.dead_letters import HeldLetters
 from frazil.kafka.log_watch import find_cut
+from frazil.kafka.retention import check_no_gap, lost_ranges
 from frazil.kafka.truncation import check_not_cut
 from frazil.spec.model import StreamSpec
 from frazil.stream.batch import BatchRunner
 from frazil.stream.engine import TaskAnswer
 from frazil.stream.plan import BatchPolicy
-from frazil.stream.planner import BatchPlanner, PlannerSettings, check_no_gap, lost_ranges
+from frazil.stream.planner import BatchPlanner, PlannerSettings
 from frazil.stream.position import Position
 from frazil.stream.progress import ProgressFolder
 from frazil.stream.stage_rows import StageRows

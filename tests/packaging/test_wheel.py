@@ -21,6 +21,7 @@ schema: {{id: long not null, started_at: timestamptz not null}}
 event-time: started_at
 partition-by: [day(started_at)]
 """
+PAGE = Path(__file__).parents[2] / "include/frazil/airflow/page/static"
 NOT_IN_THE_BASE = ("airflow", "duckdb", "great_expectations", "httpx", "pandas", "pyspark", "py4j", "s3fs")
 
 
@@ -35,7 +36,9 @@ def test_the_wheel_holds_the_package_alone_with_the_data_that_it_reads(wheel: Pa
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
     assert {name.partition("/")[0] for name in names} == {"frazil"}
-    assert {name for name in names if not name.endswith(".py")} == {
+    page = {f"frazil/airflow/page/static/{file.name}" for file in PAGE.iterdir()}
+    assert "frazil/airflow/page/static/index.html" in page
+    assert {name for name in names if not name.endswith(".py")} == page | {
         "frazil/py.typed",
         "frazil/dev/kafka-log4j2.properties",
         "frazil/quality/templates/gate.css",

@@ -204,8 +204,8 @@ def _ask_kafka(spec: StreamSpec, marker: Marker) -> tuple[int | None, str | None
     """How many records wait beyond the marker; None, and a reason, if Kafka does not answer at once."""
     from frazil.kafka.admin import KafkaOffsets  # noqa: PLC0415 - librdkafka, which few calls need
     from frazil.kafka.log_watch import find_cut  # noqa: PLC0415
+    from frazil.kafka.retention import check_no_gap  # noqa: PLC0415
     from frazil.kafka.truncation import check_not_cut  # noqa: PLC0415
-    from frazil.stream.planner import check_no_gap  # noqa: PLC0415
 
     try:
         properties = {**kafka_properties(spec, os.environ), "log_level": "0"}

@@ -16,11 +16,12 @@ from typing import Any
 from frazil.clock import now_ms
 from frazil.commit.marker import merged_identity, of_topics
 from frazil.commit.rules import check_same_source
-from frazil.errors import KafkaUnavailable, OffsetGap, SpecError, TopicMissing
+from frazil.errors import KafkaUnavailable, SpecError, TopicMissing
 from frazil.host.exchange import Exchange, open_exchange
 from frazil.kafka.admin import KafkaOffsets
 from frazil.kafka.identity import SourceIdentity
 from frazil.kafka.log_watch import LogWatch
+from frazil.kafka.retention import check_no_gap
 from frazil.kafka.truncation import check_not_cut
 from frazil.offsets.spans import TopicPartition
 from frazil.stream.plan import BatchPolicy, assign, batch_due, bounded_ends, task_count
@@ -325,22 +326,4 @@ class BatchPlanner:
         }
         return frozenset(retired).union(
             tp for tp in silent if tp in self.position.idle or now - self.last_unread.get(tp, now) >= timeout_s
-        )
-
-
-def lost_ranges(wanted: Mapping[TopicPartition, int], available: Mapping[TopicPartition, int]) -> str:
-    """The ranges that retention deleted between a position and the first available offsets, as text; may be empty."""
-    return "; ".join(
-        f"{topic}-{partition} offsets {offset} to {available[topic, partition] - 1}"
-        for (topic, partition), offset in sorted(wanted.items())
-        if available.get((topic, partition), offset) > offset
-    )
-
-
-def check_no_gap(wanted: Mapping[TopicPartition, int], available: Mapping[TopicPartition, int], *, stream: str) -> None:
-    """Raise OffsetGap unless Kafka still has every record from the position on."""
-    if lost := lost_ranges(wanted, available):
-        raise OffsetGap(
-            f"Kafka's retention deleted records that stream {stream!r} had not read: {lost}. `frazil reset {stream} "
-            "--to marker` goes on at the first offsets that are left, and `source.on-gap: skip` always does"
         )

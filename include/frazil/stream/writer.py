@@ -42,6 +42,7 @@ from frazil.ingest.formats import check_supported
 from frazil.ingest.sealing import check_secret
 from frazil.kafka.admin import KafkaOffsets, Topics
 from frazil.kafka.log_watch import find_cut
+from frazil.kafka.retention import check_no_gap, lost_ranges
 from frazil.kafka.truncation import check_not_cut
 from frazil.merge.contract import MergeContext, MergeResult, MergeTask
 from frazil.offsets.spans import TopicPartition
@@ -54,7 +55,7 @@ from frazil.stream.engine import Engine
 from frazil.stream.event_log import log_event
 from frazil.stream.hosting import Hosting
 from frazil.stream.merge_tasks import MergeRun
-from frazil.stream.planner import DESCRIBE_S, check_no_gap, lost_ranges
+from frazil.stream.planner import DESCRIBE_S
 from frazil.stream.planner_exchange import PlannerReport
 from frazil.stream.progress import ProgressFolder, cluster_period_s
 from frazil.stream.record_folding import RecordFolding

@@ -1,0 +1,26 @@
+"""Whether Kafka still has every record that a stream is to read next, or retention deleted some."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from frazil.errors import OffsetGap
+from frazil.offsets.spans import TopicPartition
+
+
+def lost_ranges(wanted: Mapping[TopicPartition, int], available: Mapping[TopicPartition, int]) -> str:
+    """The ranges that retention deleted between a position and the first available offsets, as text; may be empty."""
+    return "; ".join(
+        f"{topic}-{partition} offsets {offset} to {available[topic, partition] - 1}"
+        for (topic, partition), offset in sorted(wanted.items())
+        if available.get((topic, partition), offset) > offset
+    )
+
+
+def check_no_gap(wanted: Mapping[TopicPartition, int], available: Mapping[TopicPartition, int], *, stream: str) -> None:
+    """Raise OffsetGap unless Kafka still has every record from the position on."""
+    if lost := lost_ranges(wanted, available):
+        raise OffsetGap(
+            f"Kafka's retention deleted records that stream {stream!r} had not read: {lost}. `frazil reset {stream} "
+            "--to marker` goes on at the first offsets that are left, and `source.on-gap: skip` always does"
+        )
