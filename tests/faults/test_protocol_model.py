@@ -177,7 +177,15 @@ class Protocol(RuleBasedStateMachine):
         self._ask_for_adoption(stream)
         writer = Writer(self.world, stream, skips_gaps=skips_gaps, reads_old=reads_old)
         self.writers.append(writer)
+        self._begin(writer, plan)
+
+    def _begin(self, writer: Writer, plan: dict[str, list[str]]) -> None:
         self._step(writer, plan, writer.begin)
+        self._recall()
+
+    def _recall(self) -> None:
+        """A stream that has a marker is not forgotten, or has begun again."""
+        self.forgotten = {stream: past for stream, past in self.forgotten.items() if not self.world.marker(stream)}
 
     @rule(who=processes, most=st.integers(1, 9), leftover=st.booleans(), plan=plans)
     def go_on(self, who: int, most: int, leftover: bool, plan: dict[str, list[str]]) -> None:
@@ -231,8 +239,7 @@ class Protocol(RuleBasedStateMachine):
         """A writer whose batch was stale goes on with a new epoch, at once or after it was paused and replaced."""
         stale = [writer for writer in self.writers if writer.epoch is not None and not writer.began]
         if stale:
-            writer = stale[who % len(stale)]
-            self._step(writer, plan, writer.begin)
+            self._begin(stale[who % len(stale)], plan)
 
     @rule(who=processes)
     def kill(self, who: int) -> None:
@@ -268,6 +275,7 @@ class Protocol(RuleBasedStateMachine):
             "a log that was cut": lambda: self._a_log_that_was_cut(stream, partition, grows=table == MAIN),
         }
         acts[what]()
+        self._recall()
 
     def _retention(self, stream: str, partition: int) -> None:
         """Kafka deletes the older half of what a partition has: committed or not."""
@@ -462,8 +470,6 @@ class Protocol(RuleBasedStateMachine):
     def _ask_for_adoption(self, stream: str) -> None:
         """Where it was forgotten, or no stream is known, a stream does not begin by itself in a table with rows."""
         unknown = not any(self.world.marker(of) for of in STREAMS)
-        if self.world.marker(stream) is not None:
-            self.forgotten.pop(stream, None)
         if rows_of(self.world.catalog.metadata[MAIN]) and (stream in self.forgotten or unknown):
             self._adopt(stream)
         elif stream in self.forgotten:  # it begins at what Kafka has, or another time if it is killed before it does
