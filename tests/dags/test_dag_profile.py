@@ -54,10 +54,10 @@ def test_dags_are_found_by_stream_by_table_and_by_owner(tmp_path: Path, streams:
     assert (writer["description"], writer["owner"]) == ("Rides of the city", "mobility")
     assert audit["owner"] == "airport, mobility"
     both = {"stream:rides", "stream:taxis", "table:demo.rides"}
-    for dag_id in ("frazil_partitions_demo.rides", "frazil_maintenance_demo.rides"):
+    for dag_id in ("frazil_partitions_demo.rides", "frazil_maintenance"):
         assert both <= set(dags[dag_id]["tags"])
         assert dags[dag_id]["owner"] == "airport, mobility"
-    assert "table:demo.rides_dead_letters" in dags["frazil_maintenance_demo.rides"]["tags"]
+    assert "table:demo.rides_dead_letters" in dags["frazil_maintenance"]["tags"]
     names = [dag["display_name"] for dag in dags.values()]
     assert len(set(names)) == len(names), "two DAGs look the same in Airflow's list"
 

@@ -60,25 +60,16 @@ def declare(folder: Path, maintenance: str, *, name: str = "made") -> None:
     (folder / f"{name}.yaml").write_text(STREAM.format(name=name, maintenance=maintenance))
 
 
-def test_every_table_has_one_dag_and_all_are_watched_by_one(parsed: dict[str, Any]) -> None:
-    assert {"frazil_maintenance_demo.flights", "frazil_maintenance_frazil.signals"} <= set(parsed["dags"])
-    maintained = [dag_id for dag_id in parsed["dags"] if dag_id.startswith("frazil_maintenance_")]
-    assert not any("dead_letters" in dag_id for dag_id in maintained)
-    flights = parsed["dags"]["frazil_maintenance_demo.flights"]
-    assert flights["tasks"]["rewrite"] == "SparkSubmitOperator"
-    assert (flights["max_active_runs"], flights["catchup"]) == (1, False)
-    assert flights["params"] == {"actions": ["compaction", "manifests", "expiry", "orphans"], "dry-run": False}
-    assert "min-files: 5" in flights["doc"]
+def test_one_dag_maintains_all_tables_and_one_watches_them(parsed: dict[str, Any]) -> None:
+    maintenance = parsed["dags"]["frazil_maintenance"]
+    assert set(maintenance["tasks"]) == {"look", "table.rewrite", "table.orphans"}
+    assert maintenance["catchup"] is False
+    every = ["compaction", "manifests", "expiry", "orphans"]
+    assert maintenance["params"] == {"tables": [], "actions": every, "dry-run": False}
+    assert not any(dag_id.startswith("frazil_maintenance_") for dag_id in parsed["dags"])
     watched = parsed["dags"]["frazil_health"]
     assert set(watched["tasks"]) == {"measure", "changed", "alerts", "resolved"}
     assert watched["outlets"] == {"changed": ["frazil.health"]}
-
-
-def test_an_action_that_is_off_is_shown_as_off(parse: Parse, tmp_path: Path) -> None:
-    declare(tmp_path, "{compaction: off}")
-    found = parse(CHECKOUT / "dags", home=tmp_path / "airflow", streams=tmp_path)
-    assert found["errors"] == {}
-    assert "| compaction | off |" in found["dags"]["frazil_maintenance_demo.made"]["doc"]
 
 
 @pytest.mark.usefixtures("made")
@@ -186,7 +177,7 @@ def signal_days(table: str, first: str, count: int) -> None:
 
 
 def test_as_many_failed_runs_are_counted_as_an_alert_needs() -> None:
-    subject = watched.Subject(Alerts(failed_runs=7), list, ("frazil_audit_made",))
+    subject = watched.Subject(Alerts(failed_runs=7), list, ("frazil_audits",))
 
     def beyond(failed: int) -> bool:
         seen = watched.read_all({"s": subject}, lambda _, most: min(failed, most), at_once=1)["s"]

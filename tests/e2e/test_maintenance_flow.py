@@ -41,7 +41,7 @@ from pathlib import Path
 
 from airflow.sdk import DAG, task
 
-from frazil.airflow import health_dag, maintenance_dags
+from frazil.airflow import health_dag, maintenance_dag
 from frazil.airflow.deadlines import deadline
 
 STREAMS = Path(os.environ["FRAZIL_STREAMS"])
@@ -53,7 +53,7 @@ def told(context):
 
 
 application = Path(os.environ["FRAZIL_TEST_CHECKOUT"]) / "spark_apps" / "maintain_table.py"
-globals().update(maintenance_dags(STREAMS, application=application))
+maintenance = maintenance_dag(STREAMS, application=application)
 health = health_dag(STREAMS, every=timedelta(seconds=5), on_failure=told, on_resolved=told)
 
 late_after_a_second = deadline(timedelta(seconds=1), sentence="the slow one has not ended in a second")
@@ -66,7 +66,7 @@ with DAG("slow", schedule=None, deadline=late_after_a_second, is_paused_upon_cre
 
     wait()
 '''
-HEALTH, MAINTENANCE = "frazil_health", "frazil_maintenance_demo.trips"
+HEALTH, MAINTENANCE = "frazil_health", "frazil_maintenance"
 DAY_US = 86_400_000_000
 
 
@@ -117,7 +117,7 @@ def test_an_alert_fires_its_table_is_mended_and_it_resolves(airflow: EmbeddedAir
     assert client.run("slow", slow)["state"] == "running"
     (tmp_path / "go").touch()
 
-    # The table's DAG: one Spark application in its pool; a stray file is remembered, and not deleted at first sight.
+    # Maintenance: one Spark application, in its pool; a stray file is remembered, and not deleted at first sight.
     stray = Path(stream.tables.main.current().location().removeprefix("file://")) / "data" / "stray.parquet"
     stray.touch()
     client.set_paused(MAINTENANCE, False)
@@ -126,9 +126,10 @@ def test_an_alert_fires_its_table_is_mended_and_it_resolves(airflow: EmbeddedAir
     tasks = {task["task_id"]: task for task in client.tasks(MAINTENANCE, run_id)}
     assert ended
     assert {name: task["state"] for name, task in tasks.items()} == dict.fromkeys(
-        ("look", "rewrite", "orphans"), "success"
+        ("look", "table.rewrite", "table.orphans"), "success"
     )
-    assert tasks["rewrite"]["pool"] == SPARK_POOL
+    assert tasks["table.rewrite"]["pool"] == SPARK_POOL
+    assert tasks["table.orphans"]["rendered_map_index"] == tasks["table.rewrite"]["rendered_map_index"] == "demo.trips"
     table = stream.tables.main.refresh()
     assert len(list(table.scan().plan_files())) == 2, "the complete day's eleven files are one; the open day's is left"
     assert len(table.metadata.snapshots) < 8

@@ -29,12 +29,15 @@ from types import SimpleNamespace
 
 from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 
-from frazil.airflow import backfill_dag, daily_dags, maintenance_dags
+from frazil.airflow import backfill_dag, daily_dags, maintenance_dag
 
 streams, aggregations, dag_id, task, given = json.loads(sys.argv[1])
-dags = {**maintenance_dags(streams), **daily_dags(aggregations, streams=streams)}
+dags = daily_dags(aggregations, streams=streams)
+dags["frazil_maintenance"] = maintenance_dag(streams)
 dags["frazil_backfill"] = backfill_dag(streams)
 operator = dags[dag_id].get_task(task)
+if "mapped" in given:
+    operator.table = given["mapped"]
 context = {
     "conn": SimpleNamespace(spark_default=SparkSubmitHook.get_connection("spark_default")),
     "ti": SimpleNamespace(xcom_pull=lambda *_, **__: given.get("pulled")),
@@ -102,8 +105,8 @@ def test_a_table_is_compacted_backfilled_and_aggregated_by_the_executors_of_a_cl
     files = len(list(stream.table().scan().plan_files()))
     assert files >= 3
 
-    actions = {"actions": ["compaction", "manifests", "expiry", "orphans"]}
-    submit(f"frazil_maintenance_test.{stream.name}", "rewrite", params=actions)
+    form = {"actions": ["compaction", "manifests", "expiry", "orphans"], "dry-run": False}
+    submit("frazil_maintenance", "table.rewrite", params=form, mapped=f"test.{stream.name}")
     assert len(list(stream.table().scan().plan_files())) < files
     assert stream.ids() == list(range(2000, 2300))
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from frazil.airflow.dead_letters.dag import dead_letters_dag
     from frazil.airflow.declared import check_declarations
     from frazil.airflow.health.dag import health_dag
-    from frazil.airflow.maintenance.dag import maintenance_dag_id, maintenance_dags
+    from frazil.airflow.maintenance.dag import maintenance_dag
     from frazil.airflow.partitions.dag import partition_dags, partitions_dag_id
     from frazil.airflow.partitions.sensor import PartitionCompleteSensor
     from frazil.airflow.writers.dag import writer_dag_id, writer_dags
@@ -37,8 +37,7 @@ __all__ = [
     "daily_dags",
     "dead_letters_dag",
     "health_dag",
-    "maintenance_dag_id",
-    "maintenance_dags",
+    "maintenance_dag",
     "partition_asset",
     "partition_dags",
     "partitions_dag_id",
@@ -65,8 +64,7 @@ _HOMES = {
     "dead_letters_dag": "frazil.airflow.dead_letters.dag",
     "reopened_dag_id": "frazil.airflow.aggregations.dag",
     "health_dag": "frazil.airflow.health.dag",
-    "maintenance_dag_id": "frazil.airflow.maintenance.dag",
-    "maintenance_dags": "frazil.airflow.maintenance.dag",
+    "maintenance_dag": "frazil.airflow.maintenance.dag",
     "writer_dag_id": "frazil.airflow.writers.dag",
     "writer_dags": "frazil.airflow.writers.dag",
 }

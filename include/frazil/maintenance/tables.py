@@ -59,6 +59,20 @@ def maintained_tables(specs: Iterable[StreamSpec]) -> tuple[MaintainedTable, ...
     return tuple(sorted(made, key=lambda t: t.name))
 
 
+def maintained_together(specs: Iterable[StreamSpec]) -> dict[str, tuple[MaintainedTable, ...]]:
+    """The tables that one Spark session maintains, by the name of the first: a table with its dead-letter tables.
+
+    Every maintained table is in exactly one. A dead-letter table that several tables' streams share is with the first.
+    """
+    tables = maintained_tables(specs)
+    together = {table.name: [table] for table in tables if table.kind is not TableKind.DEAD_LETTERS}
+    fed = {spec.name: table.name for table in tables if table.kind is TableKind.MAIN for spec in table.streams}
+    for table in tables:
+        if table.kind is TableKind.DEAD_LETTERS:
+            together[fed[table.streams[0].name]].append(table)
+    return {name: tuple(found) for name, found in together.items()}
+
+
 def find_maintained(specs: Iterable[StreamSpec], name: str, *, problems: Sequence[str] = ()) -> MaintainedTable:
     """Raises SpecError where no stream has a part in the table, with the tables that are known.
 

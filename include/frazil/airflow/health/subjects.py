@@ -21,7 +21,7 @@ from frazil.aggregate.spec import AGGREGATIONS, AggregationSpec
 from frazil.airflow.aggregations.dag import reconcile_dag_id
 from frazil.airflow.audits.dag import DAG_ID as AUDITS
 from frazil.airflow.declared import DeclaredStream
-from frazil.airflow.maintenance.dag import maintenance_dag_id
+from frazil.airflow.maintenance.dag import DAG_ID as MAINTENANCE
 from frazil.airflow.partitions.dag import partitions_dag_id
 from frazil.maintenance.alert_rules import Reading
 from frazil.maintenance.stream_rules import flag, held_reading, late_reading, runs_reading, stream_readings
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 FailedRuns = Callable[[str, int], int | None]
 """The number of consecutive failed runs of a DAG, newest first, counted up to the second argument."""
-ABOUT_ALL = (AUDITS,)
+ABOUT_ALL = (AUDITS, MAINTENANCE)
 """DAGs that serve every stream. Their tasks say which stream it is; here it counts that runs fail in a row."""
 FirstDays = dict[str, date | None]
 """By aggregation, the first day that is watched; None if it has not been set yet."""
@@ -91,7 +91,8 @@ def subjects_of(
         if stream.spec is not None:
             specs.setdefault(stream.spec.table.identifier, stream.spec)
     for table, spec in specs.items():
-        found[f"care of {table}"] = _care(table, spec)
+        if spec.window is not None:
+            found[f"care of {table}"] = _care(table, spec)
     for file in find_declared(aggregations, AGGREGATIONS, now_ms=now_ms) if aggregations else ():
         if not file.removed:
             source = specs.get(file.spec.source) if file.spec else None
@@ -111,8 +112,6 @@ def _stream(stream: DeclaredStream, now_ms: int) -> Subject:
 
 def _care(table: str, spec: StreamSpec) -> Subject:
     alerts = spec.maintenance.alerts
-    if spec.window is None:
-        return Subject(alerts, list, (maintenance_dag_id(table),))
 
     def read() -> Iterable[Reading]:
         signals = TableSignals.load(stream_catalog(spec), table)
@@ -121,7 +120,7 @@ def _care(table: str, spec: StreamSpec) -> Subject:
         held = [(s.partition, s.note or "the gate said nothing") for s in newest.values() if not s.sent]
         return held_reading(table, held, alerts)
 
-    return Subject(alerts, read, (partitions_dag_id(table), maintenance_dag_id(table)))
+    return Subject(alerts, read, (partitions_dag_id(table),))
 
 
 def _aggregation(file: Found[AggregationSpec], alerts: Alerts, first_days: FirstDays, now_ms: int) -> Subject:

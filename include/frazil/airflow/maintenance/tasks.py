@@ -1,9 +1,9 @@
-"""What the tasks of a maintenance DAG do in their own process, with PyIceberg and without Spark."""
+"""What the tasks of one table do in their own process, with PyIceberg and without Spark."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,11 @@ from pyiceberg.catalog import Catalog
 from frazil import clock
 from frazil.airflow.declared import all_streams
 from frazil.airflow.untrusted import Store, stored_number
-from frazil.maintenance.due import due, enabled
+from frazil.maintenance.due import Action, Due, due, enabled
 from frazil.maintenance.measure import measure
 from frazil.maintenance.orphan_cleanup import clean_orphans
 from frazil.maintenance.plans import MaintenancePlanner
-from frazil.maintenance.tables import MaintainedTable, maintained_tables
+from frazil.maintenance.tables import MaintainedTable, maintained_tables, maintained_together
 from frazil.table.catalogs import existing_catalog
 
 log = logging.getLogger(__name__)
@@ -27,23 +27,50 @@ DAY_MS = 23 * 3_600_000
 """Less than a day, because a run may come some minutes earlier than the one of the day before."""
 
 
+def tables_with(name: str, streams: Path) -> list[str]:
+    """The tables that are maintained together with this one, itself the first."""
+    specs = (stream.spec for stream in all_streams(streams) if stream.spec is not None and not stream.removed)
+    return [table.name for table in maintained_together(specs).get(name, ())] or [name]
+
+
+def judged(catalog: Catalog, table: MaintainedTable, actions: Collection[str]) -> Mapping[Action, Due]:
+    """Which of these actions are due, from metadata; empty if there is no table yet."""
+    health = measure(catalog, table, now_ms=clock.now_ms())
+    answers = due(health, table.settings) if health else {}
+    return {action: answer for action, answer in answers.items() if action in actions}
+
+
+def sentence(name: str, action: Action, answer: Due) -> str:
+    return f"{name}: {action} is {'' if answer.due else 'not '}due: {answer.reason}"
+
+
 def look(names: Collection[str], streams: Path, *, actions: Collection[str], dry_run: bool) -> list[str]:
     """What is due, a sentence each. A dry run only logs what would be done, from all manifests, and returns nothing."""
     found = []
     for table, catalog in _tables(names, streams):
-        health = measure(catalog, table, now_ms=clock.now_ms())
-        if health is None:
-            log.info("%s: there is no table yet", table.name)
-            continue
-        for action, answer in due(health, table.settings).items():
-            if action in actions:
-                sentence = f"{table.name}: {action} is {'' if answer.due else 'not '}due: {answer.reason}"
-                log.info("%s", sentence)
-                found += [sentence] if answer.due else []
-                if dry_run and enabled(table.settings, action):
-                    plan = MaintenancePlanner(catalog, table, clock.now_ms()).plan(action)
-                    log.info("%s: %s would be: %s", table.name, action, plan.sentence)
+        answers = judged(catalog, table, actions)
+        if not answers:
+            log.info("%s: nothing to look at: there is no table yet, or only orphans were asked for", table.name)
+        for action, answer in answers.items():
+            said = sentence(table.name, action, answer)
+            log.info("%s", said)
+            found += [said] if answer.due else []
+            if dry_run and enabled(table.settings, action):
+                plan = MaintenancePlanner(catalog, table, clock.now_ms()).plan(action)
+                log.info("%s: %s would be: %s", table.name, action, plan.sentence)
     return [] if dry_run else found
+
+
+def orphans_due(table: MaintainedTable, store: Store) -> bool:
+    """Whether the table's last clean-up was a day ago, according to `store`."""
+    if not table.settings.orphans.enabled:
+        return False
+    now_ms = clock.now_ms()
+    return now_ms - (stored_number(store, _orphans_key(table), most=now_ms) or 0) >= DAY_MS
+
+
+def _orphans_key(table: MaintainedTable) -> str:
+    return f"orphans:{table.name}"
 
 
 def orphans(names: Collection[str], streams: Path, store: Store, *, dry_run: bool) -> dict[str, Any]:
@@ -54,9 +81,8 @@ def orphans(names: Collection[str], streams: Path, store: Store, *, dry_run: boo
     """
     reports, problems = {}, []
     for table, catalog in _tables(names, streams):
-        key, now_ms = f"orphans:{table.name}", clock.now_ms()
-        last_ms = stored_number(store, key, most=now_ms) or 0
-        if not table.settings.orphans.enabled or not (dry_run or now_ms - last_ms >= DAY_MS):
+        now_ms = clock.now_ms()
+        if not (orphans_due(table, store) or (dry_run and table.settings.orphans.enabled)):
             continue
         try:
             if not catalog.table_exists(table.identifier):
@@ -70,7 +96,7 @@ def orphans(names: Collection[str], streams: Path, store: Store, *, dry_run: boo
         reports[table.name] = asdict(report)
         problems += [report.sentence] if report.refused else []
         if not dry_run:
-            store.set(key, now_ms)
+            store.set(_orphans_key(table), now_ms)
     if problems:
         raise AirflowFailException("\n".join(problems))
     if not reports:

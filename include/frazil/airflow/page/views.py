@@ -11,7 +11,7 @@ from typing import Any
 from frazil import clock
 from frazil.airflow.audits.dag import DAG_ID as AUDITS
 from frazil.airflow.declared import DeclaredStream, declared_streams
-from frazil.airflow.maintenance.dag import maintenance_dag_id
+from frazil.airflow.maintenance.dag import DAG_ID as MAINTENANCE
 from frazil.airflow.page.known import Measured, paused_dags, standing_alerts
 from frazil.airflow.partitions.dag import partitions_dag_id
 from frazil.airflow.writers.dag import writer_dag_id
@@ -141,7 +141,6 @@ def table(name: str, sees: Sees, may_act: Callable[[str], bool]) -> TableView | 
     calendar = partial(look_at_calendar, found.streams) if spec.window else None
     windows = kept.ask(group, ("calendar", name, key), calendar, keep_s=KEEP_WINDOWS_S) if calendar else None
     measured = kept.ask("Airflow", "alerts", standing_alerts, keep_s=KEEP_S)
-    maintains = maintenance_dag_id(name)
     dags = kept.ask("Airflow", ("dags", name), partial(paused_dags, _dags(spec)[2:]), keep_s=KEEP_S)
     (seen,) = kept.gather([shape], within_s=WITHIN_S)
     complete: Answer[Calendar | None] = kept.gather([windows], within_s=0.3)[0] if windows else Answer()
@@ -160,7 +159,7 @@ def table(name: str, sees: Sees, may_act: Callable[[str], bool]) -> TableView | 
         alerts=standing,
         dags=paused.value,
         pending=seen.at_ms is None or (windows is not None and complete.at_ms is None),
-        may_act=may_act(maintains),
+        may_act=may_act(MAINTENANCE),
         problems=tuple(_unread({"The table": seen, "Its windows": complete})),
     )
 
@@ -193,7 +192,7 @@ def _unread(looks: Mapping[str, Answer[Any]]) -> Iterator[str]:
 def _dags(spec: StreamSpec) -> tuple[str, ...]:
     table = spec.table.identifier
     writer = writer_dag_id(spec.application or spec.name)
-    return (writer, AUDITS, partitions_dag_id(table), maintenance_dag_id(table))
+    return (writer, AUDITS, partitions_dag_id(table), MAINTENANCE)
 
 
 def ask_status(spec: StreamSpec, *, keep_s: float = KEEP_S) -> Asked[StreamStatus]:

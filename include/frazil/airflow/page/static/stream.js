@@ -172,7 +172,7 @@ const NAMES = [
   [/^frazil_writer_/, "Its writer"],
   [/^frazil_audits$/, "The audits"],
   [/^frazil_partitions_/, "Complete windows of its table"],
-  [/^frazil_maintenance_/, "Maintenance of its table"],
+  [/^frazil_maintenance$/, "Maintenance of the tables"],
 ];
 
 function elsewhere(view) {

@@ -137,7 +137,7 @@ function bar(share) {
 
 function maintenance(view) {
   const it = view.shape;
-  const dag = Object.keys(view.dags || {}).find((id) => id.startsWith("frazil_maintenance_"));
+  const dag = Object.keys(view.dags || {}).find((id) => id === "frazil_maintenance");
   const paused = dag && view.dags[dag];
   return h(
     "section",

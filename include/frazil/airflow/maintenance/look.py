@@ -1,0 +1,120 @@
+"""One look at all tables: which of them need a task of their own. It runs without Spark, and starts no JVM."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+from frazil.airflow.declared import all_streams
+from frazil.airflow.maintenance.tasks import judged, orphans_due, sentence
+from frazil.airflow.maintenance.turns import States, Turn, busy, whose_turn
+from frazil.airflow.side_by_side import side_by_side
+from frazil.airflow.untrusted import Store, stored_mapping
+from frazil.errors import FrazilError
+from frazil.maintenance.tables import MaintainedTable, maintained_together
+from frazil.table.catalogs import existing_catalog
+
+log = logging.getLogger(__name__)
+
+WITHIN = timedelta(minutes=20)
+"""A table that was not measured by then, as behind a silent catalog, is left to a task of its own."""
+MOST = 250
+"""So many tables get tasks in one run; the others come first in the next. Airflow maps a task at most 1,024 times."""
+TURNS = "maintenance turns"
+"""The store's key. No table has this name."""
+ALWAYS = timedelta(0)
+
+TASKS = ("table.rewrite", "table.orphans")
+"""What works on a table."""
+
+StatesOf = Callable[[list[str]], States]
+"""Airflow's answer for these runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The run that looks, and what its form says."""
+
+    run_id: str
+    moment_ms: int
+    """When it was to begin."""
+    chosen: Collection[str]
+    """Tables; all, if it is empty."""
+    actions: Collection[str]
+    dry_run: bool
+    by_hand: bool
+    """A person wants it now, whenever the tables were looked at last."""
+
+
+def look_at_all(names: Sequence[str], streams: Path, run: Run, store: Store, states_of: StatesOf) -> list[str]:
+    """The tables that need a task: something is due, or they could not be measured. In a dry run all that are chosen.
+
+    Each name stands for its dead-letter tables too. Left out are those whose turn has not come, and those that an
+    earlier run still works on. Raises FrazilError if there are several, and none of them could be measured.
+    """
+    declared = [stream.spec for stream in all_streams(streams) if stream.spec is not None and not stream.removed]
+    together = maintained_together(declared)
+    wanted = [name for name in names if not run.chosen or name in run.chosen]
+    kept = stored_mapping(store, TURNS).items()
+    turns = {name: turn for name, value in kept if name in names and (turn := Turn.from_json(value))}
+    working = _working(turns, run, states_of)
+    every = {
+        # One that this worker does not know fails in a task of its own, which says so.
+        name: ALWAYS if run.by_hand or name not in together else together[name][0].settings.every
+        for name in wanted
+        if name not in working
+    }
+    asked = whose_turn(every, turns, moment_ms=run.moment_ms)[:MOST]
+    if run.dry_run:
+        return asked
+    needy = _needy(asked, together, run, store)
+    turns = {name: turn if name in working else Turn(turn.at_ms) for name, turn in turns.items()}
+    turns |= {name: Turn(run.moment_ms) for name in asked}
+    turns |= {name: Turn(run.moment_ms, run.run_id, index) for index, name in enumerate(needy)}
+    store.set(TURNS, {name: turn.to_json() for name, turn in turns.items()})
+    return needy
+
+
+def _working(turns: Mapping[str, Turn], run: Run, states_of: StatesOf) -> Mapping[str, str]:
+    # Its own tasks have not begun: this is what they wait for.
+    earlier = {name: turn for name, turn in turns.items() if turn.run_id not in {None, run.run_id}}
+    if not earlier:
+        return {}
+    found = busy(earlier, states_of(sorted({str(turn.run_id) for turn in earlier.values()})), tasks=TASKS)
+    for name, run_id in found.items():
+        log.info("%s: the run %s still works on it", name, run_id)
+    return found
+
+
+def _needy(
+    asked: Sequence[str], together: Mapping[str, Sequence[MaintainedTable]], run: Run, store: Store
+) -> list[str]:
+    # A task may talk to Airflow from one thread only.
+    dirty = {
+        table.name
+        for name in asked
+        for table in together.get(name, ())
+        if "orphans" in run.actions and orphans_due(table, store)
+    }
+
+    def look(name: str) -> bool:
+        needs = False
+        for table in together[name]:
+            catalog = existing_catalog(table.catalog)
+            answers = judged(catalog, table, run.actions)
+            log.info("%s", "; ".join(sentence(table.name, *one) for one in answers.items()) or f"{name}: no table yet")
+            needs = needs or any(answer.due for answer in answers.values())
+            needs = needs or (table.name in dirty and catalog.table_exists(table.identifier))
+        return needs
+
+    found = side_by_side(asked, look, within_s=WITHIN.total_seconds())
+    failed = {name: error for name, error in found.items() if isinstance(error, Exception)}
+    for name, error in failed.items():
+        log.error("%s was not measured: %r", name, error)
+    if len(failed) == len(found) > 1:
+        name, error = next(iter(failed.items()))
+        raise FrazilError(f"none of {len(failed)} tables could be measured; {name}: {error!r}") from error
+    return [name for name in asked if found[name]]

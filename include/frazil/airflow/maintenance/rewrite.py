@@ -1,0 +1,39 @@
+"""The Spark application of one table, started only if the table needs it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
+from airflow.sdk.exceptions import AirflowSkipException
+
+
+class RewriteOperator(SparkSubmitOperator):
+    """Measures a table and its dead-letter tables again, and rewrites what is due, all in one Spark session.
+
+    Skipped if nothing is due, and in a dry run, which logs the plans. Fails, and is retried, if a table cannot be
+    measured.
+
+    :param table: the first of the tables.
+    :param streams: folder of the declared streams.
+    """
+
+    template_fields = (*SparkSubmitOperator.template_fields, "table")
+
+    def __init__(self, *, table: str, streams: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.table = table
+        self.streams = streams
+
+    def execute(self, context: Any) -> None:
+        """Raises AirflowFailException where this worker has never read the table's declaration sound."""
+        from frazil.airflow.maintenance import tasks as table_care  # noqa: PLC0415 - a DAG file that is parsed needs no PyIceberg
+
+        params, folder = context["params"], Path(self.streams)
+        names = table_care.tables_with(self.table, folder)
+        if not table_care.look(names, folder, actions=params["actions"], dry_run=params["dry-run"]):
+            raise AirflowSkipException("nothing is to be rewritten")
+        actions = ",".join(action for action in params["actions"] if action != "orphans")
+        self.application_args = [*names, "--streams", str(folder), "--actions", actions]
+        super().execute(context)

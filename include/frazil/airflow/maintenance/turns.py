@@ -1,0 +1,80 @@
+"""Whose turn it is: which tables are looked at in this run, and which ones an earlier run still works on.
+
+Airflow's store of the asset `frazil.health` remembers of each table when it was looked at last, and which run got work
+of it. Whether that run still works is Airflow's to say, so a killed one holds its table no longer than it lives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+SHORTEST, LONGEST = timedelta(minutes=1), timedelta(hours=1)
+ENDED = frozenset({"success", "failed", "skipped", "upstream_failed", "removed"})
+"""States of a task instance that does nothing any more."""
+
+States = Mapping[str, Mapping[str, Any]]
+"""By run and by task, with `_<map index>` behind a mapped one's name: the state, None before it is scheduled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What is remembered of one table."""
+
+    at_ms: int
+    """The time of the run that looked at it last."""
+    run_id: str | None = None
+    """The run that got work of it, until that has ended."""
+    index: int = 0
+    """Which instance of that run's mapped tasks it is."""
+
+    def to_json(self) -> list[Any]:
+        return [self.at_ms] if self.run_id is None else [self.at_ms, self.run_id, self.index]
+
+    @staticmethod
+    def from_json(value: Any) -> Turn | None:
+        """None for what `to_json` never returns: others can write to the store as well."""
+        match value:
+            case [int(at_ms)] if at_ms >= 0:
+                return Turn(at_ms)
+            case [int(at_ms), str(run_id), int(index)] if at_ms >= 0 and index >= 0:
+                return Turn(at_ms, run_id, index)
+        return None
+
+
+def pause_between(every: Iterable[timedelta]) -> timedelta:
+    """How often the DAG must run, so that each table can be looked at as often as it declares."""
+    return max(SHORTEST, min([LONGEST, *every]))
+
+
+def whose_turn(every: Mapping[str, timedelta], turns: Mapping[str, Turn], *, moment_ms: int) -> list[str]:
+    """The tables that a scheduled run looks at, those first that have waited longest.
+
+    `every` is what they declare, by name. A run that is tried again looks at the same tables again.
+    """
+
+    def waited_ms(name: str) -> int | None:
+        return moment_ms - turns[name].at_ms if name in turns else None
+
+    def is_due(name: str) -> bool:
+        waited = waited_ms(name)
+        # A time to come is a clock's error, or somebody's.
+        return waited is None or waited <= 0 or timedelta(milliseconds=waited) >= every[name]
+
+    return sorted(filter(is_due, every), key=lambda name: (turns[name].at_ms if name in turns else -1, name))
+
+
+def busy(turns: Mapping[str, Turn], states: States, *, tasks: Collection[str]) -> dict[str, str]:
+    """The tables that a run still works on, each with that run."""
+    return {
+        name: turn.run_id
+        for name, turn in turns.items()
+        if turn.run_id is not None and _works(states.get(turn.run_id, {}), turn.index, tasks)
+    }
+
+
+def _works(states: Mapping[str, Any], index: int, tasks: Collection[str]) -> bool:
+    # Before Airflow has made a mapped task's instances, one without an index stands for all.
+    return any(states[key] not in ENDED for task in tasks for key in (task, f"{task}_{index}") if key in states)

@@ -1,0 +1,202 @@
+"""Whose turn it is to be looked at: each table as often as it declares, and none that an earlier run works on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from frazil.airflow.maintenance import look
+from frazil.airflow.maintenance.look import TASKS, TURNS, Run, look_at_all
+from frazil.airflow.maintenance.turns import ENDED, Turn, busy, pause_between, whose_turn
+from frazil.errors import FrazilError
+from frazil.spec.load import load_stream
+from tests.dags.test_maintenance import EAGER, Store, declare
+from tests.made_batches import MadeStream
+
+HOUR_MS, DAY_MS = 3_600_000, 86_400_000
+HOUR, DAY = timedelta(hours=1), timedelta(days=1)
+ACTIONS = ("compaction", "manifests", "expiry", "orphans")
+
+
+def nobody_works(_: list[str]) -> dict[str, dict[str, Any]]:
+    return {}
+
+
+def run(hour: int, *, by_hand: bool = False, dry_run: bool = False, chosen: tuple[str, ...] = ()) -> Run:
+    return Run(f"run-{hour}", hour * HOUR_MS, chosen, ACTIONS, dry_run, by_hand)
+
+
+@pytest.fixture
+def streams(frazil_home: Path, tmp_path: Path) -> Path:  # noqa: ARG001
+    """`made` has five batches and needs expiry; `well` has one, and needs nothing but a first orphan clean-up."""
+    for name, settings, batches in (("made", EAGER, 5), ("well", "{orphans: off, every: 1d}", 1)):
+        declare(tmp_path, settings, name=name)
+        stream = MadeStream(load_stream(tmp_path / f"{name}.yaml"), time.time_ns() // 1_000_000, partitions=1)
+        for batch in range(batches):
+            stream.land({0: (batch * 10, batch * 10 + 10)})
+    return tmp_path
+
+
+NAMES = ["demo.made", "demo.well"]
+
+
+@pytest.mark.usefixtures("streams")
+def test_only_tables_that_need_something_get_a_task(streams: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    found = look_at_all(NAMES, streams, run(12), Store(), nobody_works)
+    assert "demo.made" in found
+    assert "demo.made: expiry is due" in caplog.text
+    assert "demo.well: expiry is not due" in caplog.text
+
+
+def test_each_table_is_looked_at_as_often_as_it_declares(
+    streams: Path, monkeypatch: pytest.MonkeyPatch, frazil_home: Path
+) -> None:
+    assert frazil_home
+    looked: list[str] = []
+    measured = look.judged
+
+    def seen(catalog: Any, table: Any, actions: Any) -> Any:
+        looked.append(table.name)
+        return measured(catalog, table, actions)
+
+    monkeypatch.setattr(look, "judged", seen)
+    store = Store()
+
+    def tables(at: Run) -> list[str]:
+        looked.clear()
+        look_at_all(NAMES, streams, at, store, nobody_works)
+        return [name for name in looked if "dead_letters" not in name]
+
+    assert sorted(tables(run(12))) == NAMES
+    assert tables(run(13)) == ["demo.made"], "every hour"
+    assert tables(run(13)) == ["demo.made"], "a task that is tried again looks at the same tables"
+    assert sorted(tables(run(14, by_hand=True))) == NAMES, "a person wants it now"
+    assert tables(run(15, by_hand=True, chosen=("demo.well",))) == ["demo.well"]
+
+
+def test_a_table_that_an_earlier_run_works_on_is_left_out_until_that_has_ended(streams: Path) -> None:
+    store = Store()
+    first = look_at_all(NAMES, streams, run(12), store, nobody_works)
+    index = first.index("demo.made")
+    states = {"run-12": {f"table.rewrite_{index}": "running", f"table.orphans_{index}": None}}
+    asked: list[list[str]] = []
+
+    def answers(run_ids: list[str]) -> Any:
+        asked.append(run_ids)
+        return states
+
+    assert look_at_all(NAMES, streams, run(13), store, answers) == []
+    assert look_at_all(NAMES, streams, run(14, by_hand=True), store, answers) == []
+    states["run-12"] = {f"table.rewrite_{index}": "failed", f"table.orphans_{index}": "upstream_failed"}
+    assert "demo.made" in look_at_all(NAMES, streams, run(15), store, answers)
+    assert asked == [["run-12"]] * 3
+    look_at_all(NAMES, streams, run(16), store, answers)
+    assert asked[-1] == ["run-15"], "one that ended is asked for no more"
+
+
+def test_one_table_that_cannot_be_measured_gets_a_task_that_says_so_and_all_of_them_one_error(
+    streams: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured, broken = look.judged, {"demo.well"}
+
+    def on_fire(catalog: Any, table: Any, actions: Any) -> Any:
+        if table.name in broken:
+            raise OSError("the storage is on fire")
+        return measured(catalog, table, actions)
+
+    monkeypatch.setattr(look, "judged", on_fire)
+    assert look_at_all(NAMES, streams, run(12), Store(), nobody_works) == NAMES
+    broken.add("demo.made")
+    store = Store()
+    with pytest.raises(FrazilError, match=r"none of 2 tables could be measured; demo\.made: OSError"):
+        look_at_all(NAMES, streams, run(12), store, nobody_works)
+    assert TURNS not in store, "the retry looks at all of them"
+
+
+def test_a_table_that_this_worker_knows_nothing_of_gets_a_task_that_fails(streams: Path) -> None:
+    assert "demo.gone" in look_at_all([*NAMES, "demo.gone"], streams, run(12), Store(), nobody_works)
+
+
+def test_a_dry_run_hands_on_what_is_chosen_and_remembers_nothing(streams: Path) -> None:
+    store = Store()
+    assert look_at_all(NAMES, streams, run(12, dry_run=True), store, nobody_works) == NAMES
+    assert store == {}
+
+
+def test_more_tables_than_a_run_may_have_come_first_in_the_next(streams: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(look, "MOST", 1)
+    store = Store()
+    assert look_at_all(NAMES, streams, run(12), store, nobody_works) == ["demo.made"]
+    assert list(store[TURNS]) == ["demo.made"]
+    look_at_all(NAMES, streams, run(13), store, nobody_works)
+    assert store[TURNS]["demo.well"] == [13 * HOUR_MS]
+
+
+@given(
+    st.dictionaries(st.sampled_from("abcdef"), st.integers(1, 48).map(lambda h: timedelta(hours=h)), min_size=1),
+    st.integers(1, 200),
+)
+def test_every_table_is_looked_at_within_its_interval_and_one_pause(every: dict[str, timedelta], runs: int) -> None:
+    pause = pause_between(every.values())
+    turns: dict[str, Turn] = {}
+    for number in range(runs):
+        moment_ms = number * (pause // timedelta(milliseconds=1))
+        for name in whose_turn(every, turns, moment_ms=moment_ms):
+            turns[name] = Turn(moment_ms)
+        assert set(turns) == set(every)
+        assert all(timedelta(milliseconds=moment_ms - turns[name].at_ms) < every[name] for name in every)
+
+
+@given(st.dictionaries(st.sampled_from("abc"), st.builds(Turn, st.integers(0, 10))), st.integers(0, 10))
+def test_those_that_waited_longest_come_first(turns: dict[str, Turn], moment_ms: int) -> None:
+    found = whose_turn(dict.fromkeys("abcd", timedelta(0)), turns, moment_ms=moment_ms)
+    assert sorted(found) == list("abcd")
+    waited = [turns[name].at_ms if name in turns else -1 for name in found]
+    assert waited == sorted(waited)
+
+
+def test_the_pause_between_runs_is_the_shortest_that_a_table_asks_for() -> None:
+    assert pause_between([]) == pause_between([DAY]) == HOUR
+    assert pause_between([DAY, timedelta(minutes=10)]) == timedelta(minutes=10)
+    assert pause_between([timedelta(milliseconds=1)]) == timedelta(minutes=1)
+
+
+@pytest.mark.parametrize("state", [*sorted(ENDED), "running", "queued", "up_for_retry", "deferred", None])
+def test_a_table_is_free_when_all_its_tasks_have_ended(state: str | None) -> None:
+    turns = {"t": Turn(1, "r", 3), "other": Turn(1, "r", 4), "idle": Turn(1)}
+    states = {"r": {"table.rewrite_3": "success", "table.orphans_3": state, "table.rewrite_4": "success"}}
+    assert busy(turns, states, tasks=TASKS) == ({} if state in ENDED else {"t": "r"})
+
+
+def test_a_run_whose_tasks_are_not_mapped_yet_works_on_all_its_tables_and_a_deleted_one_on_none() -> None:
+    turns = {"t": Turn(1, "r", 3), "gone": Turn(1, "deleted", 0)}
+    assert busy(turns, {"r": {"look": "success", "table.rewrite": None}}, tasks=TASKS) == {"t": "r"}
+
+
+@given(st.one_of(st.builds(Turn, st.integers(0), st.text(), st.integers(0)), st.builds(Turn, st.integers(0))))
+def test_what_is_remembered_is_read_again(turn: Turn) -> None:
+    assert Turn.from_json(turn.to_json()) == turn
+
+
+@pytest.mark.parametrize("value", [None, "", 3, [], [-1], ["1"], [1, 2, 3], [1, "r", -1], [1, "r"], {"at": 1}])
+def test_what_others_wrote_is_not(value: Any) -> None:
+    assert Turn.from_json(value) is None
+
+
+def test_a_run_maps_a_task_for_each_table_that_needs_one(streams: Path, dag_runner: Callable[[Path], Any]) -> None:
+    form = {"tables": ["demo.made"], "actions": ["expiry", "orphans"], "dry-run": True}
+    ran = dag_runner(streams).run("frazil_maintenance", conf=form)
+    assert ran["state"] == "success"
+    assert ran["tasks"] == {
+        "look": "success",
+        "table.rewrite[demo.made]": "skipped",
+        "table.orphans[demo.made]": "success",
+    }
