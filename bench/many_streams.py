@@ -167,7 +167,7 @@ def main() -> None:
         measure_parsing(root, asked.rounds)
         measure_checks(root / "streams", names, asked.rounds)
         if asked.idle:
-            measure_idle(root, asked.idle, dags=4 * asked.streams)
+            measure_idle(root, asked.idle, dags=2 * asked.streams)
 
 
 if __name__ == "__main__":

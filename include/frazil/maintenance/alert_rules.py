@@ -188,7 +188,7 @@ def _staleness_s(stream: StreamHealth, age_s: float | None, threshold_s: float) 
 def _remedy(table: str, action: str, enabled: bool, procedure: str) -> str:
     if enabled:
         return (
-            f"`frazil maintain {table} --actions {action}` does it now; the table's maintenance DAG should have: see "
+            f"`frazil maintain {table} --actions {action}` does it now; the DAG frazil_maintenance should have: see "
             "what its last run says"
         )
     return f"`maintenance.{action}` is off for this table: switch it on, or call {procedure} yourself"

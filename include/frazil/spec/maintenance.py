@@ -132,7 +132,7 @@ class Alerts(Switched):
     failed_runs: int = Field(
         default=1,
         gt=0,
-        description="How often in a row a partition, audit or maintenance DAG may fail.",
+        description="How often in a row the table's partition DAG may fail.",
     )
 
 
