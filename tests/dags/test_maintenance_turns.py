@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
+from airflow.sdk.exceptions import AirflowSkipException
 from hypothesis import given
 from hypothesis import strategies as st
 
 from frazil.airflow.maintenance import look
 from frazil.airflow.maintenance.look import TASKS, TURNS, Run, look_at_all
+from frazil.airflow.maintenance.rewrite import RewriteOperator
 from frazil.airflow.maintenance.turns import ENDED, Turn, busy, pause_between, whose_turn
 from frazil.errors import FrazilError
 from frazil.spec.load import load_stream
@@ -189,6 +192,27 @@ def test_what_is_remembered_is_read_again(turn: Turn) -> None:
 @pytest.mark.parametrize("value", [None, "", 3, [], [-1], ["1"], [1, 2, 3], [1, "r", -1], [1, "r"], {"at": 1}])
 def test_what_others_wrote_is_not(value: Any) -> None:
     assert Turn.from_json(value) is None
+
+
+@pytest.mark.parametrize(("actions", "started"), [(ACTIONS, True), (("orphans",), False)])
+def test_spark_is_started_for_a_table_that_needs_it_and_its_dead_letter_table(
+    streams: Path, monkeypatch: pytest.MonkeyPatch, actions: tuple[str, ...], started: bool
+) -> None:
+    submitted: list[list[str]] = []
+    monkeypatch.setattr(SparkSubmitOperator, "execute", lambda self, _: submitted.append(self.application_args))
+    operator = RewriteOperator(task_id="rewrite", table="demo.made", streams=str(streams), application="app.py")
+    context = {"params": {"actions": actions, "dry-run": False}}
+    if not started:
+        with pytest.raises(AirflowSkipException, match="nothing is to be rewritten"):
+            operator.execute(context)
+        assert submitted == []
+        return
+    operator.execute(context)
+    tables = ["demo.made", "demo.made_dead_letters"]
+    assert submitted == [[*tables, "--streams", str(streams), "--actions", "compaction,manifests,expiry"]]
+    with pytest.raises(AirflowSkipException):
+        operator.execute({"params": {"actions": actions, "dry-run": True}})
+    assert len(submitted) == 1
 
 
 def test_a_run_maps_a_task_for_each_table_that_needs_one(streams: Path, dag_runner: Callable[[Path], Any]) -> None:

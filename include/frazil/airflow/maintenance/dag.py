@@ -133,7 +133,7 @@ def look(names: list[str], streams: str) -> list[str]:
         dry_run=params["dry-run"],
         by_hand=run.run_type == "manual",
     )
-    states = partial(context["ti"].get_task_states, DAG_ID, task_ids=None)
+    states = partial(context["ti"].get_task_states, DAG_ID, task_ids=list(looks.TASKS))
     store = context["asset_state_store"][HEALTH]
     return looks.look_at_all(names, Path(streams), asked, store, lambda run_ids: states(run_ids=run_ids))
 

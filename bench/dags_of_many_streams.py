@@ -1,0 +1,98 @@
+"""What do audits and maintenance of many streams cost Airflow in an hour in which all is well?
+
+`python -m bench.dags_of_many_streams [--streams 200]`
+
+Declares so many streams, each with a table of two batches, and runs every DAG of audits and of maintenance once, in an
+Airflow without a scheduler, in this process. It prints for each of the two: the DAG runs, the task instances that ran,
+and the CPU seconds (user + system) of both; and what parsing the DAG file costs, which in a real Airflow each task's
+process does first. The start of these processes, the scheduler and the API server are not counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+CHECKOUT = Path(__file__).resolve().parents[1]
+STREAM = """
+name: {name}
+source: {{topics: [{name}], bootstrap-servers: "127.0.0.1:1"}}
+table: demo.{name}
+schema: {{at: timestamptz}}
+event-time: at
+maintenance: {{orphans: off}}
+"""
+FILES = {"audits": "frazil_audit", "maintenance": "frazil_maintenance"}
+"""By file of `dags/`, how the ids of its DAGs begin."""
+
+
+def declare(folder: Path, streams: int) -> None:
+    """Each has batches in this hour and in the last complete one."""
+    from frazil.spec.load import load_stream  # noqa: PLC0415 - after FRAZIL_HOME is set
+    from tests.made_batches import MadeStream  # noqa: PLC0415 - as above
+
+    folder.mkdir()
+    for number in range(streams):
+        file = folder / f"s{number:03}.yaml"
+        file.write_text(STREAM.format(name=file.stem))
+        made = MadeStream(load_stream(file), time.time_ns() // 1_000_000, partitions=2)
+        for batch in range(2):
+            made.land(dict.fromkeys(range(2), (batch * 100, (batch + 1) * 100)))
+
+
+def measure(file: str, prefix: str) -> None:
+    from airflow.dag_processing.dagbag import DagBag  # noqa: PLC0415 - after AIRFLOW_HOME is set
+
+    begin = time.process_time()
+    bag = DagBag(str(CHECKOUT / "dags" / f"{file}.py"))
+    parsed_s = time.process_time() - begin
+    found = [dag for dag_id, dag in bag.dags.items() if dag_id.startswith(prefix)]
+    begin, ran = time.process_time(), [ran_tasks(dag) for dag in found]
+    spent_s = time.process_time() - begin
+    print(f"{file}: {len(found)} runs, {sum(ran)} tasks, {spent_s:.1f} s of CPU; parsing the file {parsed_s:.2f} s")
+
+
+def ran_tasks(dag: Any) -> int:
+    """Run a DAG, and count the task instances that a process would have been started for."""
+    from airflow.utils.session import create_session  # noqa: PLC0415 - as above
+
+    done = dag.test()
+    with create_session() as session:
+        instances = done.get_task_instances(session=session)
+        assert not any(str(ti.state) == "failed" for ti in instances), [(ti.task_id, ti.state) for ti in instances]
+        return sum(ti.pid is not None for ti in instances)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--streams", type=int, default=200)
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="frazil-dags-") as name:
+        root = Path(name)
+        os.environ |= {
+            "FRAZIL_HOME": str(root / "home"),
+            "FRAZIL_STREAMS": str(root / "streams"),
+            "AIRFLOW_HOME": str(root / "airflow"),
+            "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+            "AIRFLOW__CORE__DAGS_FOLDER": str(CHECKOUT / "dags"),
+            "AIRFLOW__LOGGING__LOGGING_LEVEL": "ERROR",
+        }
+        declare(root / "streams", asked.streams)
+        # Airflow writes its log to the standard output.
+        kept = os.dup(1)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        sys.stdout = os.fdopen(kept, "w", buffering=1)
+        from airflow.utils import db  # noqa: PLC0415 - after AIRFLOW_HOME is set
+
+        db.initdb()
+        for file, prefix in FILES.items():
+            measure(file, prefix)
+
+
+if __name__ == "__main__":
+    main()
