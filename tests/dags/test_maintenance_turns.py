@@ -137,10 +137,15 @@ def test_a_dry_run_hands_on_what_is_chosen_and_remembers_nothing(streams: Path) 
 def test_more_tables_than_a_run_may_have_come_first_in_the_next(streams: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(look, "MOST", 1)
     store = Store()
-    assert look_at_all(NAMES, streams, run(12), store, nobody_works) == ["demo.made"]
-    assert list(store[TURNS]) == ["demo.made"]
-    look_at_all(NAMES, streams, run(13), store, nobody_works)
-    assert store[TURNS]["demo.well"] == [13 * HOUR_MS]
+    declare(streams, EAGER, name="also")
+    also = MadeStream(load_stream(streams / "also.yaml"), time.time_ns() // 1_000_000, partitions=1)
+    for batch in range(5):
+        also.land({0: (batch * 10, batch * 10 + 10)})
+    names = ["demo.also", "demo.made"]
+    assert look_at_all(names, streams, run(12), store, nobody_works) == ["demo.also"]
+    assert list(store[TURNS]) == ["demo.also"], "the other one still waits"
+    assert look_at_all(names, streams, run(13), store, nobody_works) == ["demo.made"]
+    assert store[TURNS]["demo.also"] == [12 * HOUR_MS]
 
 
 @given(
@@ -215,12 +220,22 @@ def test_spark_is_started_for_a_table_that_needs_it_and_its_dead_letter_table(
     assert len(submitted) == 1
 
 
-def test_a_run_maps_a_task_for_each_table_that_needs_one(streams: Path, dag_runner: Callable[[Path], Any]) -> None:
-    form = {"tables": ["demo.made"], "actions": ["expiry", "orphans"], "dry-run": True}
-    ran = dag_runner(streams).run("frazil_maintenance", conf=form)
-    assert ran["state"] == "success"
-    assert ran["tasks"] == {
+def test_a_run_has_tasks_for_tables_that_need_something_and_the_next_one_asks_whether_they_ended(
+    streams: Path, dag_runner: Callable[[Path], Any]
+) -> None:
+    runner, form = dag_runner(streams), {"actions": ["orphans"]}
+    first = runner.run("frazil_maintenance", conf=form)
+    assert first["state"] == "success"
+    assert first["tasks"] == {
         "look": "success",
         "table.rewrite[demo.made]": "skipped",
         "table.orphans[demo.made]": "success",
+    }
+    second = runner.run("frazil_maintenance", conf=form)
+    assert second["tasks"] == {"look": "success", "table.rewrite": "skipped", "table.orphans": "skipped"}
+    dry = runner.run("frazil_maintenance", conf={"tables": ["demo.well"], "actions": ["expiry"], "dry-run": True})
+    assert dry["tasks"] == {
+        "look": "success",
+        "table.rewrite[demo.well]": "skipped",
+        "table.orphans[demo.well]": "skipped",
     }

@@ -230,3 +230,10 @@ def test_what_airflow_or_the_table_cannot_do_is_said_and_not_done(ask: Ask):
     assert post("act", "reset", to="latest")["status"] == 422
     assert post("plan", "explode")["status"] == 404
     assert post("plan", "pause", "nothing")["status"] == 404
+
+
+def test_a_table_is_maintained_from_its_page_without_the_others() -> None:
+    from frazil.airflow.page.acts import run_form  # noqa: PLC0415 - needs AIRFLOW_HOME
+    from frazil.operations.acts import Act  # noqa: PLC0415 - beside it
+
+    assert run_form(Act.MAINTAIN, "demo.ticks", {"dry-run": False}) == {"tables": ["demo.ticks"], "dry-run": False}

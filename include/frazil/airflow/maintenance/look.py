@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 WITHIN = timedelta(minutes=20)
 """A table that was not measured by then, as behind a silent catalog, is left to a task of its own."""
 MOST = 250
-"""So many tables get tasks in one run; the others come first in the next. Airflow maps a task at most 1,024 times."""
+"""So many tables get tasks in one run; others that need some come first in the next. Airflow maps at most 1,024."""
 TURNS = "maintenance turns"
 """The store's key. No table has this name."""
 ALWAYS = timedelta(0)
@@ -67,12 +67,13 @@ def look_at_all(names: Sequence[str], streams: Path, run: Run, store: Store, sta
         for name in wanted
         if name not in working
     }
-    asked = whose_turn(every, turns, moment_ms=run.moment_ms)[:MOST]
+    asked = whose_turn(every, turns, moment_ms=run.moment_ms)
     if run.dry_run:
-        return asked
+        return asked[:MOST]
     needy = _needy(asked, together, run, store)
+    needy, left = needy[:MOST], needy[MOST:]
     turns = {name: turn if name in working else Turn(turn.at_ms) for name, turn in turns.items()}
-    turns |= {name: Turn(run.moment_ms) for name in asked}
+    turns |= {name: Turn(run.moment_ms) for name in asked if name not in left}
     turns |= {name: Turn(run.moment_ms, run.run_id, index) for index, name in enumerate(needy)}
     store.set(TURNS, {name: turn.to_json() for name, turn in turns.items()})
     return needy

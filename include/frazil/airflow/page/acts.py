@@ -19,7 +19,7 @@ from airflow.utils.types import DagRunTriggeredByType
 from frazil import clock
 from frazil.airflow.backfills.dag import DAG_ID as BACKFILL_DAG
 from frazil.airflow.dead_letters.dag import DAG_ID as DEAD_LETTERS_DAG
-from frazil.airflow.maintenance.dag import maintenance_dag_id
+from frazil.airflow.maintenance.dag import DAG_ID as MAINTENANCE_DAG
 from frazil.airflow.page.known import paused_dags
 from frazil.airflow.page.views import answers, declared, status_key, writer_dag_of
 from frazil.airflow.partitions.dag import RELEASE_DAG, partitions_dag_id
@@ -66,7 +66,7 @@ def subject_of(act: Act, name: str) -> Subject | None:
         dag, method = {
             Act.BACKFILL: (BACKFILL_DAG, "POST"),
             Act.REPLAY: (DEAD_LETTERS_DAG, "POST"),
-            Act.MAINTAIN: (maintenance_dag_id(name), "POST"),
+            Act.MAINTAIN: (MAINTENANCE_DAG, "POST"),
             Act.RELEASE: (RELEASE_DAG, "POST"),
             Act.SEND_AGAIN: (partitions_dag_id(name), "PUT"),
         }.get(act, (writer_dag_of(one), "PUT"))
@@ -136,7 +136,7 @@ def run_form(act: Act, name: str, form: Form) -> dict[str, Any]:
     if act is Act.REPLAY:
         return {"stream": name, "act": "replay", **dry}
     if act is Act.MAINTAIN:
-        return dry
+        return {"tables": [name], **dry}
     times = {key: _moment(form, key).isoformat() for key in ("from-time", "to-time") if _text(form, key)}
     if not times:
         raise Invalid("Say from when, or until when, by Kafka's timestamps")
