@@ -221,8 +221,9 @@ def test_spark_is_started_for_a_table_that_needs_it_and_its_dead_letter_table(
 
 
 def test_a_run_has_tasks_for_tables_that_need_something_and_the_next_one_asks_whether_they_ended(
-    streams: Path, dag_runner: Callable[[Path], Any]
+    streams: Path, dag_runner: Callable[[Path], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", '{"conn_type": "spark", "host": "local"}')
     runner, form = dag_runner(streams), {"actions": ["orphans"]}
     first = runner.run("frazil_maintenance", conf=form)
     assert first["state"] == "success"
