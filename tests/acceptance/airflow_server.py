@@ -45,6 +45,7 @@ class AirflowServer:
             "AIRFLOW__CORE__DAGS_FOLDER": str(CHECKOUT / "dags"),
             "AIRFLOW__CORE__PLUGINS_FOLDER": str(home / "plugins"),
             "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_ALL_ADMINS": "True",
+            "AIRFLOW_CONN_SPARK_DEFAULT": json.dumps({"conn_type": "spark", "host": "local"}),
             "FRAZIL_AGGREGATIONS": str(home / "aggregations"),
         }
         (home / "aggregations").mkdir()
@@ -192,6 +193,8 @@ class _Server:
         from airflow.utils.session import create_session  # noqa: PLC0415
         from sqlalchemy import select  # noqa: PLC0415
 
+        from frazil.airflow.maintenance.look import TURNS  # noqa: PLC0415
+
         with create_session() as session:
             found = session.execute(
                 select(AssetStateStoreModel.key, AssetStateStoreModel.value)
@@ -199,7 +202,7 @@ class _Server:
                 .where(AssetModel.name == "frazil.health")
             )
             states = {key: json.loads(value) for key, value in found}
-        return {key: value for key, value in states.items() if isinstance(value, dict) and value}
+        return {key: value for key, value in states.items() if isinstance(value, dict) and value and key != TURNS}
 
     def parsed(self) -> dict[str, Any]:
         self._parse()

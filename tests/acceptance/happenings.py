@@ -200,7 +200,7 @@ def run_dags(world: World, situation: Situation) -> None:
     """Airflow's DAGs of the stream and its table run beside the writer."""
     if writer(world, situation) and situation.red is None:
         world.signal()
-        world.airflow_run(f"maintenance_{world.identifier}", actions=["manifests", "expiry", "orphans"])
+        world.airflow_run("maintenance", tables=[world.identifier], actions=["manifests", "expiry", "orphans"])
         world.airflow_run("audits", hours_ahead=1, streams=[world.name])
 
 

@@ -170,7 +170,10 @@ def serialized(folder: str) -> dict[str, Any]:
 def dags(path: str) -> Any:
     from airflow.dag_processing.dagbag import DagBag  # noqa: PLC0415 - as above
 
-    return DagBag(path).dags
+    found = DagBag(path).dags
+    for dag in found.values():
+        dag.deadline = None  # `dag.test()` cannot read what it has made of one
+    return found
 
 
 def run(dag_id: str, conf: dict[str, Any] | None, moment: datetime | None) -> dict[str, Any]:
