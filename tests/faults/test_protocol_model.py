@@ -593,6 +593,7 @@ class Protocol(RuleBasedStateMachine):
         self._ask_for_adoption(stream)
         writer = Writer(self.world, stream, skips_gaps=True)
         writer.begin()
+        self._recall()
         while writer.stage(10_000, leftover=True):
             assert writer.journal()
             writer.commit()
