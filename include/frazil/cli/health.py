@@ -17,10 +17,12 @@ from frazil.cli.status import AT_ONCE
 from frazil.errors import SpecError
 from frazil.maintenance.alert_rules import Reading, readings
 from frazil.maintenance.health import PartitionFiles, RecentFiles, TableHealth
+from frazil.maintenance.load import MadeElsewhere
 from frazil.maintenance.measure import measure
+from frazil.maintenance.routed import made_tables
 from frazil.maintenance.stream_rules import StreamState, stream_readings
 from frazil.maintenance.stream_state import observe_stream
-from frazil.maintenance.tables import MaintainedTable, TableKind, find_maintained, maintained_tables
+from frazil.maintenance.tables import MaintainedTable, TableKind, find_maintained, maintained_tables, routes
 from frazil.spec.last_sound import declared_streams
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import counted, rounded_bytes
@@ -72,8 +74,11 @@ def health(table: str | None, streams_folder: Path, *, as_json: bool, deep: bool
     if table is not None:
         found = [_look(find_maintained(specs, table, problems=errors), now_ms=now_ms, deep=deep)]
     else:
+        made, unlisted = _made(specs)
+        tables = sorted([*maintained_tables(specs), *made], key=lambda each: each.name)
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            found = list(pool.map(partial(_look_if_possible, now_ms=now_ms, deep=deep), maintained_tables(specs)))
+            looks = pool.map(partial(_look_if_possible, now_ms=now_ms, deep=deep), tables)
+            found = [*(look for look in looks if look is not None), *unlisted]
     with ThreadPoolExecutor(AT_ONCE) as pool:
         running = list(pool.map(partial(_look_at_stream, now_ms=now_ms), specs if table is None else ()))
     if as_json:
@@ -103,12 +108,30 @@ def _look(maintained: MaintainedTable, *, now_ms: int, deep: bool) -> TableRepor
     return TableReport(maintained.name, maintained.kind, found, ratios, beyond)
 
 
-def _look_if_possible(maintained: MaintainedTable, *, now_ms: int, deep: bool) -> TableReport:
+def _made(specs: Sequence[StreamSpec]) -> tuple[list[MaintainedTable], list[TableReport]]:
+    """The tables that routes may have made, and the routes whose tables cannot be listed."""
+    made: list[MaintainedTable] = []
+    unlisted: list[TableReport] = []
+    for name, spec in routes(specs).items():
+        try:
+            made += made_tables(existing_catalog(spec.table.catalog), spec, specs)
+        except Exception as error:  # catalogs and storage raise what their clients raise; the other tables go on
+            unlisted.append(TableReport(name, TableKind.ROUTED, problem=_problem(error)))
+    return made, unlisted
+
+
+def _problem(error: Exception) -> str:
+    return f"it cannot be measured: {type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def _look_if_possible(maintained: MaintainedTable, *, now_ms: int, deep: bool) -> TableReport | None:
+    """None for a table that is only named like a route's."""
     try:
         return _look(maintained, now_ms=now_ms, deep=deep)
+    except MadeElsewhere:
+        return None
     except Exception as error:  # catalogs and storage raise what their clients raise; the other tables go on
-        problem = f"it cannot be measured: {type(error).__name__}: {' '.join(str(error).split())}"
-        return TableReport(maintained.name, maintained.kind, problem=problem)
+        return TableReport(maintained.name, maintained.kind, problem=_problem(error))
 
 
 def _look_at_stream(spec: StreamSpec, *, now_ms: int) -> StreamReport:

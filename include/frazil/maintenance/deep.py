@@ -199,7 +199,7 @@ def _due(size: int, *, is_small: bool) -> Deletes:
 def _time_column(maintained: MaintainedTable) -> str:
     """The event-time column: a partition by it ends when its time ends."""
     match maintained.kind:
-        case TableKind.MAIN:
+        case TableKind.MAIN | TableKind.ROUTED:
             return maintained.streams[0].event_time.column
         case TableKind.DEAD_LETTERS:
             return "rejected_at"

@@ -40,9 +40,9 @@ class Due:
     reason: str
 
 
-def due(health: TableHealth, settings: Maintenance) -> Mapping[Action, Due]:
-    """Which actions are due, from a shallow measurement."""
-    again = _again(health, settings)
+def due(health: TableHealth, settings: Maintenance, *, full_check_at: timedelta = timedelta(0)) -> Mapping[Action, Due]:
+    """Which actions are due, from a shallow measurement. All is checked once a UTC day, from `full_check_at` on."""
+    again = _again(health, settings, full_check_at)
     checks = {
         Action.COMPACTION: _compaction(health, settings.compaction, again=again),
         Action.MANIFESTS: _manifests(health, settings.manifests, again=again),
@@ -52,9 +52,9 @@ def due(health: TableHealth, settings: Maintenance) -> Mapping[Action, Due]:
     return {action: check if enabled(settings, action) else off for action, check in checks.items()}
 
 
-def _again(health: TableHealth, settings: Maintenance) -> bool:
+def _again(health: TableHealth, settings: Maintenance, full_check_at: timedelta) -> bool:
     """Whether this is the first run within `FULL_CHECK_EVERY`; needs no memory."""
-    return timedelta(milliseconds=health.at_ms) % FULL_CHECK_EVERY < settings.every
+    return (timedelta(milliseconds=health.at_ms) - full_check_at) % FULL_CHECK_EVERY < settings.every
 
 
 def _compaction(health: TableHealth, settings: Compaction, *, again: bool) -> Due:

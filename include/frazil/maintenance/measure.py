@@ -30,6 +30,7 @@ from frazil.maintenance.alert_rules import stale_after_ms
 from frazil.maintenance.deep import read_partitions
 from frazil.maintenance.health import RecentFiles, StreamHealth, TableHealth, p10
 from frazil.maintenance.lag import heartbeat_lag, kafka_lag
+from frazil.maintenance.load import load_maintained
 from frazil.maintenance.tables import MaintainedTable, TableKind
 from frazil.spec.model import StreamSpec
 from frazil.table.branches import head_of, live_rows
@@ -49,11 +50,11 @@ def measure(
     With `ask_kafka`, Kafka is asked for the lag of a stream that no writer on this host reports, and only if the lag
     decides: its last commit is longer ago than the freshness alert allows.
 
-    Raises AccessDenied or CommitUnavailable, and what the storage's client raises.
+    Raises AccessDenied or CommitUnavailable, MadeElsewhere, and what the storage's client raises.
     """
     with catalog_errors(catalog.name):
         try:
-            table = catalog.load_table(maintained.identifier)
+            table = load_maintained(catalog, maintained)
         except NoSuchTableError:
             return None
         return _measured(table, maintained, now_ms=now_ms, deep=deep, ask_kafka=ask_kafka)
@@ -142,8 +143,12 @@ def _since_compaction(metadata: TableMetadata) -> tuple[int | None, int, int]:
 
 
 def _recent(table: Table, maintained: MaintainedTable) -> RecentFiles | None:
-    """What the newest batches added to this table; those that nothing tells of are skipped."""
-    if maintained.kind is TableKind.SIGNALS:
+    """What the newest batches added to this table; those that nothing tells of are skipped.
+
+    A batch's record names the files of all tables of a route: read once for each of thousands, it would cost more than
+    all the rest.
+    """
+    if maintained.kind in {TableKind.SIGNALS, TableKind.ROUTED}:
         return None
     batches = [files for spec in maintained.streams for files in _batches(table, spec, maintained.kind)]
     sizes = [f.bytes for files in batches for f in files]

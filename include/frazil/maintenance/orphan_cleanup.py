@@ -18,14 +18,15 @@ from pyiceberg.table import Table
 
 from frazil.errors import MarkerUnreadable
 from frazil.maintenance.file_paths import Place
+from frazil.maintenance.load import load_maintained
 from frazil.maintenance.orphan_memory import OrphanMemory, OrphanRun, Progress
 from frazil.maintenance.orphan_references import (
     Resolver,
+    all_tables,
     folders_of,
     foreign_metadata,
     metadata_apart,
     new_references,
-    other_tables,
     read_references,
     undecided_manifests,
 )
@@ -115,19 +116,36 @@ class _Deleted:
             self.bytes += file.info.bytes
 
 
-def clean_orphans(catalog: Catalog, table: MaintainedTable, *, now_ms: int, dry_run: bool = False) -> OrphanReport:
+def clean_orphans(
+    catalog: Catalog,
+    table: MaintainedTable,
+    *,
+    now_ms: int,
+    dry_run: bool = False,
+    neighbours: Sequence[Folders] | None = None,
+) -> OrphanReport:
     """Delete the orphans of a table that an earlier run found too; a dry run deletes and remembers nothing.
 
-    A reason not to delete becomes `refused`, not an error. Raises SpecError if there is no such table, TableLost if
-    only the catalog lacks it, and what catalog and storage raise before the first deletion.
+    `neighbours` are `all_folders` of the catalog, not older than an hour, for who cleans many tables. What another
+    table has put into a folder since was not there for the earlier run.
+
+    A reason not to delete becomes `refused`, not an error. Raises SpecError if there is no such table, MadeElsewhere,
+    TableLost if only the catalog lacks it, and what catalog and storage raise before the first deletion.
     """
     report = OrphanReport(table.identifier, dry_run)
     try:
-        report = _Cleanup.begin(catalog, table, now_ms=now_ms).run(report)
+        report = _Cleanup.begin(catalog, table, now_ms=now_ms, neighbours=neighbours).run(report)
     except _Refused as refusal:
         report = replace(report, refused=str(refusal))
     log.log(logging.WARNING if report.refused else logging.INFO, "%s", report.sentence)
     return report
+
+
+def all_folders(catalog: Catalog, place: Resolver | None = None) -> list[Folders]:
+    """Where each table of the catalog keeps its files. Loads them all."""
+    place = place or Resolver()
+    with catalog_errors(catalog.name):
+        return [folders_of(table, place) for table in all_tables(catalog)]
 
 
 @dataclass(slots=True)
@@ -138,13 +156,16 @@ class _Cleanup:
     settings: Orphans
     before: Table
     now_ms: int
+    neighbours: Sequence[Folders] | None = None
     place: Resolver = field(default_factory=Resolver)
 
     @classmethod
-    def begin(cls, catalog: Catalog, table: MaintainedTable, *, now_ms: int) -> Self:
+    def begin(
+        cls, catalog: Catalog, table: MaintainedTable, *, now_ms: int, neighbours: Sequence[Folders] | None
+    ) -> Self:
         with catalog_errors(catalog.name):
             try:
-                return cls(catalog, table.settings.orphans, catalog.load_table(table.identifier), now_ms)
+                return cls(catalog, table.settings.orphans, load_maintained(catalog, table), now_ms, neighbours)
             except NoSuchTableError as error:
                 raise not_there(table.identifier, table.streams) from error
 
@@ -207,8 +228,9 @@ class _Cleanup:
             )
 
     def _others(self) -> list[Folders]:
-        with catalog_errors(self.catalog.name):
-            others = [folders_of(table, self.place) for table in other_tables(self.catalog, self.before.name())]
+        own = ".".join(self.before.name())
+        others = all_folders(self.catalog, self.place) if self.neighbours is None else self.neighbours
+        others = [folders for folders in others if folders.identifier != own]
         if shared := shared_with(folders_of(self.before, self.place), others):
             raise _Refused(f"{shared}: the owner of its files is unknown")
         return others

@@ -49,12 +49,10 @@ def folders_of(table: Table, place: Callable[[str], Place]) -> Folders:
     return Folders(".".join(table.name()), place(location), place(data_location(table)), place(metadata))
 
 
-def other_tables(catalog: Catalog, name: Identifier) -> Iterator[Table]:
-    """All tables of the catalog except one."""
+def all_tables(catalog: Catalog) -> Iterator[Table]:
+    """All tables of the catalog."""
     for namespace in _namespaces(catalog, ()):
         for identifier in catalog.list_tables(namespace):
-            if identifier == name:
-                continue
             try:
                 yield catalog.load_table(identifier)
             except (NoSuchTableError, NoSuchIcebergTableError):

@@ -16,6 +16,7 @@ from frazil.maintenance.busy_partitions import busy_partitions
 from frazil.maintenance.compaction import CompactionPlan, plan_compaction
 from frazil.maintenance.due import Action
 from frazil.maintenance.expiry import ExpiryPlan, plan_expiry, read_pins
+from frazil.maintenance.load import load_maintained
 from frazil.maintenance.manifests import TARGET_BYTES, TARGET_PROPERTY, ManifestPlan, plan_manifests
 from frazil.maintenance.measure import measure
 from frazil.maintenance.tables import MaintainedTable, TableKind
@@ -80,11 +81,13 @@ class MaintenancePlanner:
 
     def _load(self) -> Table:
         with catalog_errors(self.catalog.name):
-            return self.catalog.load_table(self.maintained.identifier)
+            return load_maintained(self.catalog, self.maintained)
 
 
 def complete_before_us(table: Table, maintained: MaintainedTable, *, now_ms: int) -> int:
     """Partitions that end by then are no longer written to, except by late rows. Only the cost depends on this."""
+    if maintained.kind is TableKind.ROUTED:  # home alone has the watermark
+        return now_ms * 1_000 - UNKNOWN_SLACK_US
     if maintained.kind is not TableKind.MAIN:
         return now_ms * 1_000 - CLOCK_SLACK_US
     known = complete_to(feeds_of(table, maintained.streams))

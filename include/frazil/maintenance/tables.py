@@ -1,6 +1,7 @@
 """Which tables are maintained: those that declared streams feed, their dead-letter tables, and the signals.
 
-It loads no PyIceberg, for Airflow's DAG processor asks it again and again.
+Which tables a route has made is for the catalog to tell: `frazil.maintenance.routed`. This module loads no PyIceberg,
+for Airflow's DAG processor asks it again and again.
 """
 
 from __future__ import annotations
@@ -8,11 +9,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from enum import StrEnum
+from zlib import crc32
 
 from frazil.errors import SpecError
 from frazil.spec.maintenance import Maintenance
 from frazil.spec.model import StreamSpec
+from frazil.spec.route import may_have_made
 
 SIGNALS = "frazil.signals"
 """`frazil.signals.signal_table.IDENTIFIER`, which loads PyIceberg."""
@@ -20,6 +24,7 @@ SIGNALS = "frazil.signals"
 
 class TableKind(StrEnum):
     MAIN = "main"
+    ROUTED = "routed"
     DEAD_LETTERS = "dead letters"
     SIGNALS = "signals"
 
@@ -37,9 +42,14 @@ class MaintainedTable:
     streams: tuple[StreamSpec, ...]
     """That write it, by name; of the signals, those whose windows are signalled."""
 
+    @property
+    def full_check_at(self) -> timedelta:
+        """The time of a UTC day from which all is checked once: thousands of tables of one route are not at once."""
+        return timedelta(seconds=crc32(self.name.encode()) % 86_400 if self.kind is TableKind.ROUTED else 0)
+
 
 def maintained_tables(specs: Iterable[StreamSpec]) -> tuple[MaintainedTable, ...]:
-    """Every table that these streams have a part in; the signals once a catalog. By identifier.
+    """Every table that these streams name; the signals once a catalog. By identifier.
 
     Streams of one table declare the same (`frazil.spec.conflicts`): the first one's settings are the table's.
     """
@@ -48,6 +58,8 @@ def maintained_tables(specs: Iterable[StreamSpec]) -> tuple[MaintainedTable, ...
         catalog = spec.table.catalog
         writers.setdefault((catalog, spec.table.identifier, TableKind.MAIN), []).append(spec)
         writers.setdefault((catalog, spec.dead_letter_table, TableKind.DEAD_LETTERS), []).append(spec)
+        for identifier in dict.fromkeys(spec.route.tables.values() if spec.route else ()):
+            writers.setdefault((catalog, identifier, TableKind.ROUTED), []).append(spec)
         if spec.window is not None:
             writers.setdefault((catalog, SIGNALS, TableKind.SIGNALS), []).append(spec)
     times = Counter(identifier for _, identifier, _ in writers)
@@ -62,10 +74,11 @@ def maintained_tables(specs: Iterable[StreamSpec]) -> tuple[MaintainedTable, ...
 def maintained_together(specs: Iterable[StreamSpec]) -> dict[str, tuple[MaintainedTable, ...]]:
     """The tables that one Spark session maintains, by the name of the first: a table with its dead-letter tables.
 
-    Every maintained table is in exactly one. A dead-letter table that several tables' streams share is with the first.
+    Every maintained table but those of routes is in exactly one. A dead-letter table that several tables' streams share
+    is with the first.
     """
     tables = maintained_tables(specs)
-    together = {table.name: [table] for table in tables if table.kind is not TableKind.DEAD_LETTERS}
+    together = {table.name: [table] for table in tables if table.kind in {TableKind.MAIN, TableKind.SIGNALS}}
     fed = {spec.name: table.name for table in tables if table.kind is TableKind.MAIN for spec in table.streams}
     for table in tables:
         if table.kind is TableKind.DEAD_LETTERS:
@@ -73,15 +86,38 @@ def maintained_together(specs: Iterable[StreamSpec]) -> dict[str, tuple[Maintain
     return {name: tuple(found) for name, found in together.items()}
 
 
+def routes(specs: Iterable[StreamSpec]) -> dict[str, StreamSpec]:
+    """The streams with a route, by the name under which the route's tables are maintained, as many as are due.
+
+    No table has such a name.
+    """
+    return {f"route of {spec.name}": spec for spec in specs if spec.route is not None}
+
+
+def made_table(spec: StreamSpec, identifier: str, specs: Iterable[StreamSpec]) -> MaintainedTable:
+    """A table that the template of a stream's route may have made, among the tables of all streams."""
+    several = len({each.table.catalog for each in specs}) > 1
+    name = f"{spec.table.catalog or 'default'}.{identifier}" if several else identifier
+    return MaintainedTable(name, identifier, spec.table.catalog, TableKind.ROUTED, spec.maintenance, (spec,))
+
+
 def find_maintained(specs: Iterable[StreamSpec], name: str, *, problems: Sequence[str] = ()) -> MaintainedTable:
     """Raises SpecError where no stream has a part in the table, with the tables that are known.
 
+    Whether a route's template has made one that is named so, `frazil.maintenance.load` says.
+
     `problems` are what is wrong with files that could not be read: one of them may have a part in it.
     """
+    specs = tuple(specs)
     tables = maintained_tables(specs)
     for table in tables:
         if table.name == name:
             return table
+    for spec in routes(specs).values():
+        for identifier in (name, name.removeprefix(f"{spec.table.catalog or 'default'}.")):
+            made = made_table(spec, identifier, specs)
+            if made.name == name and spec.route is not None and may_have_made(spec.route, identifier):
+                return made
     known = ", ".join(table.name for table in tables) or "none"
     message = f"no declared stream has a part in the table {name!r}; maintained are: {known}"
     raise SpecError("\n".join([message, *problems]))

@@ -130,6 +130,19 @@ def plain_value(route: Route, identifier: str) -> str | None:
     return value if value and name_part(value) == value and route.made_table(value) == identifier else None
 
 
+def value_property(stream: str) -> str:
+    """The property of a table that the template made: the exact value whose rows it has."""
+    return f"frazil.route.{stream}"
+
+
+def may_have_made(route: Route, identifier: str) -> bool:
+    """Whether the template has a value that gives this identifier. The table's properties say whether it was made."""
+    if route.template is None:
+        return False
+    before, _, after = route.template.partition(VALUE)
+    return identifier.startswith(before) and identifier.endswith(after) and len(identifier) > len(before) + len(after)
+
+
 def problems(spec: StreamSpec) -> Iterator[Problem]:
     """What is wrong between the route and the other parts of the stream."""
     if (route := spec.route) is None:

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from pyiceberg.catalog import Catalog
-from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
+from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 
 from frazil.commit.followers import AT_ONCE, Behind, begin_following, is_ahead
@@ -21,10 +21,11 @@ from frazil.commit.target import target_table
 from frazil.errors import AdoptionRequired, RouteBehind, SchemaIncompatible, SpecError
 from frazil.ingest.contract import Destinations, StageContext, Target, TargetTable
 from frazil.spec.model import StreamSpec
-from frazil.spec.route import VALUE, Route, plain_value
+from frazil.spec.route import Route, plain_value, value_property
 from frazil.spec.units import counted
 from frazil.table.catalogs import catalog_errors, load_catalog
 from frazil.table.declared import DeclaredTable, declared_table, name_of
+from frazil.table.made_tables import made_for, named_like
 from frazil.table.renamed import former_columns
 from frazil.table.tables import as_declared, ensure_declared
 
@@ -63,11 +64,6 @@ def wanted(
     return catalog, dataclasses.replace(home, identifier=identifier, location=None, properties=properties), spec.name
 
 
-def value_property(stream: str) -> str:
-    """The property of a table that the template made: the exact value whose rows it has."""
-    return f"frazil.route.{stream}"
-
-
 @dataclass(slots=True)
 class RoutedTables:
     """The tables of one stream's route, as its writer knows them."""
@@ -102,8 +98,7 @@ class RoutedTables:
             declared = sorted(set(self.route.tables.values()))
             self._side_by_side(lambda name: self._follow(ensure_declared(*self._wanted(name)), home), declared)
             self.targets.update(self.route.tables)
-            if self.route.template is not None:
-                self._find_made(self.route.template, home)
+            self._find_made(home)
         log.info("the route of stream %r has %s", self.spec.name, counted(len(set(self.targets.values())), "table"))
 
     @property
@@ -111,29 +106,17 @@ class RoutedTables:
         """How many tables the template has made."""
         return len(self.targets.keys() - self.route.tables.keys())
 
-    def _find_made(self, template: str, home: Marker) -> None:
+    def _find_made(self, home: Marker) -> None:
         """The tables that the template made, by the property that says so."""
-        namespace, _, name = template.rpartition(".")
-        prefix, _, suffix = name.partition(VALUE)
-        try:
-            names = [identifier[-1] for identifier in self.catalog.list_tables(namespace)]
-        except NoSuchNamespaceError:
-            return
 
-        def found(name: str) -> None:
-            identifier = f"{namespace}.{name}"
+        def found(identifier: str) -> None:
             table = self._loaded(identifier)
-            value = None if table is None else table.properties.get(value_property(self.spec.name))
-            if table is None or value is None or value in self.targets:
-                return  # dropped meanwhile, or not made by the template
-            if self.route.made_table(value) == identifier:
+            value = None if table is None else made_for(table.properties, identifier, self.route, stream=self.spec.name)
+            if table is not None and value is not None and value not in self.targets:
                 self._follow(self._as_declared(table, value), home)
                 self.targets[value] = identifier
 
-        long_enough = len(prefix) + len(suffix)
-        self._side_by_side(
-            found, [n for n in names if n.startswith(prefix) and n.endswith(suffix) and len(n) > long_enough]
-        )
+        self._side_by_side(found, named_like(self.catalog, self.route))
 
     def make(self, values: Iterable[str], home: Marker) -> None:
         """Make the tables of new values, as far as there may be more. Raises as `open` does."""

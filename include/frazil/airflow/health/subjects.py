@@ -21,11 +21,13 @@ from frazil.aggregate.spec import AGGREGATIONS, AggregationSpec
 from frazil.airflow.aggregations.dag import reconcile_dag_id
 from frazil.airflow.audits.dag import DAG_ID as AUDITS
 from frazil.airflow.declared import DeclaredStream
+from frazil.airflow.health.routes import RouteFindings, look_on
 from frazil.airflow.maintenance.dag import DAG_ID as MAINTENANCE
 from frazil.airflow.partitions.dag import partitions_dag_id
 from frazil.maintenance.alert_rules import Reading
 from frazil.maintenance.stream_rules import flag, held_reading, late_reading, runs_reading, stream_readings
 from frazil.maintenance.stream_state import observe_stream
+from frazil.maintenance.tables import routes
 from frazil.signals.signal_table import TableSignals
 from frazil.spec.last_sound import Found, find_declared
 from frazil.spec.maintenance import Alerts
@@ -78,12 +80,18 @@ def _runs(dag_id: str, alerts: Alerts, failed: FailedRuns) -> Reading:
 
 
 def subjects_of(
-    declared: Iterable[DeclaredStream], aggregations: Path | None, *, first_days: FirstDays, now_ms: int
+    declared: Iterable[DeclaredStream],
+    aggregations: Path | None,
+    *,
+    first_days: FirstDays,
+    findings: dict[str, RouteFindings],
+    now_ms: int,
 ) -> dict[str, Subject]:
-    """Streams, tables whose windows complete, and aggregations, by the name that their alerts carry.
+    """Streams, tables whose windows complete, routes, and aggregations, by the name that their alerts carry.
 
-    Reading an aggregation for the first time sets the first day that is watched.
+    Reading an aggregation for the first time sets the first day that is watched; reading a route replaces its findings.
     """
+    declared = list(declared)
     found = {f"the DAG {dag_id}": Subject(Alerts(), list, (dag_id,)) for dag_id in ABOUT_ALL}
     specs: dict[str, StreamSpec] = {}
     for stream in declared:
@@ -93,6 +101,10 @@ def subjects_of(
     for table, spec in specs.items():
         if spec.window is not None:
             found[f"care of {table}"] = _care(table, spec)
+    sound = [stream.spec for stream in declared if stream.spec is not None]
+    for name, spec in routes(sound).items():
+        if spec.route is not None and spec.route.template is not None:
+            found[name] = Subject(spec.maintenance.alerts, _made(name, spec, sound, findings, now_ms))
     for file in find_declared(aggregations, AGGREGATIONS, now_ms=now_ms) if aggregations else ():
         if not file.removed:
             source = specs.get(file.spec.source) if file.spec else None
@@ -121,6 +133,16 @@ def _care(table: str, spec: StreamSpec) -> Subject:
         return held_reading(table, held, alerts)
 
     return Subject(alerts, read, (partitions_dag_id(table),))
+
+
+def _made(
+    name: str, spec: StreamSpec, specs: list[StreamSpec], findings: dict[str, RouteFindings], now_ms: int
+) -> Callable[[], Iterable[Reading]]:
+    def read() -> Iterable[Reading]:
+        findings[name], seen = look_on(spec, specs, findings.get(name, RouteFindings({})), now_ms=now_ms)
+        return seen
+
+    return read
 
 
 def _aggregation(file: Found[AggregationSpec], alerts: Alerts, first_days: FirstDays, now_ms: int) -> Subject:

@@ -17,6 +17,7 @@ from frazil import clock
 from frazil.airflow.aggregations.reconcile import FIRST, first_day
 from frazil.airflow.declared import declared_streams
 from frazil.airflow.gauges import tell_health
+from frazil.airflow.health.routes import RouteFindings
 from frazil.airflow.health.subjects import FailedRuns, read_all, subjects_of
 from frazil.airflow.untrusted import Store, stored_mapping, stored_names
 from frazil.errors import FrazilError
@@ -34,6 +35,8 @@ log = logging.getLogger(__name__)
 
 AT_ONCE = 8
 """How many tables are measured at once: a silent catalog then costs its timeout once."""
+MADE = "made by routes"
+"""The store's key for what is known of the tables that routes have made."""
 TABLES = "tables"
 """The store's key for the names of the tables that it has states of."""
 
@@ -62,8 +65,8 @@ def measure_all(
     now_ms = clock.now_ms()
     with ThreadPoolExecutor(AT_ONCE) as pool:
         found = dict(zip(tables, pool.map(partial(_measured, now_ms=now_ms), tables.values()), strict=True))
-    with _first_days(again) as first_days:
-        subjects = subjects_of(declared, aggregations, first_days=first_days, now_ms=now_ms)
+    with _first_days(again) as first_days, _findings(store) as findings:
+        subjects = subjects_of(declared, aggregations, first_days=first_days, findings=findings, now_ms=now_ms)
         seen = read_all(subjects, failed, at_once=AT_ONCE)
     steps: dict[str, AlertStep] = {}
     for name in dict.fromkeys([*tables, *subjects, *stored_names(store, TABLES)]):
@@ -91,6 +94,16 @@ def _first_days(again: Mapping[str, Store]) -> Iterator[dict[str, date | None]]:
     for name, day in days.items():
         if day is not None and known[name] is None:
             again[name].set(FIRST, str(day))
+
+
+@contextmanager
+def _findings(store: Store) -> Iterator[dict[str, RouteFindings]]:
+    """What is known of the tables that routes have made, by route; it is stored as it then is."""
+    kept = stored_mapping(store, MADE).items()
+    found = {name: RouteFindings.from_json(known) for name, known in kept if isinstance(known, Mapping)}
+    yield found
+    if found:
+        store.set(MADE, {name: known.to_json() for name, known in found.items()})
 
 
 def _table(

@@ -6,7 +6,8 @@
   work: compaction, manifests, snapshot expiry. It decides again, from all manifests. `orphans` deletes, once a day,
   files that no snapshot, journal or backfill refers to, and never during a rewrite of the same table.
 
-A table whose rewrite takes hours delays no other: the next runs look at all but that one.
+A table whose rewrite takes hours delays no other: the next runs look at all but that one. All tables of a route, up to
+thousands, are one name there: one Spark application rewrites those that need it most, and the next run goes on.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from frazil.airflow.maintenance.rewrite import RewriteOperator
 from frazil.airflow.maintenance.turns import pause_between
 from frazil.airflow.spark import PROPERTIES_FILE, SPARK_CONNECTION, spark_pool
 from frazil.maintenance.due import Action
-from frazil.maintenance.tables import maintained_together
+from frazil.maintenance.tables import maintained_tables, maintained_together, routes
 from frazil.spark_apps import MAINTAIN_TABLE
 
 DAG_ID = "frazil_maintenance"
@@ -60,13 +61,14 @@ def maintenance_dag(
     """
     folder = str(Path(streams).absolute())
     specs = [found.spec for found in declared_streams(Path(streams)) if found.spec is not None]
-    together = maintained_together(specs)
-    names = list(together)
+    routed = routes(specs)
+    names = [*maintained_together(specs), *routed]
+    tables = maintained_tables(specs)
     with DAG(
         DAG_ID,
         description="Keeps every table in shape: few files, manifests and snapshots, no orphans",
         doc_md=__doc__,
-        schedule=pause_between(tables[0].settings.every for tables in together.values()),
+        schedule=pause_between([*(t.settings.every for t in tables), *(s.maintenance.every for s in routed.values())]),
         max_active_runs=RUNS_AT_ONCE,
         deadline=deadline(LATE_AFTER, sentence=_LATE, on_late=on_late),
         params=_form(names),
@@ -74,7 +76,7 @@ def maintenance_dag(
             "Maintenance of all tables",
             purpose="maintenance",
             specs=specs,
-            tables=[table.name for tables in together.values() for table in tables],
+            tables=[table.name for table in tables],
             on_failure=on_failure,
             retries=RETRIES,
             retry_delay=RETRY_DELAY,
@@ -112,7 +114,7 @@ def _form(names: list[str]) -> dict[str, Param]:
             type="array",
             items={"type": "string", **({"enum": names} if names else {})},
             examples=names,
-            description="Which tables, each with its dead-letter tables; none stands for all.",
+            description="Which tables, each with its dead-letter tables. None stands for all.",
         ),
         "actions": Param(list(ACTIONS), type="array", items={"enum": list(ACTIONS)}, description="What to do."),
         "dry-run": Param(False, type="boolean", description="Say what would be done, and stop there."),
@@ -146,8 +148,7 @@ def orphans(table: str, streams: str) -> dict[str, Any]:
     params, store = context["params"], context["asset_state_store"][HEALTH]
     if "orphans" not in params["actions"]:
         raise AirflowSkipException("this run was not asked to look for orphans")
-    names = table_care.tables_with(table, Path(streams))
-    return table_care.orphans(names, Path(streams), store, dry_run=params["dry-run"])
+    return table_care.clean(table, Path(streams), store, dry_run=params["dry-run"])
 
 
 _LATE = f"a run of {DAG_ID} has not ended in {LATE_AFTER}: a table's task hangs, or waits for its pool"

@@ -9,12 +9,14 @@ from datetime import timedelta
 from pathlib import Path
 
 from frazil.airflow.declared import all_streams
+from frazil.airflow.maintenance.route import RouteTables
 from frazil.airflow.maintenance.tasks import judged, orphans_due, sentence
 from frazil.airflow.maintenance.turns import States, Turn, busy, whose_turn
 from frazil.airflow.side_by_side import side_by_side
 from frazil.airflow.untrusted import Store, stored_mapping
 from frazil.errors import FrazilError
-from frazil.maintenance.tables import MaintainedTable, maintained_together
+from frazil.maintenance.tables import MaintainedTable, maintained_together, routes
+from frazil.spec.model import StreamSpec
 from frazil.table.catalogs import existing_catalog
 
 log = logging.getLogger(__name__)
@@ -52,25 +54,21 @@ class Run:
 def look_at_all(names: Sequence[str], streams: Path, run: Run, store: Store, states_of: StatesOf) -> list[str]:
     """The tables that need a task: something is due, or they could not be measured. In a dry run all that are chosen.
 
-    Each name stands for its dead-letter tables too. Left out are those whose turn has not come, and those that an
-    earlier run still works on. Raises FrazilError if there are several, and none of them could be measured.
+    Each name stands for its dead-letter tables too, and a route's for all of its tables. Left out are those whose turn
+    has not come, and those that an earlier run still works on. Raises FrazilError if there are several, and none of
+    them could be measured.
     """
     declared = [stream.spec for stream in all_streams(streams) if stream.spec is not None and not stream.removed]
-    together = maintained_together(declared)
+    together, routed = maintained_together(declared), routes(declared)
     wanted = [name for name in names if not run.chosen or name in run.chosen]
     kept = stored_mapping(store, TURNS).items()
     turns = {name: turn for name, value in kept if name in names and (turn := Turn.from_json(value))}
     working = _working(turns, run, states_of)
-    every = {
-        # One that this worker does not know fails in a task of its own, which says so.
-        name: ALWAYS if run.by_hand or name not in together else together[name][0].settings.every
-        for name in wanted
-        if name not in working
-    }
+    every = {name: ALWAYS if run.by_hand else _every(name, together, routed) for name in wanted if name not in working}
     asked = whose_turn(every, turns, moment_ms=run.moment_ms)
     if run.dry_run:
         return asked[:MOST]
-    needy = _needy(asked, together, run, store)
+    needy = _needy(asked, together, [RouteTables(name, spec, declared) for name, spec in routed.items()], run, store)
     needy, left = needy[:MOST], needy[MOST:]
     turns = {name: turn if name in working else Turn(turn.at_ms) for name, turn in turns.items()}
     turns |= {name: Turn(run.moment_ms) for name in asked if name not in left}
@@ -90,8 +88,19 @@ def _working(turns: Mapping[str, Turn], run: Run, states_of: StatesOf) -> Mappin
     return found
 
 
+def _every(name: str, together: Mapping[str, Sequence[MaintainedTable]], routed: Mapping[str, StreamSpec]) -> timedelta:
+    if name in routed:
+        return routed[name].maintenance.every
+    # One that this worker does not know fails in a task of its own, which says so.
+    return together[name][0].settings.every if name in together else ALWAYS
+
+
 def _needy(
-    asked: Sequence[str], together: Mapping[str, Sequence[MaintainedTable]], run: Run, store: Store
+    asked: Sequence[str],
+    together: Mapping[str, Sequence[MaintainedTable]],
+    routed: Sequence[RouteTables],
+    run: Run,
+    store: Store,
 ) -> list[str]:
     # A task may talk to Airflow from one thread only.
     dirty = {
@@ -101,7 +110,12 @@ def _needy(
         if "orphans" in run.actions and orphans_due(table, store)
     }
 
+    by_name = {route.name: route for route in routed}
+    dirty |= {route.name for route in routed if "orphans" in run.actions and route.orphans_due(store)}
+
     def look(name: str) -> bool:
+        if name in by_name:
+            return bool(by_name[name].due(run.actions)) or name in dirty
         needs = False
         for table in together[name]:
             catalog = existing_catalog(table.catalog)

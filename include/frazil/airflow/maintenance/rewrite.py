@@ -10,7 +10,8 @@ from airflow.sdk.exceptions import AirflowSkipException
 
 
 class RewriteOperator(SparkSubmitOperator):
-    """Measures a table and its dead-letter tables again, and rewrites what is due, all in one Spark session.
+    """Measures a table and its dead-letter tables, or those of a route, again, and rewrites what is due, all in one
+    Spark session.
 
     Skipped if nothing is due, and in a dry run, which logs the plans. Fails, and is retried, if a table cannot be
     measured.
@@ -31,8 +32,8 @@ class RewriteOperator(SparkSubmitOperator):
         from frazil.airflow.maintenance import tasks as table_care  # noqa: PLC0415 - a DAG file that is parsed needs no PyIceberg
 
         params, folder = context["params"], Path(self.streams)
-        names = table_care.tables_with(self.table, folder)
-        if not table_care.look(names, folder, actions=params["actions"], dry_run=params["dry-run"]):
+        names = table_care.to_rewrite(self.table, folder, actions=params["actions"], dry_run=params["dry-run"])
+        if not names:
             raise AirflowSkipException("nothing is to be rewritten")
         actions = ",".join(action for action in params["actions"] if action != "orphans")
         self.application_args = [*names, "--streams", str(folder), "--actions", actions]

@@ -13,12 +13,14 @@ from pyiceberg.catalog import Catalog
 
 from frazil import clock
 from frazil.airflow.declared import all_streams
+from frazil.airflow.maintenance.route import RouteTables
 from frazil.airflow.untrusted import Store, stored_number
 from frazil.maintenance.due import Action, Due, due, enabled
 from frazil.maintenance.measure import measure
 from frazil.maintenance.orphan_cleanup import clean_orphans
 from frazil.maintenance.plans import MaintenancePlanner
 from frazil.maintenance.tables import MaintainedTable, maintained_tables, maintained_together
+from frazil.spec.model import StreamSpec
 from frazil.table.catalogs import existing_catalog
 
 log = logging.getLogger(__name__)
@@ -27,16 +29,38 @@ DAY_MS = 23 * 3_600_000
 """Less than a day, because a run may come some minutes earlier than the one of the day before."""
 
 
+def to_rewrite(name: str, streams: Path, *, actions: Collection[str], dry_run: bool) -> list[str]:
+    """The tables to give to Spark, if anything is due: one with its dead-letter tables, or what is due of a route's.
+
+    None in a dry run, which logs what would be done.
+    """
+    if route := RouteTables.found(name, _declared(streams)):
+        found = route.due(actions)
+        return [] if dry_run else found
+    names = tables_with(name, streams)
+    return names if look(names, streams, actions=actions, dry_run=dry_run) else []
+
+
+def clean(name: str, streams: Path, store: Store, *, dry_run: bool) -> dict[str, Any]:
+    """Delete the orphans of a table and its dead-letter tables, or of a route's tables; raises as `orphans` does."""
+    if route := RouteTables.found(name, _declared(streams)):
+        return route.clean(store, dry_run=dry_run)
+    return orphans(tables_with(name, streams), streams, store, dry_run=dry_run)
+
+
 def tables_with(name: str, streams: Path) -> list[str]:
     """The tables that are maintained together with this one, itself the first."""
-    specs = (stream.spec for stream in all_streams(streams) if stream.spec is not None and not stream.removed)
-    return [table.name for table in maintained_together(specs).get(name, ())] or [name]
+    return [table.name for table in maintained_together(_declared(streams)).get(name, ())] or [name]
+
+
+def _declared(streams: Path) -> list[StreamSpec]:
+    return [stream.spec for stream in all_streams(streams) if stream.spec is not None and not stream.removed]
 
 
 def judged(catalog: Catalog, table: MaintainedTable, actions: Collection[str]) -> Mapping[Action, Due]:
     """Which of these actions are due, from metadata; empty if there is no table yet."""
     health = measure(catalog, table, now_ms=clock.now_ms())
-    answers = due(health, table.settings) if health else {}
+    answers = due(health, table.settings, full_check_at=table.full_check_at) if health else {}
     return {action: answer for action, answer in answers.items() if action in actions}
 
 

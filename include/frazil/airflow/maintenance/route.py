@@ -1,0 +1,133 @@
+"""The tables of one route, up to thousands: as many of them as one task can maintain have their turn."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
+
+from frazil import clock
+from frazil.airflow.side_by_side import side_by_side
+from frazil.airflow.untrusted import Store, stored_mapping
+from frazil.errors import FrazilError
+from frazil.maintenance.load import MadeElsewhere
+from frazil.maintenance.orphan_cleanup import all_folders, clean_orphans
+from frazil.maintenance.routed import Judged, judged_of_route, tables_of_route
+from frazil.maintenance.tables import routes
+from frazil.spec.model import StreamSpec
+from frazil.spec.units import counted
+from frazil.table.catalogs import existing_catalog
+
+log = logging.getLogger(__name__)
+
+MOST = 200
+"""So many tables of a route are rewritten, or cleaned, in one run. The others come first in the next."""
+WITHIN = timedelta(minutes=20)
+"""A table that was not measured by then, as behind a silent catalog, is left to a later run."""
+DAY_MS = 23 * 3_600_000
+"""As of other tables: less than a day, because a run may come some minutes early."""
+
+
+@dataclass(frozen=True, slots=True)
+class RouteTables:
+    """A route among the tables of all declared streams."""
+
+    name: str
+    spec: StreamSpec
+    specs: Sequence[StreamSpec]
+
+    @classmethod
+    def found(cls, name: str, specs: Sequence[StreamSpec]) -> RouteTables | None:
+        """None if no stream's route has this name."""
+        spec = routes(specs).get(name)
+        return None if spec is None else cls(name, spec, specs)
+
+    def due(self, actions: Collection[str]) -> list[str]:
+        """As many tables as one run can do: those that need it most, and then those that cannot be measured.
+
+        Raises FrazilError if there are several, and none of them can be measured.
+        """
+        catalog, now_ms = existing_catalog(self.spec.table.catalog), clock.now_ms()
+        tables = {table.name: table for table in tables_of_route(catalog, self.spec, self.specs)}
+
+        def look(name: str) -> Judged | None:
+            return judged_of_route(catalog, tables[name], actions=actions, now_ms=now_ms)
+
+        found = side_by_side(tables, look, within_s=WITHIN.total_seconds())
+        broken = self._told({name: error for name, error in found.items() if isinstance(error, Exception)}, len(tables))
+        due = [one for one in found.values() if isinstance(one, Judged) and one.reasons]
+        due.sort(key=lambda one: one.need, reverse=True)
+        for one in due[:MOST]:
+            said = "; ".join(f"{action}: {reason}" for action, reason in one.reasons.items())
+            log.info("%s: %s", one.table.name, said)
+        log.info("%s: of %s, %d need something", self.name, counted(len(tables), "table"), len(due))
+        return [*(one.table.name for one in due), *broken][:MOST]
+
+    def _told(self, errors: dict[str, Exception], tables: int) -> list[str]:
+        """Says why some tables were not measured, and returns those that somebody must look at."""
+        others = [name for name, error in errors.items() if isinstance(error, MadeElsewhere)]
+        if others:
+            log.info("%s did not make %s: left alone", self.name, ", ".join(others[:MOST]))
+        broken = {name: error for name, error in errors.items() if name not in others}
+        for name, error in broken.items():
+            log.error("%s was not measured: %r", name, error)
+        if len(broken) == tables - len(others) > 1:
+            name, error = next(iter(broken.items()))
+            raise FrazilError(
+                f"none of the {len(broken)} tables of the {self.name} could be measured; {name}: {error!r}"
+            )
+        return list(broken)
+
+    def orphans_due(self, store: Store) -> bool:
+        """Whether a round over all tables is under way, or the last one began a day ago."""
+        return self.spec.maintenance.orphans.enabled and self._round(store) is not None
+
+    def _round(self, store: Store) -> tuple[int, str] | None:
+        """When the round began that is under way, or begins now, and the last table that it has cleaned."""
+        kept, now_ms = stored_mapping(store, self._key), clock.now_ms()
+        began_ms, after = kept.get("began-ms"), kept.get("after")
+        if isinstance(began_ms, int) and 0 <= began_ms <= now_ms and (after or now_ms - began_ms < DAY_MS):
+            return (began_ms, after) if isinstance(after, str) and after else None
+        return now_ms, ""
+
+    @property
+    def _key(self) -> str:
+        return f"orphans:{self.name}"
+
+    def clean(self, store: Store, *, dry_run: bool) -> dict[str, Any]:
+        """Clean the next tables of the round; in a dry run, look at the first. Returns how many files there were.
+
+        Raises AirflowSkipException if no round is due, and AirflowFailException at the end if a table refused, or could
+        not be read.
+        """
+        began_ms, after = (0, "") if dry_run else self._round(store) or (0, None)
+        if after is None or not self.spec.maintenance.orphans.enabled:
+            raise AirflowSkipException("orphans were cleaned up less than a day ago, or the stream says `orphans: off`")
+        catalog = existing_catalog(self.spec.table.catalog)
+        left = [table for table in tables_of_route(catalog, self.spec, self.specs) if table.name > after]
+        mine, problems, deleted = left[:MOST], list[str](), 0
+        neighbours = all_folders(catalog) if mine else []
+        for table in mine:
+            try:
+                if not catalog.table_exists(table.identifier):
+                    continue
+                found = clean_orphans(catalog, table, now_ms=clock.now_ms(), dry_run=dry_run, neighbours=neighbours)
+            except MadeElsewhere as other:
+                log.info("%s", other)
+                continue
+            except Exception as error:  # whatever a catalog or a storage raises: the others still have their turn
+                log.exception("%s: orphans were not looked for", table.name)
+                problems.append(f"{table.name}: {error!r}")
+                continue
+            deleted += found.deleted
+            problems += [found.sentence] if found.refused else []
+        if not dry_run:
+            last = mine[-1].name if len(left) > len(mine) else ""
+            store.set(self._key, {"began-ms": began_ms, "after": last})
+        if problems:
+            raise AirflowFailException("\n".join(problems))
+        return {"tables": len(mine), "deleted": deleted, "tables-left": len(left) - len(mine)}

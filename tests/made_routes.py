@@ -1,0 +1,108 @@
+"""Batches of a stream with a route: home decides each, and its tables follow, by the real code and without Kafka."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from frazil.commit.followers import Followers
+from frazil.commit.journal import Journal
+from frazil.commit.marker import BatchKey, Marker
+from frazil.ingest.contract import RangeProgress, StagedFile, Target
+from frazil.spec.model import StreamSpec
+from frazil.stream.routed_tables import RoutedTables
+from frazil.table.catalogs import load_catalog
+from tests.made_batches import MadeStream
+
+
+def shop(**more: Any) -> StreamSpec:
+    """A stream with the home `shop.other`; `more` of its declaration."""
+    route = {"by": "field", "name": "kind", "tables": {"order": "shop.orders"}, "template": "shop.raw_{value}"}
+    return StreamSpec.model_validate(
+        {
+            "name": "shop",
+            "source": {"topics": ["shop"], "format": "json", "bootstrap-servers": "127.0.0.1:1"},
+            "table": "shop.other",
+            "schema": {"kind": "string", "at": "timestamptz"},
+            "event-time": "at",
+            "route": route,
+            **more,
+        }
+    )
+
+
+@dataclass
+class MadeRoute(MadeStream):
+    """A stream with a route, over one topic of one partition."""
+
+    partitions: int = 1
+    followers: Followers | None = field(default=None, init=False)
+    at: int = field(default=0, init=False)
+    """The offset of the next record."""
+
+    def begin_route(self, *values: str) -> RoutedTables:
+        """Take the stream over, and make the tables of these values."""
+        if self.spec.route is None:
+            raise AssertionError("a stream without a route")
+        self.begin()
+        home = self.home()
+        self.followers = Followers.of(self.tables, home)
+        routed = RoutedTables(self.spec, self.spec.route, load_catalog(None), self.tables)
+        routed.open(home)
+        routed.make(values, home)
+        return routed
+
+    def home(self) -> Marker:
+        found = self.tables.marker()
+        if found is None:
+            raise AssertionError("the stream has not begun")
+        return found
+
+    def batch(
+        self, rows: Mapping[Target, int], *, rejected: int = 0, lost: Mapping[Target, int] | None = None
+    ) -> Journal:
+        """Journal and decide a batch with so many rows for each table, in order; `follow` brings them there.
+
+        `lost` are rows that the batch counts and no file has.
+        """
+        if self.committer is None or self.followers is None:
+            raise AssertionError("begin_route first")
+        key = BatchKey(self.committer.epoch, self.home().at.batch + 1)
+        begin, files = self.at, list[StagedFile]()
+        for target, count in {**rows, "dead-letters": rejected}.items():
+            offsets = np.arange(self.at, self.at + count - (lost or {}).get(target, 0))
+            files += self.write(self.tables.handle(target).refresh(), key, target, {0: offsets})
+            self.at += count
+        progress = RangeProgress(self.topic, 0, begin, self.at, sum(rows.values()), rejected, None)
+        journal = Journal(
+            stream=self.spec.name,
+            key=key,
+            table_uuid=str(self.tables.main.refresh().metadata.table_uuid),
+            created_at_ms=self.now_ms,
+            source=self.source,
+            progress=(progress,),
+            files=tuple(files),
+            letters_seen=self.committer.letters_seen(),
+            idle=frozenset(),
+            offsets_after={progress.topic_partition: progress.end},
+        )
+        if not self.tables.journals.put(journal):
+            raise RuntimeError(f"batch {key} was journaled already")
+        self.committer.routed = self.followers.complete_through
+        self.committer.commit(journal)
+        self.followers.add(journal)
+        return journal
+
+    def follow(self) -> None:
+        """Bring all rows that wait to their tables."""
+        if self.followers is not None:
+            self.followers.commit()
+
+    def run(self, rows: Mapping[Target, int], *, rejected: int = 0) -> Journal:
+        """A whole batch."""
+        journal = self.batch(rows, rejected=rejected)
+        self.follow()
+        return journal

@@ -1,0 +1,125 @@
+"""Tables of routes are maintained like others: those that are declared, and those that the template has made."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from pyiceberg.schema import Schema
+
+from frazil.commit.marker import read_marker
+from frazil.errors import SpecError
+from frazil.maintenance.due import Action
+from frazil.maintenance.load import MadeElsewhere
+from frazil.maintenance.measure import measure
+from frazil.maintenance.orphan_cleanup import all_folders, clean_orphans
+from frazil.maintenance.plans import MaintenancePlanner
+from frazil.maintenance.routed import judged_of_route, tables_of_route
+from frazil.maintenance.tables import TableKind, find_maintained, maintained_tables, maintained_together, routes
+from frazil.table.catalogs import load_catalog
+from tests.made_routes import MadeRoute, shop
+
+pytestmark = pytest.mark.usefixtures("frazil_home")
+
+EAGER = {"expiry": {"keep": "1ms", "at-least": 1}, "compaction": {"min-files": 2}, "orphans": {"older-than": "1ms"}}
+
+
+@pytest.fixture
+def made() -> MadeRoute:
+    stream = MadeRoute(shop(maintenance=EAGER), time.time_ns() // 1_000_000)
+    stream.begin_route("a", "b")
+    for _ in range(3):
+        stream.run({"main": 1, "shop.orders": 2, "shop.raw_a": 3})
+        stream.now_ms += 1000
+    return stream
+
+
+def somebody_elses(name: str, **properties: str) -> None:
+    load_catalog(None).create_table(name, Schema(), properties=properties)
+
+
+def test_the_tables_of_a_route_are_those_that_it_names_and_those_that_it_has_made(made: MadeRoute) -> None:
+    somebody_elses("shop.raw_others")
+    catalog, specs = load_catalog(None), [made.spec]
+    found = {table.name: table for table in tables_of_route(catalog, made.spec, specs)}
+    assert list(found) == ["shop.orders", "shop.raw_a", "shop.raw_b", "shop.raw_others"]
+    assert {table.kind for table in found.values()} == {TableKind.ROUTED}
+    with pytest.raises(MadeElsewhere, match="left alone"):
+        measure(catalog, found["shop.raw_others"], now_ms=made.now_ms)
+    with pytest.raises(MadeElsewhere):
+        clean_orphans(catalog, found["shop.raw_others"], now_ms=made.now_ms)
+    with pytest.raises(MadeElsewhere):
+        MaintenancePlanner(catalog, found["shop.raw_others"], made.now_ms).expiry()
+
+
+def test_what_the_declarations_name_is_told_without_a_catalog() -> None:
+    spec = shop()
+    assert [(t.name, t.kind) for t in maintained_tables([spec])] == [
+        ("shop.orders", TableKind.ROUTED),
+        ("shop.other", TableKind.MAIN),
+        ("shop.other_dead_letters", TableKind.DEAD_LETTERS),
+    ]
+    assert list(maintained_together([spec])) == ["shop.other"], "the route has a turn of its own"
+    assert list(routes([spec])) == ["route of shop"]
+    assert find_maintained([spec], "shop.raw_a").kind is TableKind.ROUTED
+    for name in ("shop.raw_", "shop.a", "route of shop"):
+        with pytest.raises(SpecError, match="no declared stream has a part"):
+            find_maintained([spec], name)
+
+
+def test_a_table_that_two_routes_name_belongs_to_one_of_them() -> None:
+    others: dict[str, Any] = {"name": "another", "table": "shop.another"}
+    specs = [shop(), shop(**others)]
+    catalog = load_catalog(None)
+    assert [t.name for t in tables_of_route(catalog, specs[1], specs)] == ["shop.orders"]
+    assert tables_of_route(catalog, specs[0], specs) == []
+    (table,) = [t for t in maintained_tables(specs) if t.kind is TableKind.ROUTED]
+    assert [spec.name for spec in table.streams] == ["another", "shop"]
+
+
+def test_what_is_due_is_told_of_each_table_and_the_one_that_needs_it_most_has_most_new_files(made: MadeRoute) -> None:
+    catalog, later_ms = load_catalog(None), made.now_ms + 60_000
+    judged = {
+        table.name: judged_of_route(catalog, table, actions=tuple(Action), now_ms=later_ms)
+        for table in tables_of_route(catalog, made.spec, [made.spec])
+    }
+    a, b = judged["shop.raw_a"], judged["shop.raw_b"]
+    assert a is not None
+    assert b is not None
+    assert {Action.COMPACTION, Action.EXPIRY} <= set(a.reasons)
+    assert Action.COMPACTION not in b.reasons
+    assert a.need > b.need
+
+
+def test_a_full_check_of_each_table_of_a_route_is_at_its_own_time_of_the_day() -> None:
+    spec = shop()
+    times = {find_maintained([spec], f"shop.raw_{n}").full_check_at for n in range(100)}
+    assert len(times) > 90
+    assert all(timedelta(0) <= at < timedelta(days=1) for at in times)
+    assert find_maintained([spec], "shop.other").full_check_at == timedelta(0)
+
+
+def test_expiry_keeps_what_the_tables_marker_names_and_the_stream_goes_on(made: MadeRoute) -> None:
+    catalog = load_catalog(None)
+    found = find_maintained([made.spec], "shop.raw_a")
+    table, plan = MaintenancePlanner(catalog, found, made.now_ms + 60_000).expiry()
+    marker = read_marker(table.properties, "shop")
+    assert marker is not None
+    assert plan.expire
+    assert marker.snapshot_id not in plan.expire
+
+
+def test_the_orphan_cleanup_of_a_routed_table_leaves_rows_that_wait(made: MadeRoute) -> None:
+    """The files of a batch that home has decided, and its table has not, are in no snapshot."""
+    waiting = made.batch({"main": 1, "shop.raw_a": 4})
+    catalog, found = load_catalog(None), find_maintained([made.spec], "shop.raw_a")
+    later_ms = made.now_ms + 48 * 3_600_000
+    report = clean_orphans(catalog, found, now_ms=later_ms, dry_run=True, neighbours=all_folders(catalog))
+    assert report.refused is None
+    (file,) = waiting.staged_for("shop.raw_a")
+    assert report.registered == 1
+    assert not any(file.path.endswith(orphan.rsplit("/", 1)[-1]) for orphan in report.examples)
+    made.follow()
+    assert catalog.load_table("shop.raw_a").scan().count() == 13
