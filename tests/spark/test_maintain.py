@@ -34,6 +34,7 @@ from frazil.maintenance.tables import MaintainedTable, find_maintained
 from frazil.spec.load import load_stream
 from frazil.table.catalogs import load_catalog
 from tests.made_batches import EventTimes, MadeStream
+from tests.made_routes import MadeRoute
 
 pytestmark = pytest.mark.usefixtures("shared_home")
 
@@ -371,6 +372,42 @@ def test_the_app_maintains_one_table_after_the_other_and_reports_each(
         change.set_properties({"frazil.stream.other": "{}"})
     assert main.run_maintenance(run, streams=tmp_path, actions={Action.COMPACTION}, report=report) == 18
     assert main.run_maintenance(["no.such"], streams=tmp_path, actions=set(Action)) == 10
+
+
+def test_one_session_compacts_the_tables_of_a_route_whose_writer_goes_on_and_a_broken_one_stops_no_other(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = """
+name: shop
+source: {topics: [shop], bootstrap-servers: "127.0.0.1:1"}
+table: shop.other
+schema: {kind: string, at: timestamptz}
+event-time: at
+route: {by: field, name: kind, template: "shop.raw_{value}"}
+maintenance: {compaction: {min-files: 2, open-files: 2}, expiry: {keep: 1ms, at-least: 1}}
+"""
+    (tmp_path / "shop.yaml").write_text(text)
+    shop = MadeRoute(load_stream(tmp_path / "shop.yaml"), time.time_ns() // 1_000_000)
+    tables = [f"shop.raw_{value}" for value in "abc"]
+    shop.begin_route(*"abc")
+    for _ in range(3):
+        shop.run(dict.fromkeys(tables, 2))
+    catalog = load_catalog(None)
+    with catalog.load_table("shop.raw_a").transaction() as change:
+        change.set_properties({"frazil.stream.other": "{}"})
+    shop.batch({"shop.raw_b": 2})  # its rows wait
+    monkeypatch.setattr(main, "start_session", lambda *_: spark)
+    monkeypatch.setattr(spark, "stop", lambda: None)
+    report = tmp_path / "report.json"
+    assert main.run_maintenance(tables, streams=tmp_path, actions=set(Action), report=report) == 1
+    found = {(o["table"], o["action"]): o["ending"] for o in json.loads(report.read_text())}
+    assert [found[table, "expiry"] for table in tables] == ["refused", "done", "done"]
+    assert [found[table, "compaction"] for table in tables[1:]] == ["done", "done"]
+    shop.follow()
+    for table, rows in (("shop.raw_b", 8), ("shop.raw_c", 6)):
+        loaded = catalog.load_table(table)
+        assert loaded.scan().count() == rows
+        assert len(loaded.inspect.files()) == (2 if rows == 8 else 1)
 
 
 def tag(made: Made, label: str, *, oldest: bool = False) -> int:

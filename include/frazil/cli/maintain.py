@@ -60,7 +60,7 @@ def maintain(table: str, streams_folder: Path, *, as_json: bool, actions: tuple[
     """Compact TABLE, rewrite manifests, expire snapshots.
 
     Each as far as it is worth it. A writer may run meanwhile: its commits win. TABLE is one that declared streams
-    write, as their files name it, one of their dead-letter tables, or frazil.signals.
+    write, as their files name it, one that a route has made, one of their dead-letter tables, or frazil.signals.
 
     Exits with 0 also where there was nothing to do or another commit won.
 

@@ -21,6 +21,9 @@ from frazil.table.catalogs import existing_catalog
 
 log = logging.getLogger("frazil")
 
+NAMED = 3
+"""So many tables are in the session's name."""
+
 
 def run_maintenance(
     identifiers: Sequence[str], *, streams: Path, actions: Collection[Action], report: Path | None = None
@@ -35,7 +38,9 @@ def run_maintenance(
         for problem in problems:
             log.warning("%s", problem)
         tables = [find_maintained(specs, identifier) for identifier in identifiers]
-        spark = start_session(f"frazil maintenance of {', '.join(identifiers)}", *{t.catalog for t in tables})
+        more = f" and {len(tables) - NAMED} more" if len(tables) > NAMED else ""
+        name = f"frazil maintenance of {', '.join(identifiers[:NAMED])}{more}"
+        spark = start_session(name, *{t.catalog for t in tables})
     except FrazilError as error:
         log.error("%s: %s", type(error).__name__, error)  # noqa: TRY400
         return error.exit_code

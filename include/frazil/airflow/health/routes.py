@@ -102,7 +102,7 @@ def _reading(spec: StreamSpec, rule: str, beyond: Mapping[str, Sequence[str]]) -
     some = ", ".join(names[:NAMED]) + (", and others" if len(names) > NAMED else "")
     sentence = (
         f"of the tables that the route of stream {spec.name} has made, {len(names):,} {what}: {some}. `frazil health "
-        f"{names[0] if names else 'TABLE'}` says more of one. The DAG frazil_maintenance begins with those that need it "
-        "most: see what its last runs say"
+        f"{names[0] if names else 'TABLE'}` says more of one. The DAG frazil_maintenance should mend it: see "
+        "what its last runs say"
     )
     return Reading(rule, len(names), 0, counted(len(names), "table"), sentence)
