@@ -326,6 +326,7 @@ def _due_part(rewrite: Rewrite, files: int) -> Rewrite | None:
         removed=files,
         reason=f"{alone.reason}; {files:,} of these are within the budget",
         largest_bytes=due.due_largest_bytes,
+        busy=rewrite.busy,
     )
 
 

@@ -147,7 +147,7 @@ def test_a_backend_that_is_away_is_logged_once_and_gets_the_newest_totals(
     bench.sent.fails = True
     bench.tell(BATCH)
     bench.passes(NOW + 5 * AGAIN_MS)
-    assert [r.levelno for r in caplog.records if "OpenLineage" in r.message] == [logging.WARNING]
+    assert [r.levelno for r in caplog.records if "OpenLineage" in r.getMessage()] == [logging.WARNING]
     bench.sent.fails = False
     bench.tell(BATCH)
     bench.passes(NOW + 2 * EVERY_MS)

@@ -148,6 +148,13 @@ def test_one_partition_that_is_merged_into_has_all_pieces_of_a_run_and_of_many_e
     assert pieces(*(of(f"day={n}", small=1_000, size=100) for n in range(9))) == [f"day={n}" for n in range(8)]
 
 
+def test_a_part_of_a_partition_that_is_merged_into_waits_for_the_others():
+    found = of("day=1", small=0, due=(2, 0)), of("day=2", small=40)
+    busy = {found[0].key}
+    made = plan_compaction(table(found), Compaction(budget=10**6), complete_before_us=100, spec_id=0, busy=busy)
+    assert [(r.partition.path, r.busy) for r in made.rewrites] == [("day=2", False), ("day=1", True), ("day=1", True)]
+
+
 @given(partitions(), settings, st.floats(0.3, 1))
 def test_what_was_rewritten_is_not_worth_a_second_time(found, wanted, shrinks_to):
     everything = wanted.model_copy(update={"budget": 10**9})

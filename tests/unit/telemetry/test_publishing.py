@@ -131,7 +131,7 @@ def test_every_process_of_a_host_takes_the_next_free_port_and_one_too_many_goes_
         with Telemetry(prometheus(ports)) as third, third.of(SPEC) as (sink,):
             assert third.endpoint is None
             sink(BATCH)  # it is written nevertheless
-    assert [r.levelno for r in caplog.records if "FRAZIL_METRICS_LISTEN" in r.message] == [logging.WARNING]
+    assert [r.levelno for r in caplog.records if "FRAZIL_METRICS_LISTEN" in r.getMessage()] == [logging.WARNING]
 
 
 def test_a_client_that_says_nothing_keeps_no_other_waiting() -> None:
