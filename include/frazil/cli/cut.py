@@ -15,10 +15,14 @@ from frazil.cli.options import json_option, streams_argument, streams_option
 from frazil.cli.output import echo_json, echo_table
 from frazil.cli.positions import MomentText
 from frazil.commit.cut import TAG, Cut, CutTable, StreamHistory, cut_of, remove_tag, set_tag
+from frazil.commit.followers import lacking_since
+from frazil.commit.marker import read_marker
 from frazil.commit.opened import PATIENCE_S, open_stream
 from frazil.commit.swap import Patience
 from frazil.errors import FrazilError
 from frazil.spec.load import find_stream
+from frazil.table.catalogs import catalog_errors
+from frazil.table.made_tables import tables_of
 from frazil.timetext import utc
 
 Engine = Literal["spark", "trino", "duckdb"]
@@ -45,8 +49,9 @@ def cut(  # noqa: PLR0913 - a command's options
 ) -> None:
     """Print the snapshots of one consistent cut over the tables of STREAMS.
 
-    One stream is cut by batch: its dead letters are those of the batches whose rows its table has. Several streams are
-    cut by watermark: by the newest that all of them had, each table at its newest snapshot at or below it.
+    One stream is cut by batch: its dead letters, and the rows in the tables of its route, are those of the batches
+    whose rows its table has. Several streams are cut by watermark: by the newest that all of them had, each table at
+    its newest snapshot at or below it.
 
     A tag keeps its snapshot from expiry until --untag removes it. What expired before is said, and exits with 1.
 
@@ -98,7 +103,15 @@ def _opened(names: Sequence[str], folder: Path) -> tuple[list[StreamHistory], Ta
             known = tables.setdefault(handle.identifier, (handle.current(), handle.catalog_name))
             if known[1] != handle.catalog_name:
                 raise FrazilError(f"table {handle.identifier} is in two catalogs: cut the streams one by one")
-        histories.append(StreamHistory(name, *(handle.identifier for handle in both)))
+        own = [handle.identifier for handle in both]
+        home, since = read_marker(opened.main.current().properties, name), None
+        routed = {}
+        if spec.route is not None and home is not None:
+            with catalog_errors(opened.main.catalog_name):
+                since = lacking_since(opened, home)
+                routed = tables_of(opened.main.current().catalog, spec.route, stream=name)
+        tables |= {each: (table, opened.main.catalog_name) for each, table in routed.items()}
+        histories.append(StreamHistory(name, own[0], own[1], tuple(routed), since))
     return histories, tables
 
 

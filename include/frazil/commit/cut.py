@@ -1,13 +1,16 @@
 """One consistent cut over the tables of one stream or of several: a snapshot of each, from what their commits say.
 
-Within a stream the cut is by batch: its dead letters are those of the batches whose rows its table has. Several streams
-are cut by watermark: by the newest that all of them had, each table at its newest snapshot at or below it.
+Within a stream the cut is by batch: its dead letters, and the rows in the tables of its route, are those of the batches
+whose rows its table has. A batch that a table of the route lacks is not in the cut, nor is one that came to such a
+table in one snapshot with later ones that are not. Several streams are cut by watermark: by the newest that all of them
+had, each table at its newest snapshot at or below it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from pyiceberg.table import Table
@@ -21,6 +24,7 @@ from pyiceberg.table.update import (
     SetSnapshotRefUpdate,
 )
 
+from frazil.commit.followers import FIRST_RECORD
 from frazil.commit.history import ancestors
 from frazil.commit.journal import key_of
 from frazil.commit.marker import BatchKey, read_marker
@@ -34,11 +38,15 @@ TAG = "frazil-cut-"
 
 @dataclass(frozen=True, slots=True)
 class StreamHistory:
-    """A stream and the metadata of its tables, whose names are `namespace.table`."""
+    """A stream and its tables, whose names are `namespace.table`."""
 
     stream: str
     main: str
     dead_letters: str
+    routed: tuple[str, ...] = ()
+    """The tables of its route."""
+    lacking_since: BatchKey | None = None
+    """The first batch that one of these lacks, as it was before they were loaded; None if all have all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,46 +128,70 @@ def cut_of(streams: Sequence[StreamHistory], tables: Mapping[str, Table], *, at_
         for history in streams:
             line, begin = lines[history.main], mains[history.main]
             mains[history.main] = line.place_before(history.stream, begin, lambda s: _later(s, watermark))
-    letters: dict[str, int] = {}
+    ends = {history.stream: _end(history, lines, mains[history.main]) for history in streams}
     for history in streams:
-        place = _letters_place(history, lines, mains[history.main], at_ms)
-        letters[history.dead_letters] = max(place, letters.get(history.dead_letters, 0))
+        end = ends[history.stream]
+        if history.routed and end is not None:
+            line, begin = lines[history.main], mains[history.main]
+            mains[history.main] = line.place_before(history.stream, begin, partial(_is_from, end))
+    letters: dict[str, int] = {}
+    routed: dict[str, int] = {}
+    for history in streams:
+        for places, names in ((letters, (history.dead_letters,)), (routed, history.routed)):
+            for name in names:
+                place = _follower_place(lines[name], history.stream, ends[history.stream], at_ms)
+                places[name] = max(place, places.get(name, 0))
     found = [
-        *(_table(streams, lines[name], place, "rows", tables[name]) for name, place in mains.items()),
+        *(_table(streams, lines[name], place, "rows", tables[name]) for name, place in {**mains, **routed}.items()),
         *(_table(streams, lines[name], place, "dead letters", tables[name]) for name, place in letters.items()),
     ]
     return Cut(watermark, tuple(found))
 
 
-def _letters_place(history: StreamHistory, lines: Mapping[str, _Line], main: int, at_ms: int | None) -> int:
+def _end(history: StreamHistory, lines: Mapping[str, _Line], main: int) -> BatchKey | None:
+    """The first batch that is not in the cut; None if no batch is settled, so that none is."""
     line = lines[history.main]
     later = [key for _, s in line.commits(history.stream, 0, main) if (key := _batch(s))]
     marker = read_marker(line.metadata.properties, history.stream)
     settled = marker.settled if marker else None
+    if not later and settled is None:
+        return None
+    after = min([*later, *([BatchKey(settled.epoch, settled.batch + 1)] if settled else [])])
+    end = after if history.lacking_since is None else min(after, history.lacking_since)
+    spans = [
+        (first, key)
+        for name in history.routed
+        for _, s in lines[name].commits(history.stream)
+        if (key := _batch(s)) and (first := _first_batch(s))
+    ]
+    while split := [first for first, last in spans if first < end <= last]:
+        end = min(split)
+    return end
 
-    def excluded(snapshot: Snapshot) -> bool:
-        key = _batch(snapshot)
-        if key is None:
-            return False
-        return key >= min(later) if later else settled is None or key > settled
 
-    letters = lines[history.dead_letters]
-    place = letters.place_before(history.stream, 0, excluded)
+def _is_from(end: BatchKey | None, snapshot: Snapshot) -> bool:
+    key = _batch(snapshot)
+    return key is not None and (end is None or key >= end)
+
+
+def _follower_place(line: _Line, stream: str, end: BatchKey | None, at_ms: int | None) -> int:
+    """The place of the newest snapshot with no batch from `end` on, whenever that was committed."""
+    place = line.place_before(stream, 0, partial(_is_from, end))
     # What others did to the table later (a compaction) is left out, as it is of the rows.
     while (
         at_ms is not None
-        and place < len(letters.snapshots)
-        and letters.snapshots[place].timestamp_ms > at_ms
-        and not _batch(letters.snapshots[place])
+        and place < len(line.snapshots)
+        and line.snapshots[place].timestamp_ms > at_ms
+        and not _batch(line.snapshots[place])
     ):
-        place = letters._checked(place + 1)
+        place = line._checked(place + 1)
     return place
 
 
 def _table(
     streams: Sequence[StreamHistory], line: _Line, place: int, holds: Literal["rows", "dead letters"], table: Table
 ) -> CutTable:
-    names = tuple(h.stream for h in streams if line.table in (h.main, h.dead_letters))
+    names = tuple(h.stream for h in streams if line.table in (h.main, h.dead_letters, *h.routed))
     snapshot = line.snapshots[place] if place < len(line.snapshots) else None
     batches: dict[str, str] = {}
     watermarks: dict[str, int] = {}
@@ -184,6 +216,12 @@ def _table(
 def _batch(snapshot: Snapshot) -> BatchKey | None:
     """The batch that a commit brought, by its commit record; None for a take-over, a tick, or another's commit."""
     record = snapshot.summary.get("frazil.commit-record") if snapshot.summary else None
+    return key_of(record) if record else None
+
+
+def _first_batch(snapshot: Snapshot) -> BatchKey | None:
+    """The first of several batches whose rows came with one snapshot of a routed table."""
+    record = snapshot.summary.get(FIRST_RECORD) if snapshot.summary else None
     return key_of(record) if record else None
 
 

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import reduce
 
+from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 
 from frazil.commit.committer import commit_of
@@ -30,6 +31,8 @@ from frazil.spec.units import counted
 
 log = logging.getLogger(__name__)
 
+FIRST_RECORD = "frazil.first-commit-record"
+"""In the summary of a snapshot with rows of several batches: the record of the first."""
 NOTHING = BatchKey(0, 0)
 """Before the first batch."""
 AT_ONCE = 16
@@ -198,6 +201,8 @@ def _commit(
         "frazil.records": str(sum(file.records for file in files)),
         "frazil.commit-record": tables.journals.path(journals[-1].key),
     }
+    if len(journals) > 1:
+        summary[FIRST_RECORD] = tables.journals.path(journals[0].key)
     return commit_of(tables, handle, decide, files=files, summary=summary)
 
 
@@ -313,6 +318,18 @@ def lacking(tables: StreamTables, home: Marker) -> list[Behind]:
         if journals:
             found.append(behind_of(target, journals, reason))
     return found
+
+
+def lacking_since(tables: StreamTables, home: Marker) -> BatchKey | None:
+    """The first batch that a table of the route lacks, as the tables themselves say; None if all have all."""
+    found = []
+    for target, journals in Followers.of(tables, home).waiting.items():
+        try:
+            marker = read_marker(tables.handle(target).refresh().metadata.properties, tables.stream)
+        except (NoSuchTableError, MarkerUnreadable):
+            marker = None
+        found += [journal.key for journal in (journals if marker is None else _lacking(marker, journals))]
+    return min(found, default=None)
 
 
 def _said(error: Exception) -> str:

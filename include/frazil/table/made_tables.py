@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pyiceberg.catalog import Catalog
-from pyiceberg.exceptions import NoSuchNamespaceError
+from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
+from pyiceberg.table import Table
 
 from frazil.spec.route import Route, may_have_made, value_property
+from frazil.table.parallel import in_parallel
 
 
 def named_like(catalog: Catalog, route: Route) -> list[str]:
@@ -20,6 +22,23 @@ def named_like(catalog: Catalog, route: Route) -> list[str]:
     except NoSuchNamespaceError:
         return []
     return sorted(identifier for identifier in found if may_have_made(route, identifier))
+
+
+def tables_of(catalog: Catalog, route: Route, *, stream: str) -> dict[str, Table]:
+    """The tables of a route that are there, by identifier: those that it names, and those that its template made."""
+    declared = set(route.tables.values())
+
+    def load(identifier: str) -> Table | None:
+        try:
+            table = catalog.load_table(identifier)
+        except NoSuchTableError:
+            return None
+        ours = identifier in declared or made_for(table.properties, identifier, route, stream=stream) is not None
+        return table if ours else None
+
+    names = sorted({*declared, *named_like(catalog, route)})
+    loaded = in_parallel(load, names) if names else []
+    return {name: table for name, table in zip(names, loaded, strict=True) if table is not None}
 
 
 def made_for(properties: Mapping[str, str], identifier: str, route: Route, *, stream: str) -> str | None:

@@ -22,6 +22,8 @@ from frazil.spec.maintenance import Expiry
 from frazil.table.catalogs import load_catalog
 from frazil.timetext import utc
 from tests.made_batches import EventTimes, MadeStream
+from tests.made_routes import MadeRoute
+from tests.made_routes import shop as routed_shop
 
 HOUR_MS = 3_600_000
 BEGIN_MS = (clock.now_ms() // HOUR_MS + 1) * HOUR_MS
@@ -257,3 +259,67 @@ def test_each_engine_gets_its_own_statement(made, cut, call, engine, said):
 def test_options_that_clash_are_a_mistake_of_usage(made, call, words):
     made("a")
     assert call("a", *words).exit_code == 2
+
+
+@pytest.fixture
+def shop(folder: Path) -> MadeRoute:
+    spec = routed_shop()
+    text = spec.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    (folder / "shop.yaml").write_text(yaml.safe_dump({**text, "name": "shop"}))
+    found = MadeRoute(find_stream(folder, "shop"), now_ms=BEGIN_MS)
+    found.begin_route("a")
+    return found
+
+
+def counts(found: dict[str, Any]) -> dict[str, int]:
+    return {name: len(offsets(table)) for name, table in found.items()}
+
+
+def test_the_tables_of_a_route_are_in_the_cut_with_the_batches_of_its_home(shop: MadeRoute, cut: Any) -> None:
+    for hour in range(3):
+        shop.now_ms = BEGIN_MS + hour * HOUR_MS
+        shop.run({"main": 1, "shop.orders": 2, **({"shop.raw_a": 3} if hour != 1 else {})}, rejected=1)
+    assert counts(cut("shop")) == {"shop.other": 3, "shop.orders": 6, "shop.raw_a": 6, "shop.other_dead_letters": 3}
+    past = cut("shop", "--at", at(1))
+    assert counts(past) == {"shop.other": 2, "shop.orders": 4, "shop.raw_a": 3, "shop.other_dead_letters": 2}
+    assert past["shop.raw_a"]["batches"] == {"shop": "1-1"}
+    assert cut("shop", "--at", at(-2))["shop.raw_a"]["snapshot-id"] is None
+
+
+def test_a_batch_that_a_table_of_the_route_lacks_is_in_no_table_of_the_cut(shop: MadeRoute, cut: Any) -> None:
+    shop.run({"main": 1, "shop.orders": 1})
+    for _ in range(2):
+        shop.batch({"main": 1, "shop.orders": 1, "shop.raw_a": 1}, rejected=1)
+    assert shop.followers is not None
+    late = shop.followers.waiting.pop("shop.raw_a")
+    shop.follow()
+    assert counts(cut("shop")) == {"shop.other": 1, "shop.orders": 1, "shop.raw_a": 0, "shop.other_dead_letters": 0}
+    shop.followers.waiting["shop.raw_a"] = late
+    shop.follow()
+    assert counts(cut("shop")) == {"shop.other": 3, "shop.orders": 3, "shop.raw_a": 2, "shop.other_dead_letters": 2}
+
+
+def test_a_cut_is_before_batches_that_came_to_a_table_in_one_snapshot_if_it_is_not_after_them(
+    shop: MadeRoute, cut: Any
+) -> None:
+    """`shop.raw_a` got batches 2 and 3 together: it has no snapshot with the second alone."""
+    shop.run({"main": 1, "shop.raw_a": 1})
+    for hour in (1, 2):
+        shop.now_ms = BEGIN_MS + hour * HOUR_MS
+        shop.batch({"main": 1, "shop.raw_a": 1})
+    shop.follow()
+    assert counts(cut("shop", "--at", at(1))) == {
+        "shop.other": 1,
+        "shop.orders": 0,
+        "shop.raw_a": 1,
+        "shop.other_dead_letters": 0,
+    }
+    assert counts(cut("shop"))["shop.raw_a"] == counts(cut("shop"))["shop.other"] == 3
+
+
+def test_a_tag_is_in_all_tables_of_the_route(shop: MadeRoute, call: Any) -> None:
+    shop.run({"main": 1, "shop.raw_a": 1})
+    assert call("shop", "--tag", "whole").exit_code == 0
+    for name in ("shop.other", "shop.orders", "shop.raw_a"):
+        assert TAG + "whole" in load_catalog(None).load_table(name).metadata.refs
+    assert "shop.raw_a" in call("shop", "--untag", "whole").stdout
