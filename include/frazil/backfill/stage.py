@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from frazil.backfill.commit import LaneCommitter, clear_ended
 from frazil.backfill.run import ATTEMPTS, Backfill, BackfillPlan
@@ -23,18 +23,21 @@ from frazil.stream.stage_rows import StageRows
 log = logging.getLogger(__name__)
 
 
-def run(backfill: Backfill, engine: Engine) -> Lane | None:
-    """Stage, audit, publish; begin again where the stream was moved meanwhile. None where nothing is missing."""
+def run(backfill: Backfill, engine: Engine, tell: Callable[[Lane], None] = lambda _: None) -> Lane | None:
+    """Stage, audit, publish; begin again where the stream was moved meanwhile. None where nothing is missing.
+
+    `tell` hears of each chunk.
+    """
     for attempt in range(ATTEMPTS):
         try:
-            return backfill.publish() if stage(backfill, engine) else None
+            return backfill.publish() if stage(backfill, engine, tell) else None
         except StaleBatch:
             if attempt == ATTEMPTS - 1:
                 raise
     raise AssertionError
 
 
-def stage(backfill: Backfill, engine: Engine) -> Lane | None:
+def stage(backfill: Backfill, engine: Engine, tell: Callable[[Lane], None] = lambda _: None) -> Lane | None:
     """Stage all that is missing on the branch, a chunk at a time; None where nothing is missing.
 
     Raises what `Backfill.plan` raises; WriterBusy where another backfill is under way; Fenced where another run of this
@@ -49,14 +52,15 @@ def stage(backfill: Backfill, engine: Engine) -> Lane | None:
         return None
     try:
         committer = LaneCommitter.begin(backfill.opened.tables, backfill.request)
-        _chunks(backfill, engine, committer, plan or backfill.plan(committer.lane))
+        for done in _chunks(backfill, engine, committer, plan or backfill.plan(committer.lane)):
+            tell(done)
         return committer.staged()
     except StaleBatch:
         backfill.drop()
         raise
 
 
-def _chunks(backfill: Backfill, engine: Engine, committer: LaneCommitter, plan: BackfillPlan) -> None:
+def _chunks(backfill: Backfill, engine: Engine, committer: LaneCommitter, plan: BackfillPlan) -> Iterator[Lane]:
     cut = backfill.source.chunks(plan.spans, most=backfill.request.chunk_records)
     planned = committer.lane.chunks + len(cut)
     said: set[str] = set()
@@ -65,6 +69,7 @@ def _chunks(backfill: Backfill, engine: Engine, committer: LaneCommitter, plan: 
         log_notices(results, said)
         done = committer.commit(journal, planned=planned)
         log.info("chunk %d of %d: %d records, %d dead letters", done.chunks, planned, done.records, done.rejected)
+        yield done
 
 
 def log_notices(results: Iterable[StageResult], said: set[str]) -> None:

@@ -10,7 +10,7 @@ import click
 from frazil.audit.declared import audit as audit_declared
 from frazil.audit.run import Audit
 from frazil.cli.options import json_option, stream_argument, streams_option
-from frazil.cli.output import echo_json, echo_table
+from frazil.cli.output import echo_json, echo_table, working
 from frazil.cli.positions import MomentText
 from frazil.commit.period import Period, last, period
 from frazil.errors import AdoptionRequired
@@ -98,7 +98,8 @@ def window_of(
 
 def _audited(spec: StreamSpec, window: Period | None, *, with_source: bool) -> Audit:
     try:
-        return audit_declared(spec, window=window, with_source=with_source)
+        with working("reading Kafka and the table" if with_source else "reading the table"):
+            return audit_declared(spec, window=window, with_source=with_source)
     except AdoptionRequired as not_begun:  # nothing is to be adopted: its name would mislead
         click.echo(str(not_begun), err=True)
         raise SystemExit(not_begun.exit_code) from None

@@ -14,7 +14,7 @@ from frazil.backfill.request import BackfillRequest, parse_request
 from frazil.backfill.run import open_backfill
 from frazil.cli.light import allow_pandas
 from frazil.cli.options import json_option, stream_argument, streams_option
-from frazil.cli.output import ask, echo_fields, echo_json
+from frazil.cli.output import ask, echo_fields, echo_json, working
 from frazil.cli.positions import MomentText, OffsetsText
 from frazil.commit.lane import Lane, LaneState, branch_name, read_lane
 from frazil.commit.marker import nested
@@ -101,8 +101,12 @@ def _run(spec: StreamSpec, request: BackfillRequest, *, as_json: bool) -> None:
     from frazil.stream.spark_engine import SparkEngine  # noqa: PLC0415
 
     small = spec.model_copy(update={"resources": spec.resources.model_copy(update={"cores": 1, "executor_cores": 1})})
-    with open_backfill(spec, request) as asked, SparkEngine(small) as engine:
-        lane = run(asked, engine)
+    with working("starting Spark") as step, open_backfill(spec, request) as asked, SparkEngine(small) as engine:
+
+        def tell(done: Lane) -> None:
+            step(done.chunks, done.planned, f"{counted(done.records, 'row')} staged")
+
+        lane = run(asked, engine, tell)
     if lane is None and not as_json:
         click.echo(f"Stream {spec.name}: nothing that is asked for is missing.")
     else:

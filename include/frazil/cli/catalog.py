@@ -6,6 +6,8 @@ from typing import get_args
 
 import click
 
+from frazil.cli.options import json_option
+from frazil.cli.output import echo_json
 from frazil.spark.jars import ROOTS
 from frazil.table.catalogs import catalog_config
 from frazil.table.readers import Reader, configuration
@@ -15,7 +17,8 @@ from frazil.table.spark_catalog import jar_sets
 @click.command()
 @click.argument("name", required=False)
 @click.option("--for", "reader", type=click.Choice(get_args(Reader)), required=True, help="Who is to read the tables.")
-def catalog(name: str | None, reader: Reader) -> None:
+@json_option
+def catalog(name: str | None, reader: Reader, *, as_json: bool) -> None:
     """Print how an engine reads the tables of catalog NAME.
 
     NAME is the default catalog if left out. Spark, DuckDB and PyIceberg get Python to paste, Trino a properties file.
@@ -28,4 +31,5 @@ def catalog(name: str | None, reader: Reader) -> None:
     """
     config = catalog_config(name)
     packages = [each for name in jar_sets(config.properties) for each in ROOTS[name].coordinates]
-    click.echo(configuration(reader, config.name, config.properties, packages))
+    text = configuration(reader, config.name, config.properties, packages)
+    echo_json({"catalog": config.name, "for": reader, "configuration": text}) if as_json else click.echo(text)

@@ -13,7 +13,8 @@ from typing import Any
 import click
 
 from frazil import clock
-from frazil.cli.options import stream_argument, streams_option
+from frazil.cli.options import json_option, stream_argument, streams_option
+from frazil.cli.output import Teller
 from frazil.cli.person import person
 from frazil.host.launcher import ProcessState
 from frazil.host.launchers import open_launcher
@@ -28,27 +29,30 @@ ENDS_NAMED = 5
 _reason_option = click.option("--reason", default="", help="Why; shown in the log and by `frazil status`.")
 
 
-def _arguments(command: Callable[..., None]) -> Callable[..., Any]:
+def _arguments(command: Callable[..., DesiredStore]) -> Callable[..., Any]:
     """The name of an application that streams share stands for each of them."""
 
     @wraps(command)
-    def each(stream: str, streams_folder: Path, reason: str, **more: Any) -> None:
+    def each(stream: str, streams_folder: Path, reason: str, *, as_json: bool, **more: Any) -> None:
+        teller = Teller(as_json)
         application = find_application(streams_folder, stream)
-        if application is None:
-            command(stream, streams_folder, reason, **more)
-            return
-        for spec in application.streams:
-            command(spec.name, streams_folder, reason, **more)
-        if command.__name__ != "pause":  # its task in Airflow may have been marked failed
+        names = [spec.name for spec in application.streams] if application else [stream]
+        stores = {name: command(name, streams_folder, reason, teller=teller, **more) for name in names}
+        if application and command.__name__ != "pause":  # its task in Airflow may have been marked failed
             DesiredStore.of_application(stream).resume(by=person(), reason=reason)
+        teller.end(
+            streams={
+                name: {"desired": store.read(), "on-every-host": store.beside_table} for name, store in stores.items()
+            }
+        )
 
-    asked: Callable[..., Any] = stream_argument()(streams_option(_reason_option(each)))
+    asked: Callable[..., Any] = stream_argument()(streams_option(_reason_option(json_option(each))))
     return asked
 
 
 @click.command()
 @_arguments
-def pause(stream: str, streams_folder: Path, reason: str) -> None:
+def pause(stream: str, streams_folder: Path, reason: str, *, teller: Teller) -> DesiredStore:
     """Stop the writer of STREAM, and keep it stopped.
 
     The name of an application that streams share stands for all of its streams.
@@ -67,10 +71,11 @@ def pause(stream: str, streams_folder: Path, reason: str) -> None:
     stops = _foreground(stream) or "its writer stops after the current batch"
     if spec.resources.driver_in_cluster:
         stops = "its driver in the cluster sees that within half a minute, and stops after its current batch"
-    click.echo(f"{stream} is paused: {stops}. No supervisor starts one before `frazil resume {stream}`.")
-    _say_where(spec, desired, _lost(spec, desired))
+    teller.say(f"{stream} is paused: {stops}. No supervisor starts one before `frazil resume {stream}`.")
+    _say_where(spec, desired, _lost(spec, desired), teller)
     if problem:
         click.echo(problem, err=True)
+    return desired
 
 
 @click.command()
@@ -81,7 +86,7 @@ def pause(stream: str, streams_folder: Path, reason: str) -> None:
     help="After CircuitOpen: take the rejected records that Kafka has by now as dead letters, however many they are. "
     "Those that come later count again.",
 )
-def resume(stream: str, streams_folder: Path, reason: str, accept: bool) -> None:
+def resume(stream: str, streams_folder: Path, reason: str, *, teller: Teller, accept: bool) -> DesiredStore:
     """Let the writer of STREAM run again.
 
     The name of an application that streams share stands for all of its streams.
@@ -95,7 +100,7 @@ def resume(stream: str, streams_folder: Path, reason: str, accept: bool) -> None
     """
     spec = find_stream(streams_folder, stream)
     if accept:
-        _accept_rejects(spec, reason)
+        _accept_rejects(spec, reason, teller)
     desired = open_desired(spec)
     desired.resume(by=person(), reason=reason)
     lost = _lost(spec, desired)
@@ -104,13 +109,14 @@ def resume(stream: str, streams_folder: Path, reason: str, accept: bool) -> None
         starts = "it runs in the foreground"
     elif lost:
         starts = "its writer cannot go on before its table is back"
-    click.echo(f"{stream} is to run: {starts}.")
-    _say_where(spec, desired, lost)
+    teller.say(f"{stream} is to run: {starts}.")
+    _say_where(spec, desired, lost, teller)
+    return desired
 
 
 @click.command()
 @_arguments
-def restart(stream: str, streams_folder: Path, reason: str) -> None:
+def restart(stream: str, streams_folder: Path, reason: str, *, teller: Teller) -> DesiredStore:
     """Replace the writer of STREAM by a new one.
 
     The name of an application that streams share stands for all of its streams.
@@ -125,18 +131,19 @@ def restart(stream: str, streams_folder: Path, reason: str) -> None:
     spec = find_stream(streams_folder, stream)
     desired = open_desired(spec)
     if how := _foreground(stream):
-        click.echo(f"{stream} is not restarted: {how}. Nothing is changed: it stays {desired.read().mode}.")
-        return
+        teller.say(f"{stream} is not restarted: {how}. Nothing is changed: it stays {desired.read().mode}.")
+        return desired
     desired.restart(by=person(), reason=reason)
     lost = _lost(spec, desired)
     starts = "its supervisor (Airflow) starts it once the current batch has committed"
     if lost:
         starts = "it cannot go on before its table is back"
-    click.echo(f"{stream} gets a new writer: {starts}.")
-    _say_where(spec, desired, lost)
+    teller.say(f"{stream} gets a new writer: {starts}.")
+    _say_where(spec, desired, lost, teller)
+    return desired
 
 
-def _accept_rejects(spec: StreamSpec, reason: str) -> None:
+def _accept_rejects(spec: StreamSpec, reason: str, teller: Teller) -> None:
     """Up to the ends of the topics now, which bounds what nobody has looked at."""
     from frazil.commit.accepted_rejects import AcceptedRejects, accept  # noqa: PLC0415 - with librdkafka, for --accept
     from frazil.commit.opened import open_kafka, open_stream  # noqa: PLC0415
@@ -148,7 +155,7 @@ def _accept_rejects(spec: StreamSpec, reason: str) -> None:
     accept(opened.tables, AcceptedRejects(ends, topics.identity, person(), reason, clock.now_ms()))
     named = [f"{topic}[{partition}]@{end}" for (topic, partition), end in sorted(ends.items())]
     more = f" and {len(named) - ENDS_NAMED:,} more" if len(named) > ENDS_NAMED else ""
-    click.echo(f"Rejected records before {', '.join(named[:ENDS_NAMED])}{more} become dead letters, however many.")
+    teller.say(f"Rejected records before {', '.join(named[:ENDS_NAMED])}{more} become dead letters, however many.")
 
 
 def _lost(spec: StreamSpec, desired: DesiredStore) -> str | None:
@@ -156,11 +163,11 @@ def _lost(spec: StreamSpec, desired: DesiredStore) -> str | None:
     return None if desired.beside_table else lost_table(spec)
 
 
-def _say_where(spec: StreamSpec, desired: DesiredStore, lost: str | None) -> None:
+def _say_where(spec: StreamSpec, desired: DesiredStore, lost: str | None, teller: Teller) -> None:
     """Without a table the desired state holds on this host alone."""
     if not desired.beside_table:
         why = lost or f"the catalog has no table {spec.table.identifier} yet"
-        click.echo(f"This holds on this host alone, because {why}.")
+        teller.say(f"This holds on this host alone, because {why}.")
 
 
 def _foreground(stream: str) -> str | None:

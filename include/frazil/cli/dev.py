@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import click
 
 from frazil.cli.options import json_option
+from frazil.cli.output import Teller, echo_json
 from frazil.dev import process
 from frazil.dev.airflow import COMPONENTS, EmbeddedAirflow
 from frazil.dev.catalogs import FILE, write_configuration
@@ -59,6 +59,7 @@ def dev() -> None:
 @click.option("--spark-port", type=Port, help="The Spark master's port: 7077 at first, then the last one.")
 @click.option("--airflow", is_flag=True, help="Start Airflow too, with the dags/ and plugins/ of this folder.")
 @click.option("--airflow-port", type=Port, help="Airflow's port: 8080 at first, then the last one.")
+@json_option
 def up(  # noqa: PLR0913 - a command's options
     *,
     kafka_port: int | None,
@@ -73,6 +74,7 @@ def up(  # noqa: PLR0913 - a command's options
     spark_port: int | None,
     airflow: bool,
     airflow_port: int | None,
+    as_json: bool,
 ) -> None:
     """Start Kafka, and what else is asked for.
 
@@ -84,67 +86,70 @@ def up(  # noqa: PLR0913 - a command's options
     Example:
       frazil dev up --kafka-port 19092 --object-store --airflow
     """
+    teller = Teller(as_json)
     kafka = _kafka(kafka_port).start()
-    click.echo(f"Kafka    {kafka.bootstrap}   log {_short(kafka.log)}")
-    schemas = _start_registry(registry_port) if registry else None
-    store = _start_object_store(object_store_port, catalog_port) if object_store else None
-    database = _start_postgres(postgres_port) if postgres else None
+    teller.say(f"Kafka    {kafka.bootstrap}   log {_short(kafka.log)}")
+    schemas = _start_registry(registry_port, teller) if registry else None
+    store = _start_object_store(object_store_port, catalog_port, teller) if object_store else None
+    database = _start_postgres(postgres_port, teller) if postgres else None
     if spark_cluster:
-        _start_spark_cluster(spark_port)
+        _start_spark_cluster(spark_port, teller)
     if airflow:
         started = _airflow(airflow_port, kafka.bootstrap).start()
-        click.echo(f"Airflow  {started.url}   sign in as admin with the password {started.password}")
-    _tell_settings(kafka, schemas)
+        teller.say(f"Airflow  {started.url}   sign in as admin with the password {started.password}")
+    _tell_settings(kafka, schemas, teller)
     if store or database:
-        _tell_catalogs(store, database)
+        _tell_catalogs(store, database, teller)
+    teller.end(**_document(parts()))
 
 
-def _start_registry(port: int | None) -> EmbeddedRegistry:
+def _start_registry(port: int | None, teller: Teller) -> EmbeddedRegistry:
     schemas = _registry(port).start()
-    click.echo(f"Registry {schemas.url}   log {_short(schemas.log)}")
+    teller.say(f"Registry {schemas.url}   log {_short(schemas.log)}")
     return schemas
 
 
-def _start_object_store(port: int | None, catalog_port: int | None) -> EmbeddedObjectStore:
+def _start_object_store(port: int | None, catalog_port: int | None, teller: Teller) -> EmbeddedObjectStore:
     store = _object_store(port, catalog_port).start()
-    click.echo(f"S3       {store.endpoint}   log {_short(store.log)}")
-    click.echo(f"REST     {store.catalog_uri}   the catalog of the bucket {LAKE}")
+    teller.say(f"S3       {store.endpoint}   log {_short(store.log)}")
+    teller.say(f"REST     {store.catalog_uri}   the catalog of the bucket {LAKE}")
     return store
 
 
-def _start_postgres(port: int | None) -> EmbeddedPostgres:
+def _start_postgres(port: int | None, teller: Teller) -> EmbeddedPostgres:
     database = _postgres(port).start()
-    click.echo(f"Postgres {database.address}   log {_short(database.log)}")
+    teller.say(f"Postgres {database.address}   log {_short(database.log)}")
     return database
 
 
-def _start_spark_cluster(port: int | None) -> None:
+def _start_spark_cluster(port: int | None, teller: Teller) -> None:
     master = _spark_cluster(port).start().master
-    click.echo(
+    teller.say(
         f"Spark    {master.address}   for resources.master; rest-port {master.rest_port}; log {_short(master.log)}"
     )
 
 
-def _tell_settings(kafka: EmbeddedKafka, schemas: EmbeddedRegistry | None) -> None:
+def _tell_settings(kafka: EmbeddedKafka, schemas: EmbeddedRegistry | None, teller: Teller) -> None:
     """What to set so that streams find the servers."""
     if kafka.port != DEFAULT_KAFKA_PORT and os.environ.get("FRAZIL_KAFKA") != kafka.bootstrap:
-        click.echo(f"\nStreams look for Kafka on port {DEFAULT_KAFKA_PORT} unless told:\n")
-        click.echo(f"  export FRAZIL_KAFKA={kafka.bootstrap}")
+        teller.say(f"\nStreams look for Kafka on port {DEFAULT_KAFKA_PORT} unless told:\n")
+        teller.say(f"  export FRAZIL_KAFKA={kafka.bootstrap}")
     if schemas:
-        click.echo("\nA stream of Avro finds its schemas there with:\n\n  source:")
-        click.echo(f"    format: {{type: avro, registry: {{url: '{schemas.url}'}}}}")
+        teller.say("\nA stream of Avro finds its schemas there with:\n\n  source:")
+        teller.say(f"    format: {{type: avro, registry: {{url: '{schemas.url}'}}}}")
 
 
-def _tell_catalogs(store: EmbeddedObjectStore | None, database: EmbeddedPostgres | None) -> None:
+def _tell_catalogs(store: EmbeddedObjectStore | None, database: EmbeddedPostgres | None, teller: Teller) -> None:
     folder = home() / "dev"
     names = write_configuration(folder, store=store, database=database, local_warehouse=home() / "warehouse")
-    click.echo(f"\nThe catalogs {' and '.join(names)} are in {_short(folder / FILE)}, with their passwords.")
+    teller.say(f"\nThe catalogs {' and '.join(names)} are in {_short(folder / FILE)}, with their passwords.")
     if os.environ.get("PYICEBERG_HOME") != str(folder):
-        click.echo(f"PyIceberg and frazil use them after:\n\n  export PYICEBERG_HOME={folder}")
+        teller.say(f"PyIceberg and frazil use them after:\n\n  export PYICEBERG_HOME={folder}")
 
 
 @dev.command()
-def down() -> None:
+@json_option
+def down(*, as_json: bool) -> None:
     """End what `frazil dev up` started. Data stay; writers that run are left alone.
 
     \b
@@ -157,7 +162,9 @@ def down() -> None:
         all_parts.airflow, all_parts.spark, all_parts.kafka, all_parts.registry, all_parts.store, all_parts.database
     ):  # fmt: skip
         part.stop()
-    click.echo(f"ended {', '.join(running)}" if running else "nothing was running")
+    teller = Teller(as_json)
+    teller.say(f"ended {', '.join(running)}" if running else "nothing was running")
+    teller.end(ended=running)
 
 
 @dev.command()
@@ -172,7 +179,7 @@ def status(as_json: bool) -> None:
     all_parts = parts()
     servers, addresses = all_parts.servers(), all_parts.addresses()
     if as_json:
-        click.echo(json.dumps(_document(servers, addresses), indent=2))
+        echo_json(_document(all_parts))
     else:
         for name, server in servers.items():
             where = addresses.get(name, "")
@@ -266,7 +273,8 @@ def _spark_cluster(port: int | None) -> EmbeddedSparkCluster:
     return EmbeddedSparkCluster(folder, port=port or last[0])
 
 
-def _document(servers: dict[str, process.Server | None], addresses: dict[str, str]) -> dict[str, Any]:
+def _document(all_parts: Parts) -> dict[str, Any]:
+    servers, addresses = all_parts.servers(), all_parts.addresses()
     return {
         "servers": {
             name: {"running": server is not None, "pid": server.pid if server else None, "log": server and server.log}

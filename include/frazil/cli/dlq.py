@@ -15,7 +15,7 @@ from frazil import clock
 from frazil.backfill.commit import unfinished
 from frazil.cli.light import allow_pandas
 from frazil.cli.options import json_option, stream_argument, streams_option
-from frazil.cli.output import ask, echo_json, echo_table
+from frazil.cli.output import ask, echo_json, echo_table, working
 from frazil.cli.person import person
 from frazil.cli.positions import MomentText
 from frazil.commit.opened import OpenStream, open_stream
@@ -187,7 +187,8 @@ def replay_(stream: str, streams_folder: Path, *, as_json: bool, dry_run: bool, 
     allow_pandas()
     from frazil.dead_letters.replay import Replayed, replay  # noqa: PLC0415 - the decoders, which only a replay needs
 
-    done = replay(opened, selection)
+    with working("decoding dead letters again"):
+        done = replay(opened, selection)
     own = next((d for d in done if not d.interrupted), Replayed("", 0, 0))
     earlier = next((d for d in done if d.interrupted), None)
     if as_json:

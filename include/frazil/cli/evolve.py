@@ -8,8 +8,8 @@ from pathlib import Path
 import click
 from pyiceberg.table import Table
 
-from frazil.cli.options import stream_argument, streams_option
-from frazil.cli.output import ask
+from frazil.cli.options import json_option, stream_argument, streams_option
+from frazil.cli.output import Teller, ask
 from frazil.commit.opened import open_stream
 from frazil.errors import SpecError
 from frazil.spec.coordinates import RESERVED
@@ -39,8 +39,15 @@ class RenameText(click.ParamType[tuple[str, str]]):
 @click.option("--rename", "renames", type=RenameText(), multiple=True, help="A column's old and new name: `a=b`.")
 @click.option("--drop", "drops", multiple=True, help="A column that the table shall no longer have.")
 @click.option("--yes", is_flag=True, help="Do not ask; for scripts.")
-def evolve(
-    stream: str, streams_folder: Path, renames: Sequence[tuple[str, str]], drops: Sequence[str], *, yes: bool
+@json_option
+def evolve(  # noqa: PLR0913 - one for each option
+    stream: str,
+    streams_folder: Path,
+    *,
+    renames: Sequence[tuple[str, str]],
+    drops: Sequence[str],
+    yes: bool,
+    as_json: bool,
 ) -> None:
     """Rename or drop columns of STREAM's table, by field id, while its writer runs.
 
@@ -53,7 +60,7 @@ def evolve(
       frazil evolve flights --rename dep_delay=departure_delay
       frazil evolve flights --drop tailnum
     """
-    asked = Asked(dict(renames), drops)
+    asked, teller = Asked(dict(renames), drops), Teller(as_json)
     if not (asked.renames or asked.drops):
         raise click.UsageError("give --rename or --drop")
     spec = find_stream(streams_folder, stream)
@@ -69,17 +76,18 @@ def evolve(
         )
     table = open_stream(spec).tables.main.current()
     if asked.drops:
-        click.echo(f"Readers of {spec.table.identifier} will no longer see: {', '.join(asked.drops)}.")
+        teller.say(f"Readers of {spec.table.identifier} will no longer see: {', '.join(asked.drops)}.")
     changes = [f"{old} to {new}" for old, new in asked.renames.items()] + [f"{name} to nothing" for name in asked.drops]
     ask(f"Change columns of {spec.table.identifier}: {', '.join(changes)}?", yes=yes)
     change_columns(table, asked, fixed=_fixed(spec, table))
     for old, new in asked.renames.items():
-        click.echo(f"Column {old} is now {new}; records fill it by either name.")
+        teller.say(f"Column {old} is now {new}; records fill it by either name.")
     for name in asked.drops:
-        click.echo(f"Column {name} is dropped; records' fields of that name are ignored.")
+        teller.say(f"Column {name} is dropped; records' fields of that name are ignored.")
     declared = {column.name for column in spec.columns} & {*asked.renames, *asked.drops}
     if declared:
-        click.echo(f"In the declaration of {stream}, {_edits(asked, declared)}, when it suits you.")
+        teller.say(f"In the declaration of {stream}, {_edits(asked, declared)}, when it suits you.")
+    teller.end(stream=stream, table=spec.table.identifier, renamed=asked.renames, dropped=asked.drops)
 
 
 def _edits(asked: Asked, declared: set[str]) -> str:

@@ -12,7 +12,7 @@ import os
 import select
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
@@ -51,6 +51,10 @@ class Voice(logging.Handler):
     def say(self, line: str) -> None:
         self._write("say", line)
 
+    def tell(self, document: Mapping[str, object]) -> None:
+        """For a program, if one reads standard output: a line each."""
+        self._write("tell", json.dumps(document))
+
     def complain(self, line: str) -> None:
         self._write("complain", line)
 
@@ -88,10 +92,14 @@ def _frame(kind: str, line: str) -> bytes:
 class Terminal:
     """The listener's end. A thread of its own prints, so a terminal that takes nothing holds up nobody."""
 
-    def __init__(self, folder: Path, *, on_gone: Callable[[], None] = lambda: None) -> None:
-        """`on_gone` is called, by any thread, when the terminal or the pipe behind standard output was closed."""
+    def __init__(self, folder: Path, *, on_gone: Callable[[], None] = lambda: None, as_json: bool = False) -> None:
+        """`on_gone` is called, by any thread, when the terminal or the pipe behind standard output was closed.
+
+        With `as_json`, standard output is for programs, and sentences go to standard error.
+        """
         self._exchange = open_exchange(folder)
-        self._live = sys.stdout.isatty()
+        self._live = sys.stdout.isatty() and not as_json
+        self._as_json, self._words = as_json, sys.stderr if as_json else sys.stdout
         self._lines: SimpleQueue[tuple[TextIO, str] | None] = SimpleQueue()
         self._left_out = 0
         self._on_gone = on_gone
@@ -107,7 +115,7 @@ class Terminal:
             *lines, rest = (rest + data).split(b"\n")
             for line in lines:
                 kind, text = json.loads(line)
-                {"complain": self.complain, "warn": self.warn}.get(kind, self.say)(text)
+                {"complain": self.complain, "warn": self.warn, "tell": self.tell}.get(kind, self.say)(text)
 
     @staticmethod
     def _read(fd: int) -> bytes:
@@ -123,14 +131,19 @@ class Terminal:
     def close(self) -> None:
         """Wait until the terminal has taken every line."""
         if self._left_out:
-            self._lines.put((sys.stdout, left_out(self._left_out)))
+            self._lines.put((self._words, left_out(self._left_out)))
         self._lines.put(None)
         if self._printer:
             self._printer.join()
 
     def say(self, line: str) -> None:
         """Show a line soon. Signal handlers may call it."""
-        self._queue(sys.stdout, line)
+        self._queue(self._words, line)
+
+    def tell(self, line: str) -> None:
+        """Show a document to the program that asked for them."""
+        if self._as_json:
+            self._queue(sys.stdout, line)
 
     def warn(self, line: str) -> None:
         self._queue(sys.stderr, line)
@@ -145,7 +158,7 @@ class Terminal:
             self._left_out += 1
             return
         if self._left_out:
-            self._lines.put((sys.stdout, left_out(self._left_out)))
+            self._lines.put((self._words, left_out(self._left_out)))
             self._left_out = 0
         self._lines.put((stream, line))
 
@@ -156,7 +169,8 @@ class Terminal:
             except Empty:
                 self._show_live(writer)
                 continue
-            self._show(sys.stdout, CLEAR if self._live else "")
+            if self._live:
+                self._show(sys.stdout, CLEAR)
             if item is None:
                 return
             self._show(item[0], f"{item[1]}\n")
@@ -202,6 +216,12 @@ def live_words(beat: Heartbeat | None, *, now_ms: int) -> str:
     return f"{words} ({ago(now_ms - beat.advanced_at_ms)})"
 
 
+def batch_document(batch: BatchCommitted) -> dict[str, object]:
+    """One batch, for a program."""
+    counts = {"records": batch.records, "rejected": batch.rejected, "files": batch.files, "bytes": batch.bytes}
+    return {"batch": str(batch.key), **counts, "stage-s": batch.stage_s, "commit-s": batch.commit_s}
+
+
 class Totals:
     """What one run landed."""
 
@@ -232,6 +252,10 @@ class Totals:
             f"{how}: {rows}, {counted(self.rejected, 'dead letter')} (see table {self._dead_letters}: the column "
             "`error` says why)"
         )
+
+    def document(self, *, stopped: bool) -> dict[str, object]:
+        """The same for a program."""
+        return {"ended": "stopped" if stopped else "caught-up", "records": self.records, "rejected": self.rejected}
 
     def _words(self, records: int, rejected: int) -> str:
         return self._landed(records) + (f", {counted(rejected, 'dead letter')}" if rejected else "")

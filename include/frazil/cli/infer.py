@@ -9,7 +9,8 @@ from pathlib import Path
 import click
 from pydantic import ValidationError
 
-from frazil.cli.options import streams_option
+from frazil.cli.options import json_option, streams_option
+from frazil.cli.output import echo_json
 from frazil.errors import SpecError
 from frazil.spec.formats import Registry
 from frazil.spec.load import DEFAULTS_FILE
@@ -27,6 +28,7 @@ from frazil.spec.yaml_file import read_mapping
 @click.option("--name", help="The stream's name; by default, the topic's.")
 @click.option("--table", help="namespace.table; by default, default.<name>.")
 @click.option("--records", default=2_000, show_default=True, type=click.IntRange(1, 100_000), help="Records to read.")
+@json_option
 def infer(  # noqa: PLR0913 - one for each option
     topic: str,
     streams_folder: Path,
@@ -36,6 +38,7 @@ def infer(  # noqa: PLR0913 - one for each option
     name: str | None,
     table: str | None,
     records: int,
+    as_json: bool,
 ) -> None:
     """Read a sample of TOPIC, and print a declaration for a person to edit.
 
@@ -60,7 +63,8 @@ def infer(  # noqa: PLR0913 - one for each option
     sample = sample_of(properties, topic, records=records)
     declared = _registry(streams_folder, registry_url)
     written = None if declared is None else registered(sample, declared, registry(declared, os.environ))
-    click.echo(proposal(sample, named, written), nl=False)
+    text = proposal(sample, named, written)
+    echo_json({"stream": stream, "declaration": text}) if as_json else click.echo(text, nl=False)
 
 
 def _registry(folder: Path, url: str | None) -> Registry | None:

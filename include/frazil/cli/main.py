@@ -13,6 +13,7 @@ from click.shell_completion import CompletionItem
 
 from frazil import __version__
 from frazil.cli import light
+from frazil.cli.options import JSON
 from frazil.errors import FrazilError
 from frazil.extras import extras_named
 from frazil.table.configuration import check_configuration
@@ -96,11 +97,19 @@ def frazil() -> None:
 
 
 def main() -> None:
-    """Entry point: an error of ours is one sentence and its own exit code, never a traceback."""
+    """Entry point: an error of ours is one sentence and its own exit code, never a traceback.
+
+    With --json, standard output has the error as a document too.
+    """
     light.begin_light()
     try:
         with extras_named():
             frazil()
     except FrazilError as error:
         click.echo(f"{type(error).__name__}: {error}", err=True)
+        if JSON in sys.argv[1:]:
+            from frazil.cli.output import echo_json  # noqa: PLC0415 - only programs ask for it
+
+            kind = {"type": type(error).__name__, "message": str(error), "exit-code": error.exit_code}
+            echo_json({"error": kind})
         sys.exit(error.exit_code)

@@ -16,7 +16,7 @@ from pyiceberg.exceptions import NoSuchTableError
 from frazil import clock
 from frazil.cli.light import allow_pandas
 from frazil.cli.options import json_option, streams_option, table_argument
-from frazil.cli.output import echo_json, echo_table
+from frazil.cli.output import echo_json, echo_table, working
 from frazil.maintenance.compaction import CompactionPlan
 from frazil.maintenance.due import Action, enabled
 from frazil.maintenance.expiry import ExpiryPlan
@@ -107,7 +107,8 @@ def _run(found: MaintainedTable, actions: Iterable[Action], *, as_json: bool) ->
             return session
 
         catalog = existing_catalog(found.catalog)
-        outcomes = run.maintain(spark, catalog, found, actions=tuple(actions), now_ms=clock.now_ms())
+        with working("measuring the table, and doing what is due"):
+            outcomes = run.maintain(spark, catalog, found, actions=tuple(actions), now_ms=clock.now_ms())
     echo_json(outcomes) if as_json else click.echo("\n".join(map(str, outcomes)))
     sys.exit(next((outcome.exit_code for outcome in outcomes if outcome.exit_code), 0))
 

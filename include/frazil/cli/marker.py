@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,8 @@ import click
 from pyiceberg.table import Table
 
 from frazil import clock
-from frazil.cli.options import stream_argument, streams_option
-from frazil.cli.output import ask, echo_table
+from frazil.cli.options import json_option, stream_argument, streams_option
+from frazil.cli.output import Teller, ask
 from frazil.cli.positions import MomentText, OffsetsText
 from frazil.commit import marker_change
 from frazil.commit.adoption import continued, forgotten_reader, readers_of
@@ -54,7 +55,8 @@ yes_option = click.option("--yes", is_flag=True, help="Do not ask; for scripts."
     help='With --to offsets: \'{"flights": {"0": 1200}}\', or a file with it. Partitions not named stay.',
 )
 @yes_option
-def reset(stream: str, streams_folder: Path, *, yes: bool, **wanted: Any) -> None:
+@json_option
+def reset(stream: str, streams_folder: Path, *, yes: bool, as_json: bool, **wanted: Any) -> None:
     """Choose where STREAM goes on reading.
 
     The way out of OffsetGap, RolledBack, TopicRecreated and MarkerUnreadable. Says for each topic-partition what it
@@ -71,6 +73,7 @@ def reset(stream: str, streams_folder: Path, *, yes: bool, **wanted: Any) -> Non
         choice = ResetTarget(**wanted)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
+    teller = Teller(as_json)
     spec = find_stream(streams_folder, stream)
     opened = open_stream(spec)
     with open_kafka(spec) as kafka:
@@ -82,30 +85,33 @@ def reset(stream: str, streams_folder: Path, *, yes: bool, **wanted: Any) -> Non
         except NotInKafka as error:
             raise click.BadParameter(str(error), param_hint="--offsets") from error
     plan = moves(target, held=of_same_topics(seen.held, seen.source, now.source), available=now)
-    _show(plan)
+    _show(plan, teller)
     merged: Merged = "dropped" if spec.dedupe else "no"
     if spec.mode == "upsert":
         merged = "by order" if spec.order_by else "by arrival"
     for sentence in consequences(plan, seen=seen, now=now, merged=merged):
-        click.echo(sentence)
+        teller.say(sentence)
     if spec.route is not None and any(move.repeated for move in plan):
-        click.echo("What is read again comes a second time to the tables of the route too.")
+        teller.say("What is read again comes a second time to the tables of the route too.")
     if open_launcher(stream).observe().process.is_alive:
-        click.echo(
+        teller.say(
             f"A writer of {stream} runs on this host: it is fenced, and ends. `frazil pause {stream}` is gentler."
         )
     ask(f"Reset stream {stream} to these offsets?", yes=yes)
     marker = marker_change.reset(opened.tables, target=target, source=now.source, seen=seen, cut=now.cut)
-    click.echo(
+    teller.say(
         f"Stream {stream} has epoch {marker.at.epoch}. `frazil resume {stream}`, or `frazil run`, goes on there."
     )
+    moved = [{**asdict(m), "skipped": m.skipped, "repeated": m.repeated} for m in plan]
+    teller.end(stream=stream, epoch=marker.at.epoch, moves=moved)
 
 
 @click.command()
 @stream_argument()
 @streams_option
 @yes_option
-def adopt(stream: str, streams_folder: Path, yes: bool) -> None:
+@json_option
+def adopt(stream: str, streams_folder: Path, *, yes: bool, as_json: bool) -> None:
     """Let STREAM append to a table whose rows it did not write.
 
     Says how many rows there are and since when, checks the schema (and adds declared columns that are missing), then
@@ -116,44 +122,50 @@ def adopt(stream: str, streams_folder: Path, yes: bool) -> None:
     Example:
       frazil adopt flights
     """
+    teller = Teller(as_json)
     spec = find_stream(streams_folder, stream)
     table = load_stream_table(spec)
     if table is None:
         if lost := lost_table(spec):
             raise TableLost(lost)
-        click.echo(f"There is no table {spec.table.identifier} yet: nothing to adopt, the first start makes it.")
+        teller.say(f"There is no table {spec.table.identifier} yet: nothing to adopt, the first start makes it.")
+        teller.end(stream=stream, adopted=False)
         return
     if property_name(stream) in table.properties:
-        click.echo(f"Stream {stream} has its marker in table {spec.table.identifier} already: nothing to adopt.")
+        teller.say(f"Stream {stream} has its marker in table {spec.table.identifier} already: nothing to adopt.")
+        teller.end(stream=stream, adopted=False)
         return
-    click.echo(f"Table {spec.table.identifier} has {_rows_since(table)}.")
+    teller.say(f"Table {spec.table.identifier} has {_rows_since(table)}.")
     with open_kafka(spec) as kafka:
         found = kafka.describe()
         offsets = kafka.starts(spec.source.start, found.partitions)
     others = readers_of(table.properties, found.identity, stream=stream)
-    click.echo(f"Stream {stream} would append to it, from {spec.source.start} of {spec.source.topics_in_words}.")
-    _tell_of_earlier_readers(
-        stream, others, forgotten=forgotten_reader(table.properties, found.identity, stream=stream)
-    )
+    teller.say(f"Stream {stream} would append to it, from {spec.source.start} of {spec.source.topics_in_words}.")
+    forgotten = forgotten_reader(table.properties, found.identity, stream=stream)
+    for sentence in _earlier_readers(stream, others, forgotten=forgotten):
+        teller.say(sentence)
     ask(f"Let stream {stream} append to {spec.table.identifier}?", yes=yes)
     check_can_hold(table.catalog, spec, now_ms=clock.now_ms())
     ensure_table(table.catalog, spec)
     opened = open_stream(spec)
     begin = continued(offsets, others)
     marker = marker_change.adopt(opened.tables, offsets=begin, source=found.identity)
-    click.echo(f"Adopted: stream {stream} begins at {nested(marker.offsets)}. `frazil run {stream}` starts it.")
+    teller.say(f"Adopted: stream {stream} begins at {nested(marker.offsets)}. `frazil run {stream}` starts it.")
+    teller.end(stream=stream, adopted=True, offsets=nested(marker.offsets))
 
 
-def _tell_of_earlier_readers(stream: str, others: Mapping[str, Mapping[str, object]], *, forgotten: str | None) -> None:
+def _earlier_readers(
+    stream: str, others: Mapping[str, Mapping[str, object]], *, forgotten: str | None
+) -> Iterator[str]:
     for other, topics in others.items():
-        click.echo(
+        yield (
             f"Stream {other} has read {', '.join(sorted(topics))} into it already: {stream} goes on where {other} "
             f"stands. No writer of {other} may run any more: `frazil pause {other}` first, and `frazil forget {other}` "
             "afterwards, while a file still declares it."
         )
     if forgotten:
         which = "It" if forgotten == stream else f"Stream {forgotten}, which has read the same topics,"
-        click.echo(
+        yield (
             f"{which} was forgotten, and its rows are still in the table: those that Kafka still has land a second "
             f"time, unless `frazil reset {stream}` chooses another position before the first start."
         )
@@ -163,7 +175,8 @@ def _tell_of_earlier_readers(stream: str, others: Mapping[str, Mapping[str, obje
 @stream_argument()
 @streams_option
 @yes_option
-def forget(stream: str, streams_folder: Path, yes: bool) -> None:
+@json_option
+def forget(stream: str, streams_folder: Path, *, yes: bool, as_json: bool) -> None:
     """Remove all that frazil keeps of STREAM, except its rows.
 
     That is markers, journals, desired state and run folder. Refuses while a writer of the stream runs on this host
@@ -174,6 +187,7 @@ def forget(stream: str, streams_folder: Path, yes: bool) -> None:
     Example:
       frazil forget flights
     """
+    teller, removed = Teller(as_json), 0
     spec = find_stream(streams_folder, stream)
     folder = run_folder(stream)
     with WriterLock(folder, streams=(stream,)):
@@ -181,16 +195,17 @@ def forget(stream: str, streams_folder: Path, yes: bool) -> None:
         if table is None and (lost := lost_table(spec)):
             raise TableLost(lost)
         where = f"from {spec.table.identifier} and {spec.dead_letter_table}" if table else "(there is no table)"
-        click.echo(f"The marker of {stream} is removed {where}, with its journals, desired state and {folder}.")
-        click.echo("The rows stay. A later start begins at source.start, after `frazil adopt`.")
+        teller.say(f"The marker of {stream} is removed {where}, with its journals, desired state and {folder}.")
+        teller.say("The rows stay. A later start begins at source.start, after `frazil adopt`.")
         ask(f"Forget stream {stream}?", yes=yes)
         if table is not None:
             opened = open_stream(spec)
             _check_none_wait(opened.tables, stream)
             removed = marker_change.forget(opened.tables, state=opened.tables.state)
-            click.echo(f"Removed the markers and {counted(removed, 'object')} beside the table.")
+            teller.say(f"Removed the markers and {counted(removed, 'object')} beside the table.")
         shutil.rmtree(folder, ignore_errors=True)
-    click.echo(f"Stream {stream} is forgotten.")
+    teller.say(f"Stream {stream} is forgotten.")
+    teller.end(stream=stream, removed_objects=removed, run_folder=folder)
 
 
 def _check_none_wait(tables: StreamTables, stream: str) -> None:
@@ -214,9 +229,9 @@ def _check_started(seen: Standing, *, stream: str, table: str) -> None:
         )
 
 
-def _show(plan: tuple[Move, ...]) -> None:
+def _show(plan: tuple[Move, ...], teller: Teller) -> None:
     columns = ("topic-partition", "table holds up to", "Kafka has", "goes on at", "skips", "reads again")
-    echo_table(
+    teller.table(
         columns,
         [
             (

@@ -26,7 +26,9 @@ streams_option = click.option(
     help="The folder of declared streams (also: FRAZIL_STREAMS).",
 )
 
-json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
+JSON = "--json"
+
+json_option = click.option(JSON, "as_json", is_flag=True, help="One JSON document on standard output.")
 
 
 def _completed(names: Callable[[StreamSpec], Iterable[str]]) -> Callable[..., list[CompletionItem]]:

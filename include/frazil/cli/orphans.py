@@ -8,7 +8,7 @@ import click
 
 from frazil import clock
 from frazil.cli.options import json_option, streams_option, table_argument
-from frazil.cli.output import echo_json
+from frazil.cli.output import echo_json, working
 from frazil.maintenance.orphan_cleanup import clean_orphans
 from frazil.maintenance.tables import find_maintained
 from frazil.spec.load import load_streams, no_stream
@@ -37,7 +37,8 @@ def orphans(table: str, streams_folder: Path, *, as_json: bool, delete: bool) ->
         raise no_stream(streams_folder)
     maintained = find_maintained(specs.values(), table)
     now_ms = clock.now_ms()
-    report = clean_orphans(existing_catalog(maintained.catalog), maintained, now_ms=now_ms, dry_run=not delete)
+    with working("listing the table's files"):
+        report = clean_orphans(existing_catalog(maintained.catalog), maintained, now_ms=now_ms, dry_run=not delete)
     if as_json:
         echo_json(report)
     else:

@@ -6,8 +6,8 @@ import dataclasses
 import json
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,28 @@ WIDTH_OF_A_PIPE = 200
 def echo_json(document: object) -> None:
     """One JSON document; fields of dataclasses in kebab-case, as in the streams' YAML; what JSON has not, as text."""
     click.echo(json.dumps(_plain(document), indent=2, default=str))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Teller:
+    """How a command that acts speaks: sentences as it goes on; with --json, one document at its end.
+
+    The sentences are then on standard error, where they are in nobody's way.
+    """
+
+    as_json: bool
+
+    def say(self, sentence: str) -> None:
+        click.echo(sentence, err=self.as_json)
+
+    def table(self, columns: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: frozenset[str]) -> None:
+        """See `table_of`."""
+        _console(err=self.as_json).print(table_of(columns, rows, numbers=numbers))
+
+    def end(self, **document: object) -> None:
+        """Names in the code's form; the document has them in kebab-case."""
+        if self.as_json:
+            echo_json({name.replace("_", "-"): value for name, value in document.items()})
 
 
 def table_of(columns: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: frozenset[str] = frozenset()) -> Table:
@@ -94,6 +116,28 @@ def watched(look: Callable[[], Iterable[RenderableType]], *, every_s: float) -> 
             time.sleep(max(0.0, every_s - (time.monotonic() - began)))
 
 
+@contextmanager
+def working(what: str) -> Iterator[Callable[[int, int, str], None]]:
+    """Show at a terminal that something goes on, and for how long, until it ends; elsewhere nothing.
+
+    `step(done, of, what)` turns it into a bar.
+    """
+    console = _console(err=True)
+    if not console.is_terminal:
+        yield lambda _done, _of, _what: None
+        return
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn  # noqa: PLC0415 - for people
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=24), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as shown:
+        bar = shown.add_task(what, total=None)
+
+        def step(done: int, of: int, words: str) -> None:
+            shown.update(bar, completed=done, total=of, description=words)
+
+        yield step
+
+
 def ask(question: str, *, yes: bool) -> None:
     """Go on only with a person's yes, or with --yes; without a terminal and --yes nothing is ever done.
 
@@ -106,11 +150,11 @@ def ask(question: str, *, yes: bool) -> None:
     click.confirm(question, abort=True, err=True)
 
 
-def _console() -> Console:
+def _console(*, err: bool = False) -> Console:
     from rich.console import Console  # noqa: PLC0415
 
-    console = Console(highlight=False, markup=False)
-    return console if console.is_terminal else Console(highlight=False, markup=False, width=WIDTH_OF_A_PIPE)
+    console = Console(highlight=False, markup=False, stderr=err)
+    return console if console.is_terminal else Console(highlight=False, markup=False, stderr=err, width=WIDTH_OF_A_PIPE)
 
 
 def _plain(value: object) -> Any:

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from frazil.cli.options import json_option
+from frazil.cli.output import Teller
 from frazil.spark.java import require_pyspark
 from frazil.spark.package import STORAGES, installed_storages, make_package
 
@@ -18,7 +20,8 @@ from frazil.spark.package import STORAGES, installed_storages, make_package
     multiple=True,
     help="A storage that tables are in, beside folders; those whose packages are installed, unless given.",
 )
-def package(target: Path, storage: tuple[str, ...]) -> None:
+@json_option
+def package(target: Path, storage: tuple[str, ...], *, as_json: bool) -> None:
     """Pack this Python with what executors need to stage records, for `resources.package`.
 
     The archive has no Airflow and no PySpark, which the cluster has. Make it again after each upgrade: a writer refuses
@@ -32,4 +35,6 @@ def package(target: Path, storage: tuple[str, ...]) -> None:
     storages = storage or installed_storages()
     make_package(target, storages=storages, say=lambda text: click.echo(text, err=True))
     where = ", ".join(("folders", *storages))
-    click.echo(f"{target}: {target.stat().st_size / 2**20:.0f} MiB, for tables in {where}")
+    size, teller = target.stat().st_size, Teller(as_json)
+    teller.say(f"{target}: {size / 2**20:.0f} MiB, for tables in {where}")
+    teller.end(package=target, bytes=size, storages=storages)

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import click
 
-from frazil.cli.options import stream_argument, streams_option
+from frazil.cli.options import json_option, stream_argument, streams_option
+from frazil.cli.output import echo_json
 from frazil.errors import SpecError
 from frazil.ingest.sealing import Secret
 from frazil.spec.load import find_stream
@@ -18,7 +19,8 @@ from frazil.spec.load import find_stream
 @stream_argument()
 @click.argument("tokens", nargs=-1)
 @streams_option
-def reveal(stream: str, tokens: tuple[str, ...], streams_folder: Path) -> None:
+@json_option
+def reveal(stream: str, tokens: tuple[str, ...], streams_folder: Path, *, as_json: bool) -> None:
     """Print the texts of TOKENS that STREAM made of its sensitive fields (`tokenize`), a line each.
 
     Without TOKENS, they are read from standard input, a line each. The stream's `sensitive.secret` must be set here.
@@ -31,8 +33,13 @@ def reveal(stream: str, tokens: tuple[str, ...], streams_folder: Path) -> None:
     if declared is None or declared.secret is None:
         raise SpecError(f"stream {stream!r} declares no sensitive.secret, so that it made no tokens")
     secret = Secret.of(declared.secret, os.environ)
+    texts = {}
     for token in tokens or (line.strip() for line in sys.stdin):
         try:
-            click.echo(secret.revealed(token))
+            texts[token] = secret.revealed(token)
         except ValueError as error:
             raise click.ClickException(f"{token!r} {error}: it was made with another secret, or is cut") from None
+        if not as_json:
+            click.echo(texts[token])
+    if as_json:
+        echo_json({"stream": stream, "texts": texts})

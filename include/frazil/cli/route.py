@@ -7,8 +7,8 @@ from pathlib import Path
 import click
 from pyiceberg.exceptions import NoSuchTableError
 
-from frazil.cli.options import stream_argument, streams_option
-from frazil.cli.output import ask, echo_table
+from frazil.cli.options import json_option, stream_argument, streams_option
+from frazil.cli.output import Teller, ask
 from frazil.commit import followers
 from frazil.commit.followers import Behind, lacking
 from frazil.commit.marker import Marker, property_name
@@ -25,7 +25,8 @@ from frazil.timetext import utc
 @streams_option
 @click.option("--give-up", metavar="TABLE", help="Let this table go on without the rows that wait for it.")
 @click.option("--yes", is_flag=True, help="Do not ask; for scripts.")
-def route(stream: str, streams_folder: Path, give_up: str | None, yes: bool) -> None:
+@json_option
+def route(stream: str, streams_folder: Path, *, give_up: str | None, yes: bool, as_json: bool) -> None:
     """Say which tables of STREAM's route lack rows that home has, and why.
 
     With --give-up, one of them goes on as it stands: the rows that wait for it never reach it. A table that was dropped
@@ -36,6 +37,7 @@ def route(stream: str, streams_folder: Path, give_up: str | None, yes: bool) -> 
       frazil route shop
       frazil route shop --give-up shop.orders
     """
+    teller = Teller(as_json)
     opened = open_stream(find_stream(streams_folder, stream))
     marker = opened.tables.marker()
     if marker is None or (marker.routed is None and opened.spec.route is None):
@@ -43,20 +45,28 @@ def route(stream: str, streams_folder: Path, give_up: str | None, yes: bool) -> 
     with catalog_errors(opened.tables.main.catalog_name):
         behind = lacking(opened.tables, marker)
         if give_up is None:
-            _show(behind, stream)
+            _show(behind, stream, teller)
         else:
-            _give_up(opened, marker, {found.target: found for found in behind}, give_up, yes=yes)
+            waiting = {found.target: found for found in behind}
+            _check_lacks(opened, marker, waiting, give_up)
+            rows = waiting[give_up].rows if give_up in waiting else 0
+            teller.say(f"Rows that never reach {give_up}: {rows:,}. Their files become orphans.")
+            ask(f"Let {give_up} go on as it stands?", yes=yes)
+            followers.give_up(opened.tables, give_up, marker)
+            teller.say(f"{give_up} goes on. `frazil resume {stream}` starts the writer, if it has ended.")
+    teller.end(stream=stream, behind=behind, given_up=give_up)
 
 
-def _show(behind: list[Behind], stream: str) -> None:
+def _show(behind: list[Behind], stream: str, teller: Teller) -> None:
     if not behind:
-        click.echo(f"All tables of the route of {stream} have all rows that its home has.")
+        teller.say(f"All tables of the route of {stream} have all rows that its home has.")
         return
     rows = [(b.target, f"{b.rows:,}", f"{b.batches:,}", utc(b.since_ms), b.reason) for b in behind]
-    echo_table(["table", "rows", "batches", "since", "why"], rows, numbers=frozenset({"rows", "batches"}))
+    teller.table(["table", "rows", "batches", "since", "why"], rows, numbers=frozenset({"rows", "batches"}))
 
 
-def _give_up(opened: OpenStream, home: Marker, behind: dict[str, Behind], table: str, *, yes: bool) -> None:
+def _check_lacks(opened: OpenStream, home: Marker, behind: dict[str, Behind], table: str) -> None:
+    """Check that the table is one of the route. One that was dropped is made again."""
     try:
         known = property_name(home.stream) in opened.tables.handle(table).refresh().properties
     except NoSuchTableError:
@@ -68,8 +78,3 @@ def _give_up(opened: OpenStream, home: Marker, behind: dict[str, Behind], table:
         raise SpecError(
             f"table {table} is none of the route of {home.stream!r} that lacks rows (those that do: {others})"
         )
-    rows = behind[table].rows if table in behind else 0
-    click.echo(f"Rows that never reach {table}: {rows:,}. Their files become orphans.")
-    ask(f"Let {table} go on as it stands?", yes=yes)
-    followers.give_up(opened.tables, table, home)
-    click.echo(f"{table} goes on. `frazil resume {home.stream}` starts the writer, if it has ended.")

@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING, NoReturn
 import click
 
 from frazil import clock
-from frazil.cli.foreground import Terminal, Totals, Voice
+from frazil.cli.foreground import Terminal, Totals, Voice, batch_document
 from frazil.cli.light import allow_pandas
-from frazil.cli.options import stream_argument, streams_option
+from frazil.cli.options import json_option, stream_argument, streams_option
 from frazil.errors import FrazilError
 from frazil.extras import extras_named
 from frazil.home import run_folder
@@ -59,7 +59,8 @@ WORDS_MOST = 300
 @stream_argument()
 @streams_option
 @click.option("--until-caught-up", is_flag=True, help="End when all that is in Kafka now is committed.")
-def run(stream: str, streams_folder: Path, until_caught_up: bool) -> None:
+@json_option
+def run(stream: str, streams_folder: Path, *, until_caught_up: bool, as_json: bool) -> None:
     """Write STREAM into its table, in the foreground.
 
     The name of an application that streams share writes all of its streams.
@@ -68,6 +69,8 @@ def run(stream: str, streams_folder: Path, until_caught_up: bool) -> None:
     goes on where the table stands. A line a batch is shown; the log, with Spark's, is writer.log in the stream's run
     folder. Exits as the writer does (see docs/reference/cli.md), and with 9 where another writer of the stream runs on
     this host; `frazil status` tells it afterwards.
+
+    With --json, standard output has a document a line: one for each batch, and one for a stream's end.
 
     \b
     Example:
@@ -79,7 +82,7 @@ def run(stream: str, streams_folder: Path, until_caught_up: bool) -> None:
             _write_application(application, streams_folder, voice, until_caught_up=until_caught_up)
 
         names = tuple(spec.name for spec in application.streams)
-        raise SystemExit(in_foreground(stream, write_all, streams=names))
+        raise SystemExit(in_foreground(stream, write_all, streams=names, as_json=as_json))
     spec = find_and_remember(streams_folder, stream)  # status and pause know it, should its file break
 
     def write(voice: Voice) -> None:
@@ -88,10 +91,12 @@ def run(stream: str, streams_folder: Path, until_caught_up: bool) -> None:
         else:
             _write(spec, voice, until_caught_up=until_caught_up)
 
-    raise SystemExit(in_foreground(spec.name, write))
+    raise SystemExit(in_foreground(spec.name, write, as_json=as_json))
 
 
-def in_foreground(stream: str, write: Callable[[Voice], None], *, streams: tuple[str, ...] = ()) -> int:
+def in_foreground(
+    stream: str, write: Callable[[Voice], None], *, streams: tuple[str, ...] = (), as_json: bool = False
+) -> int:
     """Run `write` in a child process, as the one writer of a stream on this host, and write down how it ended.
 
     `stream` may also be an application that `streams` share.
@@ -108,7 +113,7 @@ def in_foreground(stream: str, write: Callable[[Voice], None], *, streams: tuple
     sys.stdout.flush()
     sys.stderr.flush()
     # Before the fork: a Ctrl-C in between must find the handlers, not Python's own.
-    follower = Follower(folder)
+    follower = Follower(folder, as_json=as_json)
     follower.listen()
     writer = os.fork()
     if writer == 0:
@@ -130,8 +135,8 @@ def in_foreground(stream: str, write: Callable[[Voice], None], *, streams: tuple
 class Follower:
     """Passes people's signals on to the writer, and waits for its end."""
 
-    def __init__(self, folder: Path) -> None:
-        self.terminal = Terminal(folder, on_gone=self._ask)
+    def __init__(self, folder: Path, *, as_json: bool = False) -> None:
+        self.terminal = Terminal(folder, on_gone=self._ask, as_json=as_json)
         self.ended_by: str | None = None
         """Why it ended, where it cannot say so itself."""
         self._folder, self._log = folder, folder / LOG_FILE
@@ -249,8 +254,11 @@ def _write(spec: StreamSpec, voice: Voice, *, until_caught_up: bool) -> None:
 
         if isinstance(event.what, BatchCommitted):
             voice.say(totals.add(event.what))
+            voice.tell({"stream": spec.name, **batch_document(event.what)})
 
-    voice.say(totals.end(stopped=write(spec, say_batch, until_caught_up=until_caught_up)))
+    stopped = write(spec, say_batch, until_caught_up=until_caught_up)
+    voice.say(totals.end(stopped=stopped))
+    voice.tell({"stream": spec.name, **totals.document(stopped=stopped)})
 
 
 def _follow(spec: StreamSpec, folder: Path, voice: Voice, *, until_caught_up: bool) -> None:
@@ -277,10 +285,12 @@ def _write_application(application: Application, folder: Path, voice: Voice, *, 
 
         if isinstance(event.what, BatchCommitted) and event.stream in totals:
             voice.say(f"{event.stream}: {totals[event.stream].add(event.what)}")
+            voice.tell({"stream": event.stream, **batch_document(event.what)})
 
     codes = write_application(application.name, folder, say_batch, until_caught_up=until_caught_up)
     for name, total in totals.items():
-        code = codes.get(name, 0)
-        voice.say(f"{name}: {f'ended with exit code {code}' if code else total.end(stopped=not until_caught_up)}")
+        code, stopped = codes.get(name, 0), not until_caught_up
+        voice.say(f"{name}: {f'ended with exit code {code}' if code else total.end(stopped=stopped)}")
+        voice.tell({"stream": name, **total.document(stopped=stopped), "exit-code": code})
     if code := next((code for _, code in sorted(codes.items()) if code), 0):
         sys.exit(code)

@@ -140,7 +140,7 @@ def test_a_user_without_a_name_can_pause_a_stream_and_is_told_by_number(streams:
 def test_whoever_saw_the_file_sound_suffices_for_its_writer_to_be_shown_and_paused_once_it_broke(
     streams: Path, seen_by: str, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(run, "in_foreground", lambda *_: 0)
+    monkeypatch.setattr(run, "in_foreground", lambda *_, **__: 0)
     assert CliRunner().invoke(frazil, [*seen_by.split(), "--streams", str(streams)]).exit_code == 0
     (streams / "ticks.yaml").write_text("name: [")
     for arguments in ("status", "status ticks"):
