@@ -61,19 +61,14 @@ class MadeRoute(MadeStream):
             raise AssertionError("the stream has not begun")
         return found
 
-    def batch(
-        self, rows: Mapping[Target, int], *, rejected: int = 0, lost: Mapping[Target, int] | None = None
-    ) -> Journal:
-        """Journal and decide a batch with so many rows for each table, in order; `follow` brings them there.
-
-        `lost` are rows that the batch counts and no file has.
-        """
+    def batch(self, rows: Mapping[Target, int], *, rejected: int = 0) -> Journal:
+        """Journal and decide a batch with so many rows for each table, in order; `follow` brings them there."""
         if self.committer is None or self.followers is None:
             raise AssertionError("begin_route first")
         key = BatchKey(self.committer.epoch, self.home().at.batch + 1)
         begin, files = self.at, list[StagedFile]()
         for target, count in {**rows, "dead-letters": rejected}.items():
-            offsets = np.arange(self.at, self.at + count - (lost or {}).get(target, 0))
+            offsets = np.arange(self.at, self.at + count)
             files += self.write(self.tables.handle(target).refresh(), key, target, {0: offsets})
             self.at += count
         progress = RangeProgress(self.topic, 0, begin, self.at, sum(rows.values()), rejected, None)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from pyiceberg.exceptions import ForbiddenError
 
+from frazil.audit.declared import audit
 from frazil.commit.marker import read_marker
 from frazil.errors import AdoptionRequired, RouteBehind
 from frazil.table.catalogs import load_catalog
@@ -58,6 +59,9 @@ def test_records_go_to_tables_that_are_declared_and_to_tables_made_for_them(stre
     home = read_marker(stream.table().properties, "events")
     assert home is not None
     assert sum(home.offsets.values()) == 8
+    held_against_kafka = audit(stream.spec, window=None, with_source=True)
+    assert held_against_kafka.findings == ()
+    assert [(p.rows, p.gaps, p.dead_letters) for p in held_against_kafka.partitions[:1]] == [(6, 0, 2)]
 
 
 def test_a_table_that_is_somebody_elses_is_never_written_to(stream: Any) -> None:

@@ -17,6 +17,7 @@ from frazil.commit.journal import Journal, JournalStore, key_of
 from frazil.commit.lane_records import Record, chunks, published
 from frazil.commit.marker import BatchKey, Fate, Marker
 from frazil.commit.period import Period
+from frazil.ingest.contract import is_routed
 from frazil.offsets.spans import TopicPartition
 
 CLOCK_SLACK_MS = 3_600_000
@@ -31,6 +32,8 @@ class Claims:
     records: int = 0
     rejected: int = 0
     batches: int = 0
+    routed: Mapping[str, int] = field(default_factory=dict)
+    """Of the records, the rows of each table of a route."""
     gone: tuple[str, ...] = ()
     """Paths of records that snapshots name and that are missing or unreadable."""
     lost: tuple[str, ...] = ()
@@ -123,14 +126,18 @@ def _replayed(backfills: Iterable[Record]) -> dict[TopicPartition, BitMap64]:
 
 def _summed(live: Iterable[Journal], backfills: Iterable[tuple[Journal, bool]]) -> Claims:
     ranges: dict[TopicPartition, list[CommittedRange]] = defaultdict(list)
+    routed: Counter[str] = Counter()
     landed = rejected = batches = 0
     for record, selects in chain(((record, False) for record in live), backfills):
         batches += 1
         landed, rejected = landed + record.records, rejected + record.rejected
+        for file in record.files:
+            if is_routed(file.target):
+                routed[file.target] += file.records
         for p in record.progress:
             topic_id = record.source.topic_ids.get(p.topic, "")
             epoch = record.leader_epochs.get(p.topic_partition)
             ranges[p.topic_partition].append(
                 CommittedRange(p.start, p.end, p.records, p.rejected, topic_id, selects, leader_epoch=epoch)
             )
-    return Claims({tp: tuple(of) for tp, of in ranges.items()}, landed, rejected, batches)
+    return Claims({tp: tuple(of) for tp, of in ranges.items()}, landed, rejected, batches, dict(routed))

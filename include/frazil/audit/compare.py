@@ -72,6 +72,8 @@ class Evidence:
     """Committed offsets `[start, end)` whose loss somebody accepted after a rollback."""
     replayed: BitMap64 = field(default_factory=BitMap64)
     """Records that were dead letters when they were committed, and have become rows."""
+    tables: str = "the table"
+    """What `rows` are of, as sentences call it."""
     drops_repeats: bool = False
     """Whether rows that repeat others were dropped: then the table may have fewer than the commit records count."""
 
@@ -154,12 +156,12 @@ def duplicates(evidence: Evidence) -> int:
 
 def _duplicates(e: Evidence) -> Iterable[Finding]:
     for table, tally, count in (
-        ("table", e.rows, duplicates(e)),
-        ("dead-letter table", e.dead_letters, _copies(e.dead_letters, e)),
+        (e.tables, e.rows, duplicates(e)),
+        ("the dead-letter table", e.dead_letters, _copies(e.dead_letters, e)),
     ):
         yield _finding(
             e, FindingKind.DUPLICATES, count,
-            f"{counted(count, 'row')} too many in the {table}, at offsets {_named(tally.repeated)}",
+            f"{counted(count, 'row')} too many in {table}, at offsets {_named(tally.repeated)}",
         )  # fmt: skip
 
 
@@ -232,7 +234,7 @@ def _miscounted(e: Evidence) -> Iterable[Finding]:
             lacks = [f"lacks {counted(fewer, name)} that commit records count"] if fewer else []
             has = [f"has {counted(more, name)} that no commit record counts"] if more else []
             where = f"first between offsets {first.start:,} and {first.end - 1:,}"
-            sentence = f"the table {' and '.join(lacks + has)}, {where}"
+            sentence = f"{e.tables} {' and '.join(lacks + has)}, {where}"
             yield _finding(e, FindingKind.MISCOUNTED, fewer + more, sentence)
 
 
@@ -320,6 +322,11 @@ def _read_once(e: Evidence) -> list[CommittedRange]:
         reach = max(reach, r.end)
     audited, other = set(e.ranges), _whole((*e.rewritten, *e.given_up))
     return [r for r in alone if r in audited and not other.range_cardinality(r.start, r.end)]
+
+
+def counted_once(e: Evidence) -> bool:
+    """Whether no audited offset was read, or given, more than once: only then rows can be counted without offsets."""
+    return len(e.generations) <= 1 and len(_read_once(e)) == sum(r.end > r.start for r in e.ranges)
 
 
 def _named(offsets: BitMap64) -> str:

@@ -23,6 +23,7 @@ def gather(  # noqa: PLR0913 - what is known, and of what
     kafka: Mapping[TopicPartition, InKafka],
     whole: bool = True,
     drops_repeats: bool = False,
+    tables: str = "the table",
 ) -> tuple[Evidence, ...]:
     """One piece of evidence for every topic-partition that is known, or that a period claims."""
     known = claimed.ranges.keys() | (marker.offsets.keys() | rows.keys() if whole else set())
@@ -40,6 +41,7 @@ def gather(  # noqa: PLR0913 - what is known, and of what
             rewritten=marker.rewritten.get(tp, ()),
             given_up=marker.given_up.get(tp, ()),
             replayed=claimed.replayed.get(tp) or BitMap64(),
+            tables=tables,
             drops_repeats=drops_repeats,
         )
         for tp in sorted(known)

@@ -21,6 +21,7 @@ from frazil.audit.compare import (
     missing,
 )
 from frazil.audit.evidence import explained, gather
+from frazil.audit.routed import compare_tables, routed_rows, together
 from frazil.commit.history import ancestors
 from frazil.commit.journal import key_of
 from frazil.commit.lane import LaneState, read_lane
@@ -28,7 +29,7 @@ from frazil.commit.marker import PROPERTY_PREFIX, Fate, Marker, open_branch, rea
 from frazil.commit.period import Period
 from frazil.commit.reset import is_rolled_back
 from frazil.commit.stream_tables import StreamTables
-from frazil.errors import AdoptionRequired, SpecError
+from frazil.errors import AdoptionRequired
 from frazil.offsets.spans import TopicPartition
 from frazil.offsets.tally import OffsetTally, Tallies
 from frazil.spec.units import counted
@@ -96,20 +97,20 @@ class _Run:
         return window_claims(self.tables.journals, self.marker, self.table.metadata, self.window)
 
     def evidence(self, claimed: Claims) -> tuple[tuple[Evidence, ...], tuple[Finding, ...]]:
+        """The evidence, and findings about what Kafka could not be asked and about single tables of a route."""
         topics = {topic for topic, _ in claimed.ranges.keys() | self.marker.offsets.keys()}
         within = (
             {tp: spans for tp, of in claimed.ranges.items() if (spans := merged_ranges(of))} if self.window else None
         )
         ids = self.marker.source.topic_ids
         kafka, notes = self.ask_kafka(self.marker, claimed) if self.ask_kafka else ({}, ())
+        home = tally(self.table, Wanted(topics, within), Wanted(topics, within, branch=open_branch(self.marker.stream)))
+        routed = routed_rows(self.tables, self.marker, claimed, within)
         found = gather(
             self.marker,
             claimed,
-            rows=tally(
-                self.table,
-                Wanted(topics, within),
-                Wanted(topics, within, branch=open_branch(self.marker.stream)),
-            ),
+            rows=together(home, routed) if routed else home,
+            tables="the route" if routed else "the table",
             dead_letters=self._without_settled(
                 claimed, tally(self.tables.dead_letters.refresh(), Wanted(topics, within, ids, self.marker.stream))
             ),
@@ -117,7 +118,9 @@ class _Run:
             whole=self.window is None,
             drops_repeats=self.drops_repeats,
         )
-        return found, notes
+        if not routed:
+            return found, notes
+        return found, (*notes, *compare_tables(found, (self.tables.main.identifier, home), routed, claimed))
 
     def _without_settled(self, claimed: Claims, letters: Tallies) -> Tallies:
         """The dead letters, without those of a published replay that have not left their table yet."""
@@ -139,9 +142,10 @@ def audit_stream(
 ) -> Audit:
     """Read all evidence and compare it; `drops_repeats` for a stream with dedupe, which lacks some rows.
 
-    Raises AdoptionRequired without a marker, SpecError for a stream with a route, KafkaUnavailable, MarkerUnreadable.
+    Raises AdoptionRequired without a marker, KafkaUnavailable, MarkerUnreadable.
 
-    The main table is read first, at one snapshot: dead letters and commit records are written before it.
+    The main table is read first, at one snapshot: dead letters and commit records are written before it, and the tables
+    of a route follow it.
     """
     table = tables.main.refresh()
     marker = marker_of(tables, table)
@@ -160,17 +164,12 @@ def audit_stream(
 
 
 def marker_of(tables: StreamTables, table: Table) -> Marker:
-    """The marker of a stream that can be audited. Raises AdoptionRequired without one, SpecError for a route's."""
+    """The marker of a stream that can be audited. Raises AdoptionRequired without one."""
     marker = read_marker(table.properties, tables.stream)
     if marker is None:
         raise AdoptionRequired(
             f"stream {tables.stream!r} has no marker in table {tables.main.identifier}: nothing is committed yet. "
             f"`frazil run {tables.stream}` starts it"
-        )
-    if marker.routed is not None:
-        raise SpecError(
-            f"stream {tables.stream!r} has, or had, a route: an audit compares {tables.main.identifier} with Kafka, "
-            "and does not know yet which records went to other tables"
         )
     return marker
 
@@ -279,12 +278,16 @@ def _without_coordinates(run: _Run, claimed: Claims) -> tuple[Finding, ...]:
             f"the stream keeps no Kafka coordinates: it can only be counted as a whole, by `frazil audit {stream}`"
         )
         return (Finding(FindingKind.UNCHECKED, 1, sentence, stream),)
+    tables = counted(len(claimed.routed), "table", "is|are")
+    sentence = f"of its route, {tables} not counted, because the stream keeps no Kafka coordinates"
+    notes = (Finding(FindingKind.UNCHECKED, len(claimed.routed), sentence, stream),) if claimed.routed else ()
     others = [n for n in properties if n.startswith(PROPERTY_PREFIX) and n != PROPERTY_PREFIX + stream]
     heads = (head_of(run.table.metadata, branch) for branch in (MAIN, open_branch(stream)))
-    return compare_counts(
+    found = compare_counts(
         rows=sum(run.table.scan(snapshot_id=head.snapshot_id).count() for head in heads if head),
-        claimed=claimed.records,
+        claimed=claimed.records - sum(claimed.routed.values()),
         adopted=run.marker.adopted_rows,
         other_streams=len(others),
         stream=stream,
     )
+    return (*notes, *found)

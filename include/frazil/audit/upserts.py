@@ -29,6 +29,7 @@ from frazil.commit.period import Period
 from frazil.commit.repeats_plan import plan_repeats
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.target import target_table
+from frazil.errors import SpecError
 from frazil.home import run_folder
 from frazil.ingest.contract import OffsetRange, StagedFile, StageTask
 from frazil.ingest.stage import stage
@@ -67,6 +68,11 @@ def compared_with_source(spec: StreamSpec, tables: StreamTables, *, window: Peri
 def _claimed(tables: StreamTables, window: Period | None) -> tuple[Table, Marker, Claims]:
     table = tables.main.refresh()
     marker = marker_of(tables, table)
+    if marker.routed is not None:
+        raise SpecError(
+            f"stream {tables.stream!r} had a route: its records are in other tables than {tables.main.identifier} too, "
+            "and an audit by key does not know these"
+        )
     if window is None:
         return table, marker, claims(tables.journals, marker, table.metadata)
     return table, marker, window_claims(tables.journals, marker, table.metadata, window)

@@ -322,14 +322,22 @@ def lacking(tables: StreamTables, home: Marker) -> list[Behind]:
 
 def lacking_since(tables: StreamTables, home: Marker) -> BatchKey | None:
     """The first batch that a table of the route lacks, as the tables themselves say; None if all have all."""
-    found = []
+    found = list[Journal]()
     for target, journals in Followers.of(tables, home).waiting.items():
         try:
-            marker = read_marker(tables.handle(target).refresh().metadata.properties, tables.stream)
-        except (NoSuchTableError, MarkerUnreadable):
-            marker = None
-        found += [journal.key for journal in (journals if marker is None else _lacking(marker, journals))]
-    return min(found, default=None)
+            found += lacked(tables, tables.handle(target).refresh(), journals)
+        except NoSuchTableError:
+            found += journals
+    return min((journal.key for journal in found), default=None)
+
+
+def lacked(tables: StreamTables, table: Table, journals: Sequence[Journal]) -> Sequence[Journal]:
+    """Those of the journals whose files a table does not have, by its marker."""
+    try:
+        marker = read_marker(table.metadata.properties, tables.stream)
+    except MarkerUnreadable:
+        marker = None
+    return journals if marker is None else _lacking(marker, journals)
 
 
 def _said(error: Exception) -> str:

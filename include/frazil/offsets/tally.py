@@ -34,6 +34,12 @@ class OffsetTally:
         self.seen |= piece
         self.rows += len(values)
 
+    def merge(self, other: OffsetTally) -> None:
+        """Count what another one has counted, too."""
+        self.repeated |= other.repeated | (self.seen & other.seen)
+        self.seen |= other.seen
+        self.rows += other.rows
+
     @property
     def copies(self) -> int:
         """How many more rows than distinct offsets there are."""

@@ -115,7 +115,7 @@ def _read(table: Table, scan: DataScan, wanted: Wanted, task: FileScanTask) -> l
         rows = _first_lines(rows) if LINE in rows.schema.names else rows
         for tp, offsets in by_partition(rows.select(COORDINATES).drop_null()):
             if tp[0] in wanted.topics:
-                pieces += [(tp, piece) for piece in _inside(offsets, tp, wanted.within) if len(piece)]
+                pieces += [(tp, piece) for piece in inside(offsets, tp, wanted.within) if len(piece)]
     return pieces
 
 
@@ -169,7 +169,7 @@ def _coded(column: pa.Array) -> tuple[NDArray[np.int64], list[str | None]]:
     return pc.fill_null(encoded.indices.cast(pa.int64()), len(texts) - 1).to_numpy(), texts
 
 
-def _inside(offsets: OffsetArray, tp: TopicPartition, within: Within | None) -> Iterator[OffsetArray]:
+def inside(offsets: OffsetArray, tp: TopicPartition, within: Within | None) -> Iterator[OffsetArray]:
     """The sorted offsets that lie in the ranges."""
     if within is None:
         yield offsets

@@ -1,0 +1,153 @@
+"""The audit of a stream with a route: its records are in home, in its tables or in the dead letters, each once."""
+
+from __future__ import annotations
+
+import time
+from random import Random
+from typing import Any
+
+import pytest
+
+from frazil.audit.compare import FindingKind
+from frazil.audit.run import Audit, audit_stream
+from frazil.commit.period import Period
+from frazil.table.catalogs import load_catalog
+from tests.made_routes import MadeRoute, shop
+
+pytestmark = pytest.mark.usefixtures("frazil_home")
+
+HOUR_MS = 3_600_000
+
+
+@pytest.fixture
+def made() -> MadeRoute:
+    stream = MadeRoute(shop(), time.time_ns() // 1_000_000 + HOUR_MS)
+    stream.begin_route("a", "b")
+    return stream
+
+
+def audited(made: MadeRoute, window: Period | None = None) -> Audit:
+    return audit_stream(made.tables, window=window)
+
+
+def said(result: Audit) -> dict[str, str]:
+    """The findings that are wrong, by what they are about."""
+    return {finding.where: finding.sentence for finding in result.wrong}
+
+
+def test_records_are_rows_of_home_rows_of_the_tables_and_dead_letters(made: MadeRoute) -> None:
+    made.run({"main": 2, "shop.orders": 3, "shop.raw_a": 4}, rejected=1)
+    made.run({"shop.raw_a": 1, "shop.raw_b": 5})
+    found = audited(made)
+    assert (found.clean, found.findings) == (True, ())
+    (numbers,) = found.partitions
+    assert (numbers.rows, numbers.distinct, numbers.dead_letters) == (15, 15, 1)
+
+
+def test_a_table_that_lacks_rows_is_named(made: MadeRoute) -> None:
+    made.run({"main": 2, "shop.orders": 3, "shop.raw_a": 4})
+    load_catalog(None).load_table("shop.raw_a").delete("kafka_offset >= 7")
+    found = audited(made)
+    assert said(found) == {
+        "shop-0": "the route lacks 2 rows that commit records count, first between offsets 0 and 8",
+        "shop.raw_a": "it has 2 rows, and commit records count 4 for it",
+    }
+
+
+def test_a_row_in_the_wrong_table_is_told_of_both(made: MadeRoute) -> None:
+    made.run({"shop.orders": 3, "shop.raw_a": 4})
+    catalog = load_catalog(None)
+    orders, other = catalog.load_table("shop.orders"), catalog.load_table("shop.raw_a")
+    other.append(orders.scan(row_filter="kafka_offset = 1").to_arrow().select([f.name for f in other.schema().fields]))
+    orders.delete("kafka_offset = 1")
+    found = audited(made)
+    assert said(found) == {
+        "shop.orders": "it has 2 rows, and commit records count 3 for it",
+        "shop.raw_a": "it has 5 rows, and commit records count 4 for it",
+    }
+
+
+def test_a_row_in_two_tables_is_one_too_many(made: MadeRoute) -> None:
+    made.run({"main": 2, "shop.raw_a": 4})
+    catalog = load_catalog(None)
+    home, other = catalog.load_table("shop.other"), catalog.load_table("shop.raw_a")
+    home.append(other.scan(row_filter="kafka_offset = 3").to_arrow().select([f.name for f in home.schema().fields]))
+    found = audited(made)
+    assert said(found)["shop-0"] == "1 row too many in the route, at offsets 3"
+    assert said(found)["shop.other"] == "it has 3 rows, and commit records count 2 for it"
+
+
+def test_rows_that_wait_for_a_table_are_there_and_told(made: MadeRoute) -> None:
+    made.run({"main": 1, "shop.raw_a": 1})
+    made.batch({"main": 1, "shop.raw_a": 3})
+    found = audited(made)
+    assert found.clean
+    assert [(f.kind, f.where, f.count) for f in found.findings] == [(FindingKind.UNCHECKED, "shop.raw_a", 3)]
+    assert "3 rows wait to be committed to it" in found.findings[0].sentence
+    made.follow()
+    assert audited(made).findings == ()
+
+
+def test_what_a_table_got_since_home_was_read_is_not_held_against_it(
+    made: MadeRoute, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made.run({"main": 1, "shop.raw_a": 1})
+    before = made.tables.main.refresh()
+    made.run({"main": 1, "shop.raw_a": 3})
+    monkeypatch.setattr(type(made.tables.main), "refresh", _first_of(before, type(made.tables.main).refresh))
+    assert audited(made).findings == ()
+
+
+def _first_of(table: Any, real: Any) -> Any:
+    return lambda handle: table if handle.identifier == "shop.other" else real(handle)
+
+
+def test_a_table_that_was_dropped_is_missing_and_so_is_a_file_that_waits_for_one(made: MadeRoute) -> None:
+    made.run({"main": 1, "shop.raw_a": 2, "shop.orders": 1})
+    waiting = made.batch({"shop.raw_b": 2})
+    (file,) = waiting.staged_for("shop.raw_b")
+    made.tables.store_of("shop.raw_b").delete([file.path])
+    load_catalog(None).drop_table("shop.raw_a")
+    found = audited(made)
+    sentences = [f"{f.where}: {f.sentence}" for f in found.wrong]
+    assert "shop.raw_a: the table is not there" in sentences
+    assert "shop.raw_a: it has 0 rows, and commit records count 2 for it" in sentences
+    assert any(s.startswith("shop.raw_b: a file that waits for it is gone") for s in sentences)
+
+
+def test_a_period_is_audited_by_the_batches_of_its_time(made: MadeRoute) -> None:
+    begin = made.now_ms
+    for hour in range(3):
+        made.now_ms = begin + hour * HOUR_MS
+        made.run({"main": 1, "shop.raw_a": 2})
+    load_catalog(None).load_table("shop.raw_a").delete("kafka_offset = 5")
+    clean = [audited(made, Period(begin + h * HOUR_MS, begin + (h + 1) * HOUR_MS)) for h in range(3)]
+    assert [(result.clean, result.batches) for result in clean] == [(True, 1), (False, 1), (True, 1)]
+    assert "shop.raw_a" in said(clean[1])
+
+
+def test_a_table_that_the_route_no_longer_has_is_audited_too(made: MadeRoute) -> None:
+    made.run({"main": 1, "shop.orders": 2})
+    load_catalog(None).load_table("shop.orders").delete("kafka_offset = 2")
+    made.spec = shop(route=None)
+    assert "shop.orders" in said(audited(made))
+
+
+def test_without_coordinates_home_alone_is_counted_and_that_is_told(made: MadeRoute) -> None:
+    made.run({"main": 2, "shop.orders": 3})
+    found = audit_stream(made.tables, coordinates=False)
+    assert found.clean
+    assert "1 table is not counted" in found.findings[0].sentence
+
+
+@pytest.mark.parametrize("follows", [True, False])
+def test_whatever_batches_there_were_all_is_well_followed_or_not(made: MadeRoute, *, follows: bool) -> None:
+    chance = Random(follows)
+    for _ in range(12):
+        targets = chance.sample(["main", "shop.orders", "shop.raw_a", "shop.raw_b"], chance.randint(0, 4))
+        made.batch({target: chance.randint(1, 4) for target in targets}, rejected=chance.randint(0, 1))
+        if follows and chance.random() < 0.5:
+            made.follow()
+    found = audited(made)
+    assert found.clean, found.findings
+    assert sum(p.rows + p.dead_letters for p in found.partitions) == made.at
