@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from frazil.commit.followers import Followers
 from frazil.commit.journal import Journal
@@ -61,8 +62,13 @@ class MadeRoute(MadeStream):
             raise AssertionError("the stream has not begun")
         return found
 
-    def batch(self, rows: Mapping[Target, int], *, rejected: int = 0) -> Journal:
-        """Journal and decide a batch with so many rows for each table, in order; `follow` brings them there."""
+    def batch(self, rows: Mapping[Target, int], *, rejected: int = 0, at_us: int | None = None) -> Journal:
+        """Journal and decide a batch with so many rows for each table, in order; `follow` brings them there.
+
+        `at_us` is the event time of all rows, in microseconds since 1970; they have none unless it is given.
+        """
+        if at_us is not None:
+            self.columns = lambda count: {"at": pa.array([at_us] * count).cast(pa.timestamp("us", "UTC"))}
         if self.committer is None or self.followers is None:
             raise AssertionError("begin_route first")
         key = BatchKey(self.committer.epoch, self.home().at.batch + 1)
@@ -71,7 +77,7 @@ class MadeRoute(MadeStream):
             offsets = np.arange(self.at, self.at + count)
             files += self.write(self.tables.handle(target).refresh(), key, target, {0: offsets})
             self.at += count
-        progress = RangeProgress(self.topic, 0, begin, self.at, sum(rows.values()), rejected, None)
+        progress = RangeProgress(self.topic, 0, begin, self.at, sum(rows.values()), rejected, at_us)
         journal = Journal(
             stream=self.spec.name,
             key=key,
@@ -96,8 +102,8 @@ class MadeRoute(MadeStream):
         if self.followers is not None:
             self.followers.commit()
 
-    def run(self, rows: Mapping[Target, int], *, rejected: int = 0) -> Journal:
+    def run(self, rows: Mapping[Target, int], *, rejected: int = 0, at_us: int | None = None) -> Journal:
         """A whole batch."""
-        journal = self.batch(rows, rejected=rejected)
+        journal = self.batch(rows, rejected=rejected, at_us=at_us)
         self.follow()
         return journal

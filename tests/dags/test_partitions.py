@@ -12,7 +12,9 @@ import pyarrow as pa
 import pytest
 from airflow.triggers.base import TaskSkippedEvent
 
+from frazil.airflow.aggregations.dag import daily_dags
 from frazil.airflow.declared import nobody_feeds
+from frazil.airflow.partitions.dag import partition_dags
 from frazil.airflow.partitions.sent_events import to_send
 from frazil.airflow.partitions.wait import CompletionTrigger
 from frazil.partitions.windows import Grain, Window
@@ -202,3 +204,33 @@ def test_only_what_airflow_lacks_is_sent_and_of_each_window_the_newest() -> None
     asked = one(7, revision=2, state=SignalState.AGAIN)
     assert [s.number for s in to_send([asked], told(1, 2), reopened=False)] == [7]
     assert to_send([asked], told(1, 2), reopened=True) == []
+
+
+ROUTED = """
+name: shop
+source: {topics: [shop], bootstrap-servers: "127.0.0.1:1"}
+table: shop.other
+schema: {kind: string, at: timestamptz}
+event-time: at
+complete: hour
+route: {by: field, name: kind, tables: {order: shop.orders, payment: shop.payments}, complete: [shop.orders]}
+"""
+
+
+def test_routed_tables_whose_windows_are_declared_have_a_dag_and_an_aggregation_of_another_says_what_it_lacks(
+    tmp_path: Path,
+) -> None:
+    streams, aggregations = tmp_path / "streams", tmp_path / "aggregations"
+    streams.mkdir()
+    aggregations.mkdir()
+    (streams / "shop.yaml").write_text(ROUTED)
+    found = partition_dags(streams)
+    assert list(found) == ["frazil_partitions_shop.other", "frazil_partitions_shop.orders", "frazil_release"]
+    assert not nobody_feeds(streams, "shop.orders")
+    for source in ("orders", "payments"):
+        text = f"source: shop.{source}\nevent-time: at\ntarget: shop.{source}_day\nsql: SELECT 1 AS n FROM source_day\n"
+        (aggregations / f"{source}.yaml").write_text(text)
+    dags = daily_dags(aggregations, streams=streams)
+    assert "frazil_reconcile_orders" in dags
+    assert "frazil_reconcile_payments" not in dags
+    assert "name it in route.complete" in str(dags["frazil_daily_payments"].doc_md)

@@ -13,6 +13,7 @@ from frazil.spec.conflicts import conflicts
 from frazil.spec.last_sound import STREAMS, find_declared
 from frazil.spec.load import find_stream, streams_of
 from frazil.spec.model import STREAM_NAME, StreamSpec
+from frazil.spec.routed_stream import seen_by
 from frazil.spec.yaml_file import read_mapping
 
 
@@ -55,12 +56,12 @@ def declared_streams(folder: Path) -> list[DeclaredStream]:
 
 
 def streams_feeding(folder: Path, table: str) -> tuple[StreamSpec, ...]:
-    """The streams that feed a table, sorted by name; for a broken file, its last sound declaration.
+    """The streams that feed a table, as it sees them, sorted by name; for a broken file, its last sound declaration.
 
     Raises SpecError if there is none, or if a file that has never been sound names the table.
     """
     found = [one for one in find_declared(folder, STREAMS, now_ms=clock.now_ms()) if not one.removed]
-    feeding = [one.spec for one in found if one.spec is not None and one.spec.table.identifier == table]
+    feeding = [seen for one in found if one.spec is not None and (seen := seen_by(one.spec, table)) is not None]
     unknown = any(one.spec is None and table in _text(one.path) for one in found)
     return tuple(sorted(feeding, key=lambda s: s.name)) if feeding and not unknown else streams_of(folder, table)
 
@@ -68,7 +69,7 @@ def streams_feeding(folder: Path, table: str) -> tuple[StreamSpec, ...]:
 def nobody_feeds(folder: Path, table: str) -> bool:
     """Whether every stream that fed a table was removed. False while a file that has never been sound might feed it."""
     found = [one for one in find_declared(folder, STREAMS, now_ms=clock.now_ms()) if not one.removed]
-    return not any(one.spec.table.identifier == table if one.spec else table in _text(one.path) for one in found)
+    return not any(seen_by(one.spec, table) if one.spec else table in _text(one.path) for one in found)
 
 
 def declared_stream(folder: Path, name: str) -> StreamSpec:

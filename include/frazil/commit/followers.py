@@ -331,6 +331,15 @@ def lacking_since(tables: StreamTables, home: Marker) -> BatchKey | None:
     return min((journal.key for journal in found), default=None)
 
 
+def first_lacked(tables: StreamTables, home: Marker, target: Target, marker: Marker) -> BatchKey | None:
+    """The first batch of which a table lacks rows, by its `marker` and `home`'s; None if it has all that home has."""
+    ahead = marker.settled is not None and (home.settled is None or marker.settled >= home.settled)
+    if ahead or home.routed is None or home.routed == home.settled:
+        return None
+    waiting = [journal for journal in _decided(tables, home) if target in journal.routed]
+    return min((journal.key for journal in _lacking(marker, waiting)), default=None)
+
+
 def lacked(tables: StreamTables, table: Table, journals: Sequence[Journal]) -> Sequence[Journal]:
     """Those of the journals whose files a table does not have, by its marker."""
     try:

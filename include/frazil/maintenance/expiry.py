@@ -30,6 +30,7 @@ from frazil.maintenance.tables import MaintainedTable, TableKind
 from frazil.partitions.completeness import Cursor
 from frazil.signals.signal_table import TableSignals
 from frazil.spec.maintenance import Expiry
+from frazil.spec.routed_stream import seen_by
 from frazil.spec.units import counted
 from frazil.table.branches import MAIN, head_of
 from frazil.table.declared import DEFAULT_PROPERTIES
@@ -69,7 +70,8 @@ class ExpiryPlan:
 
 def read_pins(catalog: Catalog, maintained: MaintainedTable, *, now_ms: int) -> Pins:
     """Read the signals of a table that has any. Raises `MarkerUnreadable`, and what the catalog raises."""
-    if maintained.kind is not TableKind.MAIN or all(spec.window is None for spec in maintained.streams):
+    seen = (seen_by(spec, maintained.identifier) for spec in maintained.streams)
+    if maintained.kind not in {TableKind.MAIN, TableKind.ROUTED} or not any(spec and spec.window for spec in seen):
         return Pins()
     signals = TableSignals.load(catalog, maintained.identifier)
     since_ms = now_ms - maintained.settings.expiry.keep // timedelta(milliseconds=1)

@@ -26,9 +26,11 @@ from frazil.partitions.completeness import MOST_AT_ONCE, Cursor, Feed, WindowDec
 from frazil.partitions.watermark import holding_back
 from frazil.partitions.window_rows import window_rows
 from frazil.partitions.windows import Grain, Window, microseconds
+from frazil.signals.routed_feed import routed_feed
 from frazil.signals.signal import Signal, SignalState
 from frazil.signals.signal_table import TableSignals, append_signals
 from frazil.spec.model import StreamSpec
+from frazil.spec.routed_stream import RoutedStream
 from frazil.table.branches import head_of
 from frazil.table.catalogs import catalog_errors
 from frazil.table.lost import lost_table
@@ -135,6 +137,8 @@ def _feed(table: Table, stream: str, spec: StreamSpec | None, marker: Marker | N
     if spec is None:
         problem = f"no sound file declares it: fix its file, or `frazil forget {stream}`"
         return Feed(stream, None, problem=problem)
+    if isinstance(spec, RoutedStream):
+        return routed_feed(table, spec, marker)
     try:
         check_ancestry(table.metadata, marker, table=spec.table.identifier)
         waiting_us = earliest_waiting_us(table, stream, column=spec.event_time.column)

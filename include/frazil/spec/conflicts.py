@@ -8,6 +8,7 @@ from pathlib import Path
 
 from frazil.spec.coordinates import COORDINATES, LINE, REQUIRED_COORDINATES
 from frazil.spec.model import StreamSpec
+from frazil.spec.routed_stream import seen_by
 from frazil.spec.types import Field, List, Map, Primitive, Struct, Type, parse_type
 
 _CLASHES_SHOWN = 10
@@ -23,6 +24,7 @@ def conflicts(streams: Mapping[Path, StreamSpec]) -> list[str]:
         *_catalogs(streams),
         *_dead_letters(streams),
         *_routes(streams),
+        *_routed_windows(streams),
         *_applications(streams),
         *chain.from_iterable(_one_table(feeding) for feeding in by_table.values()),
     ]
@@ -66,6 +68,20 @@ def _routes(streams: Mapping[Path, StreamSpec]) -> Iterator[str]:
             if owner is not None and owner != path:
                 place = f"{path}: route.tables.{value}"
                 yield f"{place}: {identifier!r} is a table of the stream in {owner}; name another one"
+
+
+def _routed_windows(streams: Mapping[Path, StreamSpec]) -> Iterator[str]:
+    """Streams whose routes name one table, whose windows are complete when all of them say so."""
+    first: dict[tuple[str | None, str], tuple[Path, StreamSpec]] = {}
+    for path, spec in streams.items():
+        for table in dict.fromkeys(spec.route.tables.values() if spec.route else ()):
+            other, its = first.setdefault((spec.table.catalog, table), (path, spec))
+            mine, theirs = seen_by(spec, table), seen_by(its, table)
+            for key, one, another in _completeness(mine, theirs) if mine and theirs else ():
+                yield (
+                    f"{path}: {key}: {one} for {table}, and the stream in {other}, whose route names it too, has: "
+                    f"{another}; declare the same, there and in route.complete"
+                )
 
 
 def _own_tables(spec: StreamSpec) -> tuple[str, str]:

@@ -18,6 +18,7 @@ from frazil.spec.conflicts import conflicts
 from frazil.spec.file_cache import FileCache
 from frazil.spec.model import StreamSpec
 from frazil.spec.problems import describe
+from frazil.spec.routed_stream import seen_by, with_windows
 from frazil.spec.yaml_file import read_mapping
 
 DEFAULTS_FILE = "_defaults.yaml"
@@ -131,7 +132,7 @@ def _application(path: Path) -> str | None:
 
 
 def streams_of(folder: Path, table: str) -> tuple[StreamSpec, ...]:
-    """The streams that feed a table, by name.
+    """The streams that feed a table, by name; of a routed table, as it sees them.
 
     Raises SpecError with the known tables if there is none; also if a broken file names the table, because then its
     streams are unknown.
@@ -145,9 +146,10 @@ def streams_of(folder: Path, table: str) -> tuple[StreamSpec, ...]:
             if table in path.read_text(errors="replace"):
                 raise
             failures.append(str(error))
-    feeding = tuple(spec for spec in sorted(sound, key=lambda s: s.name) if spec.table.identifier == table)
+    ordered = sorted(sound, key=lambda s: s.name)
+    feeding = tuple(seen for spec in ordered if (seen := seen_by(spec, table)) is not None)
     if not feeding:
-        known = sorted({spec.table.identifier for spec in sound})
+        known = sorted({each.table.identifier for spec in sound for each in with_windows(spec)})
         message = f"no stream in {folder} feeds the table {table!r}; known tables: {', '.join(known) or 'none'}"
         raise SpecError("\n".join([message, *failures]))
     return feeding

@@ -343,6 +343,7 @@ class StreamSpec(Model):
         commit = None if self.commit.atomic else {"atomic"}
         nested = {"source": source, "columns": columns, "dead_letters": dead_letters, "resources": resources}
         nested["commit"] = commit
+        nested["route"] = {"complete"} if self.route else None
         unused = {"maintenance", "application", "description", "owner"}
         unused |= {"evolution"} if self.evolution.mode == "off" else set()
         unused |= {"mode", "key", "order_by", "delete", "merge"} if self.mode == "append" else set()

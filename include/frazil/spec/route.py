@@ -62,6 +62,11 @@ class Route(Model):
         description="Where records go that have no value, or one without a table where there is no `template`: to the "
         "stream's `table`, or to its dead letters.",
     )
+    complete: tuple[str, ...] = Field(
+        default=(),
+        description="Those of `tables` whose windows are signalled when they are complete, as those of the stream's "
+        "`table` are: once all of their rows are there.",
+    )
     lag: PositiveDuration = Field(
         default=timedelta(minutes=15),
         description="How long rows may wait for a table that cannot be committed to. Then the stream stops.",
@@ -152,6 +157,7 @@ def problems(spec: StreamSpec) -> Iterator[Problem]:
     for value, identifier in route.tables.items():
         if identifier in own:
             yield Problem(f"route.tables.{value}", identifier, f"is {own[identifier]}; leave the value out")
+    yield from _windows(spec, route)
     for place, declared, sound, instead in (
         ("mode", spec.mode, "append", "leave it out"),
         ("commit.align", spec.commit.align, "none", "leave it out"),
@@ -161,6 +167,16 @@ def problems(spec: StreamSpec) -> Iterator[Problem]:
     ):
         if declared != sound:
             yield Problem(place, declared, f"is not possible with a route yet; {instead}")
+
+
+def _windows(spec: StreamSpec, route: Route) -> Iterator[Problem]:
+    for identifier in route.complete:
+        if identifier not in route.tables.values():
+            known = did_you_mean(identifier, dict.fromkeys(route.tables.values()))
+            yield Problem("route.complete", identifier, f"is none of route.tables{known}; add it there")
+        elif spec.window is None:
+            what = "cannot be signalled, for no window of the stream completes; declare complete: hour or day"
+            yield Problem("route.complete", identifier, what)
 
 
 def _source(spec: StreamSpec, route: Route) -> Iterator[Problem]:

@@ -42,6 +42,7 @@ from frazil.spark_apps import AGGREGATE_DAILY
 from frazil.spec.last_sound import Found, find_declared
 from frazil.spec.load import streams_of
 from frazil.spec.model import StreamSpec
+from frazil.spec.routed_stream import RoutedStream, with_windows
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
@@ -98,7 +99,8 @@ def daily_dags(
     dags = []
     folder = Path(aggregations)
     found = find_declared(folder, AGGREGATIONS, now_ms=clock.now_ms())
-    fed = {one.spec.table.identifier: one.spec for one in declared_streams(Path(streams)) if one.spec}
+    sound = [one.spec for one in declared_streams(Path(streams)) if one.spec]
+    fed = {seen.table.identifier: seen for spec in sound for seen in with_windows(spec)}
     declared = [_declared(one, fed, Path(streams)) for one in found if not one.removed]
     for one in _one_a_target(declared):
         dags.append(_daily_dag(one, Path(application), on_failure))
@@ -130,6 +132,11 @@ def _declared(file: Found[AggregationSpec], fed: Mapping[str, StreamSpec], strea
         return replace(found, problem=str(error))
     if source.window is None:
         problem = f"{file.path}: source: {spec.source!r} is fed by streams that say `complete: none`"
+        if isinstance(source, RoutedStream):
+            problem = (
+                f"{file.path}: source: {spec.source!r} is a table of the route of stream {source.name!r}, which "
+                "signals none of its windows: name it in route.complete"
+            )
         return replace(found, problem=problem)
     return replace(found, spec=spec, grain=Grain(source.window))
 

@@ -32,6 +32,7 @@ from frazil.signals.signal_table import TableSignals
 from frazil.spec.last_sound import Found, find_declared
 from frazil.spec.maintenance import Alerts
 from frazil.spec.model import StreamSpec
+from frazil.spec.routed_stream import with_windows
 from frazil.table.catalogs import existing_catalog
 from frazil.table.lost import stream_catalog
 
@@ -97,7 +98,8 @@ def subjects_of(
     for stream in declared:
         found[f"stream {stream.name}"] = _stream(stream, now_ms)
         if stream.spec is not None:
-            specs.setdefault(stream.spec.table.identifier, stream.spec)
+            for seen in with_windows(stream.spec):
+                specs.setdefault(seen.table.identifier, seen)
     for table, spec in specs.items():
         if spec.window is not None:
             found[f"care of {table}"] = _care(table, spec)

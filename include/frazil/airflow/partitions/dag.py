@@ -22,6 +22,7 @@ from frazil.airflow.dag_profile import OnFailure, dag_profile
 from frazil.airflow.declared import all_streams, streams_feeding
 from frazil.airflow.partitions.wait import CompletionOperator
 from frazil.spec.model import StreamSpec
+from frazil.spec.routed_stream import with_windows
 
 log = logging.getLogger(__name__)
 
@@ -54,9 +55,10 @@ def partition_dags(
     tables: dict[str, list[StreamSpec]] = {}
     streams_there = all_streams(folder)
     for found in streams_there:
-        if found.spec is not None and found.spec.window is not None:
-            tables.setdefault(found.spec.table.identifier, []).append(found.spec)
-    fed = {found.spec.table.identifier for found in streams_there if found.spec is not None and not found.removed}
+        for seen in with_windows(found.spec) if found.spec is not None and found.spec.window is not None else ():
+            tables.setdefault(seen.table.identifier, []).append(seen)
+    there = [found.spec for found in streams_there if found.spec is not None and not found.removed]
+    fed = {seen.table.identifier for spec in there for seen in with_windows(spec)}
     dags = {}
     for table, specs in tables.items():
         every_look = every if table in fed else None

@@ -1,0 +1,59 @@
+"""How far a stream has come for a table of its route: as far as its home, unless rows wait for the table."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from pyiceberg.exceptions import NoSuchTableError
+from pyiceberg.table import Table
+
+from frazil import clock
+from frazil.commit.followers import first_lacked
+from frazil.commit.history import commit_records
+from frazil.commit.journal import key_of
+from frazil.commit.marker import BatchKey, Marker, of_topics, read_marker
+from frazil.commit.rules import check_ancestry
+from frazil.commit.stream_tables import StreamTables
+from frazil.errors import RolledBack
+from frazil.partitions.completeness import Feed
+from frazil.partitions.watermark import holding_back
+from frazil.spec.routed_stream import RoutedStream
+
+
+def routed_feed(table: Table, spec: RoutedStream, marker: Marker) -> Feed:
+    """The stream's watermark as of the last batch whose rows the table has, all of them.
+
+    Home is loaded after the table: what home has decided meanwhile counts as lacking. Raises `MarkerUnreadable`, and
+    what the catalog and the storage raise.
+    """
+    stream, lateness_us = spec.name, spec.lateness // timedelta(microseconds=1)
+    try:
+        check_ancestry(table.metadata, marker, table=spec.table.identifier)
+        home = table.catalog.load_table(spec.home)
+        decided = read_marker(home.properties, stream)
+        if decided is None:
+            return Feed(stream, None, lateness_us, problem=f"its home {spec.home} has no marker")
+        check_ancestry(home.metadata, decided, table=spec.home)
+    except NoSuchTableError:
+        return Feed(stream, None, lateness_us, problem=f"its home {spec.home} is not there")
+    except RolledBack as error:
+        return Feed(stream, None, lateness_us, problem=str(error))
+    tables = StreamTables.of(stream, {"main": home}, clock_ms=clock.now_ms)
+    first = first_lacked(tables, decided, spec.table.identifier, marker)
+    if first is not None:
+        problem = f"{spec.table.identifier} lacks rows from batch {first} on: `frazil route {stream}` says why"
+        before_us = _watermark_before(home, stream, first)
+        return Feed(stream, before_us, lateness_us, problem=None if before_us is not None else problem)
+    offsets = of_topics(decided.offsets, spec.source.reads)
+    holder = holding_back(decided.max_event_times_us, partitions=offsets, idle=decided.idle)
+    return Feed(stream, decided.watermark_us, lateness_us, holder)
+
+
+def _watermark_before(home: Table, stream: str, first: BatchKey) -> int | None:
+    """The watermark when the batch before was committed, in microseconds, by the commit's summary."""
+    for snapshot, path in commit_records(home.metadata, stream):
+        key = key_of(path)
+        if key is not None and key < first:
+            told = snapshot.summary.get("frazil.watermark-ms") if snapshot.summary else None
+            return int(told) * 1000 if told else None
+    return None

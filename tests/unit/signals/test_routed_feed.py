@@ -1,0 +1,153 @@
+"""The windows of a routed table are complete when home has passed them and the table has its rows."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from frazil.commit import followers
+from frazil.maintenance.expiry import read_pins
+from frazil.maintenance.tables import find_maintained
+from frazil.signals.completion import Assessment, assess, signal
+from frazil.spec.load import load_streams, streams_of
+from frazil.spec.model import StreamSpec
+from frazil.spec.routed_stream import RoutedStream, seen_by, with_windows
+from frazil.table.catalogs import load_catalog
+from tests.made_routes import MadeRoute, shop
+
+pytestmark = pytest.mark.usefixtures("frazil_home")
+
+HOUR_US = 3_600_000_000
+BEGIN_US = 1_700_000_000_000_000 // HOUR_US * HOUR_US
+"""A whole hour."""
+TABLES = {"order": "shop.orders", "payment": "shop.payments"}
+
+
+def declared(**more: Any) -> StreamSpec:
+    route = {"by": "field", "name": "kind", "tables": TABLES, "complete": ["shop.orders"], **more.pop("route", {})}
+    return shop(**{"complete": "hour", "complete-from": "2023-11-14T22:00:00Z", "route": route, **more})
+
+
+@pytest.fixture
+def made() -> MadeRoute:
+    stream = MadeRoute(declared(), time.time_ns() // 1_000_000)
+    stream.begin_route()
+    return stream
+
+
+def seen(made: MadeRoute, table: str = "shop.orders") -> Assessment:
+    view = seen_by(made.spec, table)
+    assert view is not None
+    found = assess(load_catalog(None), [view])
+    assert found is not None
+    return found
+
+
+def complete(made: MadeRoute, table: str = "shop.orders") -> list[int]:
+    """The hours that are complete with rows, counted from the first."""
+    rows = signal(load_catalog(None), seen(made, table), clock_ms=1)
+    return [(one.start_us - BEGIN_US) // HOUR_US for one in rows if one.rows]
+
+
+def hour(number: float) -> int:
+    return BEGIN_US + int(number * HOUR_US)
+
+
+def test_an_hour_of_a_routed_table_is_complete_once_its_rows_are_there(made: MadeRoute) -> None:
+    made.run({"shop.orders": 3, "main": 1}, at_us=hour(0.5))
+    assert complete(made) == []
+    made.batch({"shop.orders": 2}, at_us=hour(1.5))
+    assert complete(made) == [], "home is past the first hour, and a batch waits for the table"
+    made.follow()
+    assert complete(made) == [0]
+    made.run({"main": 1}, at_us=hour(2.5))
+    assert complete(made) == [1], "a batch without rows for the table counts too"
+
+
+def test_rows_that_wait_hold_back_only_what_came_with_them_or_later(made: MadeRoute) -> None:
+    made.run({"shop.orders": 1}, at_us=hour(0.5))
+    made.run({"main": 1}, at_us=hour(1.5))
+    made.batch({"shop.orders": 1}, at_us=hour(5))
+    assert complete(made) == [0]
+    assert "the watermark of shop is" in seen(made).decision.reason
+    made.batch({"main": 1}, at_us=hour(6))
+    assert complete(made) == []
+
+
+def test_the_first_rows_that_wait_leave_everything_unknown_with_the_reason(made: MadeRoute) -> None:
+    made.batch({"shop.orders": 1}, at_us=hour(0.5))
+    assert seen(made).decision.reason.startswith(
+        "nothing is complete: shop does not count: shop.orders lacks rows from batch 1-1 on"
+    )
+
+
+def test_rows_that_come_late_reopen_the_windows_of_their_table_alone(made: MadeRoute) -> None:
+    made.run({"shop.orders": 1, "main": 1}, at_us=hour(0.5))
+    made.run({"main": 1}, at_us=hour(3))
+    assert complete(made) == [0]
+    assert complete(made, "shop.other") == [0]
+    made.run({"shop.orders": 2}, at_us=hour(0.7))
+    again = seen(made).decision.again
+    assert {(w.start_us - BEGIN_US) // HOUR_US: rows for w, rows in again.items()} == {0: 2}
+    assert seen(made, "shop.other").decision.again == {}
+
+
+def test_a_table_that_was_rolled_back_or_whose_home_is_gone_completes_nothing(made: MadeRoute) -> None:
+    made.run({"shop.orders": 1}, at_us=hour(0.5))
+    made.run({"shop.orders": 1}, at_us=hour(1.5))
+    catalog = load_catalog(None)
+    orders = catalog.load_table("shop.orders")
+    with orders.manage_snapshots() as refs:
+        refs.rollback_to_snapshot(orders.metadata.snapshots[0].snapshot_id)
+    assert "shop does not count" in seen(made).decision.reason
+    catalog.drop_table("shop.other")
+    assert "shop does not count" in seen(made).decision.reason
+
+
+def test_a_table_whose_writer_has_all_batches_reads_no_journal(
+    made: MadeRoute, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made.run({"shop.orders": 1}, at_us=hour(0.5))
+    monkeypatch.setattr(followers, "_decided", lambda *_: pytest.fail("a journal is read"))
+    assert seen(made).feeds[0].watermark_us == hour(0.5)
+
+
+def test_a_routed_table_has_windows_only_if_the_route_says_so(tmp_path: Path) -> None:
+    text = declared().model_dump(mode="json", by_alias=True, exclude_unset=True)
+    (tmp_path / "shop.yaml").write_text(yaml.safe_dump(text))
+    assert list(load_streams(tmp_path).values())
+    (orders,), (payments,) = streams_of(tmp_path, "shop.orders"), streams_of(tmp_path, "shop.payments")
+    assert isinstance(orders, RoutedStream)
+    assert (orders.home, orders.table.identifier, orders.window) == ("shop.other", "shop.orders", "hour")
+    assert payments.window is None
+    assert [view.table.identifier for view in with_windows(declared())] == ["shop.other", "shop.orders"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"route": {"complete": ["shop.order"]}}, r"is none of route\.tables"),
+        ({"complete": "none"}, "for no window of the stream completes"),
+    ],
+)
+def test_a_table_without_windows_is_refused(wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        declared(**wrong)
+
+
+def test_declaring_windows_of_routed_tables_restarts_no_writer() -> None:
+    assert declared().fingerprint() == declared(route={"complete": []}).fingerprint()
+
+
+def test_expiry_keeps_what_signals_of_a_routed_table_name(made: MadeRoute) -> None:
+    made.run({"shop.orders": 1}, at_us=hour(0.5))
+    made.run({"shop.orders": 1}, at_us=hour(1.5))
+    assert complete(made) == [0]
+    pins = read_pins(load_catalog(None), find_maintained([made.spec], "shop.orders"), now_ms=2)
+    assert pins.cursor is not None
+    assert len(pins.signalled) >= 1
+    assert read_pins(load_catalog(None), find_maintained([made.spec], "shop.payments"), now_ms=2).cursor is None
