@@ -163,8 +163,9 @@ class Backfill:
             )
         if marker.routed is not None:
             raise SpecError(
-                f"stream {name!r} has, or had, a route: what its table lacks may be in other tables, and a backfill "
-                "does not know them yet"
+                f"stream {name!r} has, or had, a route: what its table lacks may be in other tables, which a backfill "
+                "does not know. Let a second stream with tables of its own read those records (source.start), and copy "
+                "what is missing by an engine"
             )
         if not (self.spec.coordinates and has_coordinates(table)):
             raise SpecError(

@@ -71,8 +71,8 @@ def evolve(  # noqa: PLR0913 - one for each option
         )
     if spec.route is not None:
         raise SpecError(
-            f"stream {stream!r} has a route: columns that differ between its tables would get no values. Renames and "
-            "drops are not possible with a route yet"
+            f"stream {stream!r} has a route: columns that differ between its tables would get no values. Declare the "
+            "new name as a new column, and let the old one be: it stays null from then on"
         )
     table = open_stream(spec).tables.main.current()
     if asked.drops:

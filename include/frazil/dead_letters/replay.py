@@ -64,8 +64,9 @@ def replay(opened: OpenStream, selection: Selection) -> tuple[Replayed, ...]:
     check_appends(opened.spec, "a replay of dead letters")
     if opened.spec.route is not None:
         raise SpecError(
-            f"stream {opened.spec.name!r} has a route, and a replay does not know its tables yet: its rows would all "
-            f"go to {opened.spec.table.identifier}"
+            f"stream {opened.spec.name!r} has a route, whose tables a replay does not know: its rows would all go to "
+            f"{opened.spec.table.identifier}. Produce the records to the topic again, and drop the letters: `frazil "
+            f"dlq discard {opened.spec.name}`"
         )
     done = []
     lane = unfinished(opened.tables)

@@ -1,0 +1,42 @@
+"""What a stream with a route cannot do yet, it refuses with what to do instead, and changes nothing."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from frazil.cli.main import frazil
+from frazil.errors import SpecError
+from frazil.spec.load import load_stream
+from tests.made_routes import MadeRoute, shop
+
+
+@pytest.fixture
+def folder(tmp_path: Path, frazil_home: Path) -> Path:  # noqa: ARG001
+    text = shop().model_dump(mode="json", by_alias=True, exclude_unset=True)
+    (tmp_path / "shop.yaml").write_text(yaml.safe_dump(text))
+    made = MadeRoute(load_stream(tmp_path / "shop.yaml"), time.time_ns() // 1_000_000)
+    made.begin_route("a")
+    made.run({"main": 1, "shop.raw_a": 2}, rejected=1)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("command", "instead"),
+    [
+        (("dlq", "replay", "shop"), "Produce the records to the topic again"),
+        (("evolve", "shop", "--rename", "kind=sort", "--yes"), "Declare the new name as a new column"),
+        (
+            ("backfill", "shop", "--from", "2023-01-01T00:00:00Z", "--to", "2023-01-02T00:00:00Z", "--yes"),
+            "Let a second stream with tables of its own read those records",
+        ),
+    ],
+)
+def test_each_refusal_says_what_to_do_instead(folder: Path, command: tuple[str, ...], instead: str) -> None:
+    done = CliRunner().invoke(frazil, [*command, "--streams", str(folder)])
+    assert isinstance(done.exception, SpecError), done.output
+    assert instead in str(done.exception)
