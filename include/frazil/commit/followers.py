@@ -114,19 +114,21 @@ class Followers:
                 log.warning("%s. Its files are kept, and committed as soon as that is possible", found)
             self.behind[target] = found
 
-    def together(self, journal: Journal) -> tuple[TableCommit[Marker], ...]:
+    def together(self, journal: Journal, *, only: frozenset[Target] | None = None) -> tuple[TableCommit[Marker], ...]:
         """The commits of a batch to its routed tables, for one step with home's: all tables have it, or none does.
 
+        With `only` those of these tables; the others follow.
         Rows of earlier batches come first. Raises `CommitUnavailable` while one of its tables lacks some.
         """
         self.commit()
-        if lacks := [str(self.behind[target]) for target in sorted(journal.routed) if target in self.waiting]:
+        targets = sorted(journal.routed if only is None else journal.routed & only)
+        if lacks := [str(self.behind[target]) for target in targets if target in self.waiting]:
             raise CommitUnavailable(
-                f"batch {journal.key} of stream {journal.stream!r} is committed to all of its tables in one step, and "
+                f"batch {journal.key} of stream {journal.stream!r} is committed to several tables in one step, and "
                 f"{lacks[0]}"
             )
         tables = self.tables
-        return tuple(_commit(tables, tables.handle(t), [journal], target=t) for t in sorted(journal.routed))
+        return tuple(_commit(tables, tables.handle(t), [journal], target=t) for t in targets)
 
     def _tried(self, target: Target) -> str | None:
         """Commit to one table; returns why that failed."""

@@ -41,7 +41,12 @@ class Connections:
         except FrazilError as error:
             self.errors.append(f"{path}: source: {_said(error)}")
         # A location of its own may have other rights.
-        place = (spec.table.catalog, spec.table.identifier.rpartition(".")[0], spec.table.location, spec.commit.atomic)
+        place = (
+            spec.table.catalog,
+            spec.table.identifier.rpartition(".")[0],
+            spec.table.location,
+            bool(spec.commit.atomic),
+        )
         if place not in self._looked:
             self._looked[place] = _catalog_problems(spec)
         if problems := self._looked[place]:

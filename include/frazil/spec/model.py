@@ -115,11 +115,12 @@ class Commit(Model):
         "time whole or not at all; until it is complete, its rows are on the branch `frazil-open-<stream>`.",
     )
 
-    atomic: bool = Field(
+    atomic: bool | tuple[str, ...] = Field(
         default=False,
         description="Whether a batch's rows, in all tables of a route, and its dead letters appear in one step, where "
         "the catalog can do that: SQLite, PostgreSQL, or a REST catalog that is declared to be Lakekeeper or Polaris. "
-        "Without it the dead letters appear first.",
+        "Without it the dead letters appear first. A list of tables of `route.tables` stands for these, with the "
+        "stream's table and its dead letters; the others follow.",
     )
 
     @property

@@ -150,6 +150,7 @@ def may_have_made(route: Route, identifier: str) -> bool:
 
 def problems(spec: StreamSpec) -> Iterator[Problem]:
     """What is wrong between the route and the other parts of the stream."""
+    yield from _in_one_step(spec)
     if (route := spec.route) is None:
         return
     yield from _source(spec, route)
@@ -167,6 +168,21 @@ def problems(spec: StreamSpec) -> Iterator[Problem]:
     ):
         if declared != sound:
             yield Problem(place, declared, f"is not possible with a route yet; {instead}")
+
+
+def _in_one_step(spec: StreamSpec) -> Iterator[Problem]:
+    """What is wrong with the tables that `commit.atomic` lists."""
+    if isinstance(spec.commit.atomic, bool):
+        return
+    named = dict.fromkeys(spec.route.tables.values() if spec.route else ())
+    if not spec.commit.atomic or not named:
+        what = "lists tables, and the stream names none in route.tables; write true or false"
+        yield Problem("commit.atomic", ", ".join(spec.commit.atomic), what)
+        return
+    for identifier in spec.commit.atomic:
+        if identifier not in {*named, spec.table.identifier, spec.dead_letter_table}:
+            what = f"is no table of the stream, and none of route.tables{did_you_mean(identifier, named)}"
+            yield Problem("commit.atomic", identifier, f"{what}; add it there")
 
 
 def _windows(spec: StreamSpec, route: Route) -> Iterator[Problem]:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 
 from frazil.commit.committer import Committer
 from frazil.commit.followers import Behind, Followers
@@ -102,11 +103,15 @@ class StreamRoute:
             )
 
 
-def join_routed(tables: StreamTables, committer: Committer) -> None:
-    """Let all of a batch's tables be committed to in one step, if the stream declares `commit.atomic`."""
+def join_routed(tables: StreamTables, committer: Committer, atomic: bool | Collection[str] = True) -> None:
+    """Let a batch's tables, or those of them that `atomic` names, be committed to in one step with home.
+
+    Nothing changes for a stream that does not declare `commit.atomic`.
+    """
     marker = tables.marker()
     if tables.at_once is not None and marker is not None:
-        committer.together = Followers.of(tables, marker).together
+        only = None if isinstance(atomic, bool) else frozenset(atomic)
+        committer.together = partial(Followers.of(tables, marker).together, only=only)
 
 
 def told(behind: Sequence[Behind]) -> str:

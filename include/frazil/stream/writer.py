@@ -211,7 +211,7 @@ class Writer:
                 wait=partial(self._wait_outside_turn, emit), tell=lambda sentence: emit(OutageMet(sentence))
             ),
             align=Alignment.of(self.spec),
-            atomic=self.spec.commit.atomic,
+            atomic=bool(self.spec.commit.atomic),
             merging=self._merging(progress, emit),
         )
         if read_marker(tables.main.current().metadata.properties, self.spec.name) is None:
@@ -328,7 +328,7 @@ class Epoch:
             after=self.after,
         )
         self.number = committer.epoch
-        join_routed(p.tables, committer)
+        join_routed(p.tables, committer, p.spec.commit.atomic)
         settled = settle(p.tables, committer)
         marker = p.tables.marker()
         if marker is None:

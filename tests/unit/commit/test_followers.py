@@ -440,3 +440,41 @@ def test_every_row_lands_once_whatever_fails(
         assert (routed.offsets("demo.events"), routed.offsets(ORDERS), routed.offsets(PAYMENTS)) == tuple(
             expected.values()
         )
+
+
+def test_tables_that_are_listed_have_a_batch_in_one_step_with_home_and_the_others_follow(routed: Routed) -> None:
+    at_once, steps = commit_tables_of(routed.world.catalog.inner), []
+
+    def committed(changes: Sequence[TableChange]) -> Any:
+        steps.append({".".join(change.table.name()) for change in changes})
+        return at_once(changes)
+
+    def begin() -> None:
+        routed.world.tables = dataclasses.replace(routed.world.view(), at_once=committed)
+        routed.committer = routed.world.take_over()
+        join_routed(routed.tables, routed.committer, (ORDERS, "demo.events"))
+        routed.world.settle(routed.committer)
+        routed.followers = Followers.of(routed.tables, routed.world.marker())
+
+    begin()
+    routed.world.catalog.next_fails_before(ForbiddenError("not yours"), PAYMENTS, times=2)
+    routed.run({"main": [0], ORDERS: [1], PAYMENTS: [2]}, 3)
+    assert steps == [{"demo.events", ORDERS}]
+    assert (routed.offsets("demo.events"), routed.offsets(ORDERS), routed.offsets(PAYMENTS)) == ([0], [1], [])
+    routed.run({ORDERS: [3], PAYMENTS: [4]}, 5)
+    assert steps[1] == {"demo.events", ORDERS}, "one table's trouble is no other's"
+    begin()
+    routed.followers.commit()
+    assert (routed.offsets(ORDERS), routed.offsets(PAYMENTS)) == ([1, 3], [2, 4])
+
+
+def test_the_trouble_of_a_listed_table_holds_the_batch_back_for_all(routed: Routed) -> None:
+    at_once = commit_tables_of(routed.world.catalog.inner)
+    routed.world.catalog.next_fails_before(ForbiddenError("not yours"), ORDERS, times=2)
+    routed.run({ORDERS: [0]}, 1)
+    routed.world.tables = dataclasses.replace(routed.world.view(), at_once=at_once)
+    routed.committer = routed.world.begin()
+    join_routed(routed.tables, routed.committer, (ORDERS,))
+    with pytest.raises(CommitUnavailable, match=r"several tables in one step, and demo\.orders lacks 1 row"):
+        routed.run({"main": [1], ORDERS: [2]}, 3)
+    assert routed.offsets("demo.events") == []

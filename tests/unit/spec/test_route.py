@@ -69,6 +69,31 @@ def test_what_is_not_possible_with_a_route_is_refused(declare: Declare, more: di
     assert message in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    ("atomic", "route", "message"),
+    [
+        (["demo.a"], None, "commit.atomic: 'demo.a' lists tables, and the stream names none in route.tables"),
+        ([], {"a": "demo.a"}, "commit.atomic: '' lists tables"),
+        (["demo.b"], {"a": "demo.a"}, "commit.atomic: 'demo.b' is no table of the stream, and none of route.tables"),
+    ],
+)
+def test_a_list_of_tables_for_one_step_names_tables_of_the_route(
+    declare: Declare, atomic: list[str], route: dict[str, str] | None, message: str
+) -> None:
+    more = {} if route is None else {"route": {"by": "field", "name": "carrier", "tables": route}}
+    schema = {"carrier": "string not null", "departed": "timestamptz"}
+    with pytest.raises(SpecError) as raised:
+        load_stream(declare(schema=schema, commit={"atomic": atomic}, **more))
+    assert message in str(raised.value)
+
+
+def test_home_and_its_dead_letters_may_be_listed_for_one_step_too(declare: Declare) -> None:
+    route = {"by": "field", "name": "carrier", "tables": {"a": "demo.a", "b": "demo.b"}}
+    schema = {"carrier": "string not null", "departed": "timestamptz"}
+    listed = ["demo.a", "demo.flights", "demo.flights_dead_letters"]
+    assert load_stream(declare(schema=schema, route=route, commit={"atomic": listed})).commit.atomic == tuple(listed)
+
+
 def test_a_writer_is_restarted_for_its_route_alone(declare: Declare) -> None:
     schema = {"carrier": "string", "departed": "timestamptz"}
     plain = load_stream(declare(schema=schema))
