@@ -101,6 +101,7 @@ def test_a_table_that_cannot_be_measured_comes_after_the_others_and_all_of_them_
 ) -> None:
     breaks.add("shop.raw_b")
     assert tables_of(made).due(ACTIONS)[-1] == "shop.raw_b"
+    assert tables_of(made).due(["orphans"]) == []
     breaks.update({"shop.raw_a", "shop.raw_c", "shop.orders"})
     with pytest.raises(FrazilError, match="none of the 4 tables of the route of shop could be measured"):
         tables_of(made).due(ACTIONS)

@@ -14,6 +14,7 @@ from frazil import clock
 from frazil.airflow.side_by_side import side_by_side
 from frazil.airflow.untrusted import Store, stored_mapping
 from frazil.errors import FrazilError
+from frazil.maintenance.due import Action
 from frazil.maintenance.load import MadeElsewhere
 from frazil.maintenance.orphan_cleanup import all_folders, clean_orphans
 from frazil.maintenance.routed import Judged, judged_of_route, tables_of_route
@@ -51,6 +52,8 @@ class RouteTables:
 
         Raises FrazilError if there are several, and none of them can be measured.
         """
+        if not {*Action} & {*actions}:
+            return []
         catalog, now_ms = existing_catalog(self.spec.table.catalog), clock.now_ms()
         tables = {table.name: table for table in tables_of_route(catalog, self.spec, self.specs)}
 
