@@ -123,10 +123,11 @@ class MadeStream:
         dead_letters: Offsets,
         *,
         windows: Mapping[int, int] | None = None,
+        ahead: int = 0,
     ) -> Journal:
-        """Write and journal the next batch; `Committer.commit` makes it land."""
+        """Write and journal the next batch, or one so many behind it; `Committer.commit` makes it land."""
         committer, marker = self.committer or self.begin(), self.tables.marker()
-        key = BatchKey(committer.epoch, 1 + (marker.at.batch if marker else 0))
+        key = BatchKey(committer.epoch, 1 + ahead + (marker.at.batch if marker else 0))
         main = self.tables.main.refresh()
         journal = Journal(
             stream=self.spec.name,

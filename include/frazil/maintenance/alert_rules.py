@@ -163,14 +163,25 @@ def _of_streams(health: TableHealth, settings: Maintenance, now_ms: int) -> Iter
         last = "unknown" if age_s is None else f"{ago(int(age_s * 1000))} ago"
         waiting = "an unknown number of" if stream.lag is None else f"{stream.lag:,}"
         shown = f"last commit {last}, {waiting} records wait"
+        status = f"`frazil status {stream.name}`"
         yield Reading(
             f"freshness:{stream.name}",
             _staleness_s(stream, age_s, threshold_s),
             threshold_s,
             shown,
-            f"stream {stream.name} of {health.table} does not commit what waits in Kafka: {shown}. `frazil status "
-            f"{stream.name}` says whether its writer runs, is paused, or is held back and by what",
+            f"stream {stream.name} of {health.table} does not commit what waits in Kafka: {shown}. {status} says "
+            "whether its writer runs, is paused, or is held back and by what",
         )
+        if settings.alerts.lag is not None:
+            yield Reading(
+                f"lag:{stream.name}",
+                stream.lag,
+                settings.alerts.lag,
+                f"{waiting} records wait",
+                f"stream {stream.name} of {health.table} lags: {waiting} records wait in Kafka, more than "
+                f"{settings.alerts.lag:,}. {status} says whether it catches up, and how long its batches take. If it "
+                "does not, give it more `resources.cores` or topic-partitions",
+            )
 
 
 def stale_after_ms(settings: Maintenance, longest_interval_ms: int) -> int:

@@ -15,12 +15,13 @@ each rule the first match wins:
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import astuple, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
 from datetime import timedelta
 from typing import Any, Self
 
 from frazil.maintenance.alert_rules import Reading, readings
 from frazil.maintenance.health import TableHealth
+from frazil.maintenance.rules import runbook_of
 from frazil.spec.maintenance import Alerts, Maintenance
 
 GAPS = 3
@@ -41,6 +42,10 @@ class Alert:
     """When the value was first seen beyond the threshold."""
     sentence: str
     """What is wrong and what to do now; for a resolved alert, that it is over."""
+
+    def to_json(self) -> dict[str, Any]:
+        """With the place in the runbook that says what to do."""
+        return {**asdict(self), "runbook": runbook_of(self.rule)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,16 @@ NAMED = 5
 
 
 @dataclass(frozen=True, slots=True)
+class LateWindow:
+    """The first window of a table that is not complete."""
+
+    window: str
+    due_ms: int
+    """Its end and the largest lateness of the streams, in milliseconds since 1970; perhaps still to come."""
+    waits_for: str
+
+
+@dataclass(frozen=True, slots=True)
 class StreamState:
     """How one stream runs. Unknown values are None."""
 
@@ -46,6 +56,8 @@ class StreamState:
     """Why the supervisor of this host gave up; None if it did not, or something was started since."""
     fruitless: int = 0
     """Consecutive ends within an hour without a commit and without a request to stop."""
+    registry: str | None = None
+    """What the writer said last, if it ended because a schema registry did not answer, and none has committed since."""
     stall: Stall | None = None
     """What holds the live writer of this host back, as it reports."""
     waiting_batches: int | None = 0
@@ -87,6 +99,14 @@ def _of_stream(state: StreamState, alerts: Alerts, now_ms: int) -> Iterator[Read
             "none shall run",
             "the supervisor gave up",
         )
+    )
+    yield Reading(
+        "registry",
+        int(state.registry is not None),
+        0,
+        "no writer ended for a schema registry" if state.registry is None else "the schema registry does not answer",
+        f"stream {name} waits for its schema registry, without which its records cannot be decoded: {state.registry}. "
+        "`frazil validate --connect` says when it answers; the writer is restarted by itself, and loses nothing",
     )
     yield _stall(name, state.stall)
     yield from _of_batches(state, alerts)
@@ -190,6 +210,32 @@ def held_reading(table: str, held: Sequence[tuple[str, str]], alerts: Alerts) ->
             "late rows are judged again. Or release them: DAG frazil_release, or `frazil partitions TABLE --release`",
             f"{counted(len(held), 'window')} held",
         ),
+    )
+
+
+def audit_reading(name: str, found: str | None) -> Reading:
+    """What the last audit of a stream found, unless a later one of the same hours found nothing."""
+    said = (found or "").rstrip(".")
+    return flag(
+        "audit",
+        found is not None,
+        f"{said}. Find out whether rows lack or came twice before anything is deleted: `frazil audit {name} --source`",
+        "an audit found something" if found else "the last audit found nothing",
+    )
+
+
+def window_reading(late: LateWindow | None, alerts: Alerts, *, table: str, now_ms: int) -> Reading:
+    """The next window of a table, if it has ended and is not complete. None stands for a table without signals."""
+    late_s = max(now_ms - late.due_ms, 0) / 1000 if late else 0
+    what = f"{late.window} has been due for {ago(int(late_s * 1000))}" if late and late_s else "no window is due"
+    return Reading(
+        "late-window",
+        late_s,
+        alerts.late_window.total_seconds(),
+        what,
+        f"{table}: {what}, and is not complete, so nothing that waits for it starts: {late.waits_for if late else ''}. "
+        f"`frazil partitions {table}` says the same at any time. A topic-partition that gets no more records counts as "
+        "idle after `idle-timeout`; a stream that nobody runs any more must be forgotten",
     )
 
 

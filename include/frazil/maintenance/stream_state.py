@@ -16,7 +16,7 @@ from frazil.commit.history import ancestors, commit_records
 from frazil.commit.journal import JournalStore
 from frazil.commit.marker import property_name, read_marker
 from frazil.commit.reasons import Reason, reasons_in
-from frazil.errors import FrazilError
+from frazil.errors import FrazilError, RegistryUnavailable
 from frazil.host.given_up import standing_given_up
 from frazil.host.heartbeat import Stall
 from frazil.host.launcher import Observation
@@ -74,6 +74,7 @@ def observe_stream(spec: StreamSpec, problem: str | None, *, now_ms: int) -> Str
         last_words=_last_words(writer),
         given_up=_given_up(spec.name, writer),
         fruitless=len(exits),
+        registry=_last_words(writer) if exits and exits[0].code == RegistryUnavailable.exit_code else None,
         stall=_stall(writer, now_ms=now_ms),
         waiting_batches=_waiting(table, spec.name) if table and not is_fresh else 0,
         records=hour.records,

@@ -111,6 +111,13 @@ class Alerts(Switched):
     freshness: PositiveDuration = Field(
         default=timedelta(minutes=15), description="How long ago the last commit may be while records wait in Kafka."
     )
+    lag: int | None = Field(
+        default=None, gt=0, description="Records of one stream that wait in Kafka. Not judged unless it is declared."
+    )
+    late_window: PositiveDuration = Field(
+        default=timedelta(hours=2),
+        description="How long after its end, and the streams' lateness, a window may not be complete.",
+    )
     writer_down: PositiveDuration = Field(
         default=timedelta(minutes=5), description="How long a stream that should run may have no running writer."
     )

@@ -34,7 +34,7 @@ from sqlalchemy import URL, create_engine, make_url, text
 from sqlalchemy import Engine as SqlEngine
 from sqlalchemy.exc import DBAPIError, OperationalError
 
-from frazil.errors import AccessDenied, CommitRefused, CommitUnavailable, FrazilError, SpecError
+from frazil.errors import AccessDenied, CommitRefused, CommitUnavailable, FrazilError, SpecError, TableLost
 from frazil.extras import extras_named
 from frazil.home import home
 from frazil.table.catalog_mistakes import check_storage, client_error, loading_error
@@ -53,6 +53,7 @@ OPEN_ATTEMPTS = 3
 _engines: WeakValueDictionary[str, SqlEngine] | None = None
 """By URI, where SQL catalogs share them: see `share_connections`. One that no catalog uses any more is closed."""
 SAID_MOST = 300
+METADATA_FILE = ".metadata.json"
 """Characters of a server's error in a sentence: a gateway answers with pages."""
 
 _REFUSED = (UnauthorizedError, ForbiddenError, AuthorizationExpiredError, OAuthError, SignError, PermissionError)
@@ -149,7 +150,10 @@ def configured_catalogs() -> tuple[str | None, ...]:
 
 @contextmanager
 def catalog_errors(catalog: str) -> Iterator[None]:
-    """Turn errors of a catalog's client into AccessDenied, CommitRefused or CommitUnavailable."""
+    """Turn errors of a catalog's client into AccessDenied, CommitRefused or CommitUnavailable.
+
+    A table whose metadata file is gone is TableLost.
+    """
     try:
         yield
     except _REFUSED as error:
@@ -171,6 +175,13 @@ def catalog_errors(catalog: str) -> Iterator[None]:
             raise AccessDenied(f"the database of the catalog {catalog!r} refuses us: {reason}") from error
         raise CommitUnavailable(
             f"the database of the catalog {catalog!r} cannot be used: {' '.join(reason.split())}"
+        ) from error
+    except FileNotFoundError as error:
+        if METADATA_FILE not in str(error):
+            raise
+        raise TableLost(
+            f"the catalog {catalog!r} names a metadata file that is not there: {error}. Bring it back from a backup, "
+            "or register the newest metadata file that is left"
         ) from error
     except Exception as error:
         meant = client_error(catalog, error)

@@ -16,7 +16,7 @@ from typing import Any
 from airflow.sdk import DAG, Asset, AssetAlias, Param, get_current_context, task, task_group
 from airflow.sdk.exceptions import AirflowFailException
 
-from frazil.airflow.assets import GROUP
+from frazil.airflow.assets import GROUP, HEALTH
 from frazil.airflow.dag_profile import OnFailure, dag_profile
 from frazil.airflow.declared import declared_streams
 from frazil.airflow.untrusted import handed_on
@@ -81,7 +81,7 @@ def audit_dag(streams: str | Path, *, on_failure: OnFailure | None = None) -> DA
         ),
     ) as dag:
         # Typed as what the tasks get when they run.
-        wrong: Any = task(audit)(names, str(folder.absolute()))
+        wrong: Any = task(inlets=[HEALTH])(audit)(names, str(folder.absolute()))
         _of_a_stream.partial(folder=str(folder.absolute())).expand(name=wrong)
     return dag
 
@@ -97,10 +97,14 @@ def audit(names: list[str], streams: str) -> list[str]:
 
     Raises FrazilError if none of several streams could be audited.
     """
-    from frazil.airflow.audits.tasks import audit_all  # noqa: PLC0415 - a DAG file that is parsed needs no PyIceberg
+    from frazil.airflow.audits.findings import remember  # noqa: PLC0415 - a DAG file that is parsed needs no PyIceberg
+    from frazil.airflow.audits.tasks import audit_all  # noqa: PLC0415 - as above
 
-    asked = get_current_context()["params"]["streams"]
-    return audit_all(asked or names, Path(streams), **_window())
+    context = get_current_context()
+    asked, store = context["params"]["streams"], context["asset_state_store"][HEALTH]
+    found = audit_all(asked or names, Path(streams), **_window())
+    remember(store, found.audits)
+    return found.wrong
 
 
 def confirm(name: str, streams: str) -> dict[str, Any]:

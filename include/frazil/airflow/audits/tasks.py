@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from airflow.sdk.exceptions import AirflowSkipException
 
@@ -32,20 +32,28 @@ AuditJson = dict[str, Any]
 """One audit as JSON: stream, from and to (ISO 8601, UTC), the number of findings, and the first ones as sentences."""
 
 
+class Audited(NamedTuple):
+    """Of all streams."""
+
+    wrong: list[str]
+    """The names of those with findings, and of those whose audit failed."""
+    audits: list[AuditJson]
+
+
 def audit_all(
     streams: Sequence[str], folder: Path, moment: datetime, *, hours: int = 1, with_source: bool = False
-) -> list[str]:
-    """Audit the streams side by side; the names of those with findings, and of those whose audit failed.
+) -> Audited:
+    """Audit the streams side by side.
 
     Raises FrazilError if there are several, and none could be audited: that is one trouble, and not one a stream.
     """
 
-    def look(stream: str) -> int:
+    def look(stream: str) -> AuditJson | None:
         try:
-            return int(audit_hours(stream, folder, moment, hours=hours, with_source=with_source)["findings"])
+            return audit_hours(stream, folder, moment, hours=hours, with_source=with_source)
         except AirflowSkipException as not_begun:
             log.info("%s: %s", stream, not_begun)
-            return 0
+            return None
 
     found = side_by_side(streams, look, within_s=WITHIN.total_seconds())
     failed = {stream: error for stream, error in found.items() if isinstance(error, Exception)}
@@ -54,9 +62,11 @@ def audit_all(
     if len(failed) == len(found) > 1:
         first, error = next(iter(failed.items()))
         raise FrazilError(f"none of {len(failed)} streams could be audited; {first}: {error!r}") from error
-    wrong = [stream for stream, answer in found.items() if stream in failed or answer]
+    audits = [answer for answer in found.values() if isinstance(answer, dict)]
+    off = {audited["stream"] for audited in audits if audited["findings"]}
+    wrong = [stream for stream in found if stream in failed or stream in off]
     log.info("%d of %d streams need a look of their own: %s", len(wrong), len(found), ", ".join(wrong) or "none")
-    return wrong
+    return Audited(wrong, audits)
 
 
 def audit_hours(

@@ -6,7 +6,7 @@ It reads run folders of this host, tables' metadata and Airflow's answers. Each 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
@@ -25,9 +25,18 @@ from frazil.airflow.health.routes import RouteFindings, look_on
 from frazil.airflow.maintenance.dag import DAG_ID as MAINTENANCE
 from frazil.airflow.partitions.dag import partitions_dag_id
 from frazil.maintenance.alert_rules import Reading
-from frazil.maintenance.stream_rules import flag, held_reading, late_reading, runs_reading, stream_readings
+from frazil.maintenance.stream_rules import (
+    audit_reading,
+    flag,
+    held_reading,
+    late_reading,
+    runs_reading,
+    stream_readings,
+    window_reading,
+)
 from frazil.maintenance.stream_state import observe_stream
 from frazil.maintenance.tables import routes
+from frazil.maintenance.windows import late_window
 from frazil.signals.signal_table import TableSignals
 from frazil.spec.last_sound import Found, find_declared
 from frazil.spec.maintenance import Alerts
@@ -44,6 +53,16 @@ ABOUT_ALL = (AUDITS, MAINTENANCE)
 """DAGs that serve every stream. Their tasks say which stream it is; here it counts that runs fail in a row."""
 FirstDays = dict[str, date | None]
 """By aggregation, the first day that is watched; None if it has not been set yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What Airflow's stores keep from one run to the next; reading a subject may change the first two."""
+
+    first_days: FirstDays
+    routes: dict[str, RouteFindings]
+    audits: Mapping[str, str]
+    """By stream, what audits found and no later audit took back, as a sentence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +102,8 @@ def _runs(dag_id: str, alerts: Alerts, failed: FailedRuns) -> Reading:
 def subjects_of(
     declared: Iterable[DeclaredStream],
     aggregations: Path | None,
+    kept: Kept,
     *,
-    first_days: FirstDays,
-    findings: dict[str, RouteFindings],
     now_ms: int,
 ) -> dict[str, Subject]:
     """Streams, tables whose windows complete, routes, and aggregations, by the name that their alerts carry.
@@ -96,43 +114,54 @@ def subjects_of(
     found = {f"the DAG {dag_id}": Subject(Alerts(), list, (dag_id,)) for dag_id in ABOUT_ALL}
     specs: dict[str, StreamSpec] = {}
     for stream in declared:
-        found[f"stream {stream.name}"] = _stream(stream, now_ms)
+        found[f"stream {stream.name}"] = _stream(stream, kept.audits.get(stream.name), now_ms)
         if stream.spec is not None:
             for seen in with_windows(stream.spec):
                 specs.setdefault(seen.table.identifier, seen)
+    sound = [stream.spec for stream in declared if stream.spec is not None]
+    feeds = [seen for one in sound for seen in with_windows(one)]
     for table, spec in specs.items():
         if spec.window is not None:
-            found[f"care of {table}"] = _care(table, spec)
-    sound = [stream.spec for stream in declared if stream.spec is not None]
+            found[f"care of {table}"] = _care(table, [one for one in feeds if one.table.identifier == table], now_ms)
     for name, spec in routes(sound).items():
         if spec.route is not None and spec.route.template is not None:
-            found[name] = Subject(spec.maintenance.alerts, _made(name, spec, sound, findings, now_ms))
+            found[name] = Subject(spec.maintenance.alerts, _made(name, spec, sound, kept.routes, now_ms))
     for file in find_declared(aggregations, AGGREGATIONS, now_ms=now_ms) if aggregations else ():
         if not file.removed:
             source = specs.get(file.spec.source) if file.spec else None
             alerts = source.maintenance.alerts if source else Alerts()
-            found[f"aggregation {file.path.stem}"] = _aggregation(file, alerts, first_days, now_ms)
+            found[f"aggregation {file.path.stem}"] = _aggregation(file, alerts, kept.first_days, now_ms)
     return found
 
 
-def _stream(stream: DeclaredStream, now_ms: int) -> Subject:
+def _stream(stream: DeclaredStream, audited: str | None, now_ms: int) -> Subject:
     spec, problem = stream.spec, None if stream.missing else stream.problem
     if spec is None:
         said = f"the declaration of stream {stream.name} is broken, and has never been sound: {problem}"
         return Subject(Alerts(), lambda: [flag("declaration", True, said)])
     alerts = spec.maintenance.alerts
-    return Subject(alerts, lambda: stream_readings(observe_stream(spec, problem, now_ms=now_ms), alerts, now_ms=now_ms))
-
-
-def _care(table: str, spec: StreamSpec) -> Subject:
-    alerts = spec.maintenance.alerts
 
     def read() -> Iterable[Reading]:
-        signals = TableSignals.load(stream_catalog(spec), table)
+        yield from stream_readings(observe_stream(spec, problem, now_ms=now_ms), alerts, now_ms=now_ms)
+        if alerts.enabled:
+            yield audit_reading(spec.name, audited)
+
+    return Subject(alerts, read)
+
+
+def _care(table: str, specs: Sequence[StreamSpec], now_ms: int) -> Subject:
+    alerts = specs[0].maintenance.alerts
+
+    def read() -> Iterable[Reading]:
+        catalog = stream_catalog(specs[0])
+        signals = TableSignals.load(catalog, table)
+        if alerts.enabled:
+            late = late_window(catalog, specs, signals, now_ms=now_ms)
+            yield window_reading(late, alerts, table=table, now_ms=now_ms)
         starts = signals.cursor.held if signals.cursor else frozenset()
         newest = signals.newest(from_us=min(starts), to_us=max(starts) + 1) if starts else {}
         held = [(s.partition, s.note or "the gate said nothing") for s in newest.values() if not s.sent]
-        return held_reading(table, held, alerts)
+        yield from held_reading(table, held, alerts)
 
     return Subject(alerts, read, (partitions_dag_id(table),))
 

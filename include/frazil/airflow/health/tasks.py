@@ -6,7 +6,6 @@ import logging
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict
 from datetime import date
 from functools import partial
 from pathlib import Path
@@ -15,10 +14,11 @@ from typing import Any
 
 from frazil import clock
 from frazil.airflow.aggregations.reconcile import FIRST, first_day
+from frazil.airflow.audits.findings import audit_findings
 from frazil.airflow.declared import declared_streams
 from frazil.airflow.gauges import tell_health
 from frazil.airflow.health.routes import RouteFindings
-from frazil.airflow.health.subjects import FailedRuns, read_all, subjects_of
+from frazil.airflow.health.subjects import FailedRuns, Kept, read_all, subjects_of
 from frazil.airflow.untrusted import Store, stored_mapping, stored_names
 from frazil.errors import FrazilError
 from frazil.maintenance.alert_rules import Reading
@@ -66,7 +66,8 @@ def measure_all(
     with ThreadPoolExecutor(AT_ONCE) as pool:
         found = dict(zip(tables, pool.map(partial(_measured, now_ms=now_ms), tables.values()), strict=True))
     with _first_days(again) as first_days, _findings(store) as findings:
-        subjects = subjects_of(declared, aggregations, first_days=first_days, findings=findings, now_ms=now_ms)
+        kept = Kept(first_days, findings, audit_findings(store))
+        subjects = subjects_of(declared, aggregations, kept, now_ms=now_ms)
         seen = read_all(subjects, failed, at_once=AT_ONCE)
     steps: dict[str, AlertStep] = {}
     for name in dict.fromkeys([*tables, *subjects, *stored_names(store, TABLES)]):
@@ -128,7 +129,7 @@ def _remembered(steps: Mapping[str, AlertStep], store: Store) -> dict[str, list[
         store.set(name, made.states.to_json())
     store.set(TABLES, sorted(name for name, made in steps.items() if made.states.rules))
     changes = {
-        kind: [asdict(alert) for made in steps.values() for alert in getattr(made, kind)]
+        kind: [alert.to_json() for made in steps.values() for alert in getattr(made, kind)]
         for kind in ("fired", "resolved", "active")
     }
     for kind, level in (("active", logging.WARNING), ("resolved", logging.INFO)):

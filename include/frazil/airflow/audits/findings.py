@@ -1,0 +1,51 @@
+"""What audits found and no later audit took back, as Airflow's store of `frazil.health` keeps it, by stream."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+from frazil.airflow.untrusted import Store, stored_mapping
+
+FOUND = "audits"
+"""The store's key. No table has this name."""
+KEPT = timedelta(days=7)
+"""So long findings stand that no later audit takes back, as where rows were erased because somebody asked for it."""
+
+
+def audit_findings(store: Store) -> dict[str, str]:
+    """By stream, a sentence."""
+    return {stream: kept[2] for stream, kept in stored_mapping(store, FOUND).items() if _is_kept(kept)}
+
+
+def remember(store: Store, audits: Iterable[Mapping[str, Any]]) -> None:
+    """Keep what audits found, and forget it once one of the same hours found nothing, or after a week.
+
+    Each is what `audit_hours` returns; times are ISO 8601 of one zone, so that they compare as text.
+    """
+    before = {stream: kept for stream, kept in stored_mapping(store, FOUND).items() if _is_kept(kept)}
+    after = dict(before)
+    for found in audits:
+        stream, kept = found["stream"], before.get(found["stream"])
+        if found["findings"]:
+            begin, end = found["from"], found["to"]
+            said = f"{stream}, committed from {begin} to {end}: {found['findings']} findings. {found['sentences'][0]}"
+            after[stream] = [min(begin, kept[0]), max(end, kept[1]), said] if kept else [begin, end, said]
+        elif kept and ((found["from"] <= kept[0] and kept[1] <= found["to"]) or _is_old(kept, found["to"])):
+            del after[stream]
+    if after != before:
+        store.set(FOUND, after)
+
+
+def _is_old(kept: Sequence[str], now: str) -> bool:
+    return datetime.fromisoformat(now) - datetime.fromisoformat(kept[1]) > KEPT
+
+
+def _is_kept(kept: Any) -> bool:
+    if not (isinstance(kept, list) and len(kept) == 3 and all(isinstance(one, str) for one in kept)):
+        return False
+    try:
+        return all(datetime.fromisoformat(one).tzinfo is not None for one in kept[:2])
+    except ValueError:
+        return False

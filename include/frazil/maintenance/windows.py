@@ -1,0 +1,37 @@
+"""Which window of a table completes next, and what it waits for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pyiceberg.catalog import Catalog
+from pyiceberg.exceptions import NoSuchTableError
+
+from frazil.maintenance.stream_rules import LateWindow
+from frazil.partitions.completeness import waits_for
+from frazil.partitions.windows import Window
+from frazil.signals.completion import feeds_of
+from frazil.signals.signal_table import TableSignals
+from frazil.spec.model import StreamSpec
+
+
+def late_window(
+    catalog: Catalog, specs: Sequence[StreamSpec], signals: TableSignals, *, now_ms: int
+) -> LateWindow | None:
+    """The next window, with what it waits for if it is due. None for a table without signals, or that is gone.
+
+    `specs` are all declared streams of the table.
+    """
+    cursor = signals.cursor
+    if cursor is None:
+        return None
+    window = Window.of(cursor.through_us, cursor.grain)
+    due_ms = (window.end_us + max(int(spec.lateness.total_seconds() * 1_000_000) for spec in specs)) // 1_000
+    if due_ms > now_ms:
+        return LateWindow(str(window), due_ms, "")
+    try:
+        table = catalog.load_table(signals.table)
+    except NoSuchTableError:
+        return None
+    waiting = "; ".join(map(str, waits_for(feeds_of(table, specs), window)))
+    return LateWindow(str(window), due_ms, waiting or "it is complete, and the DAG of its partitions has not run since")

@@ -1,0 +1,333 @@
+"""Each entry of the runbook is carried out: its alert fires for its cause, its commands are given, and it resolves.
+
+Those that need Kafka or Spark are in tests/e2e/test_runbook.py and tests/spark/test_runbook.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from click.testing import CliRunner
+
+from frazil import clock
+from frazil.airflow.audits.findings import remember
+from frazil.airflow.audits.tasks import audit_all
+from frazil.airflow.health.tasks import measure_all
+from frazil.cli.main import frazil
+from frazil.commit.settle import settle
+from frazil.errors import FrazilError, RegistryUnavailable
+from frazil.host.exchange import open_exchange
+from frazil.host.heartbeat import Heartbeat, Phase, Stall, StallKind
+from frazil.host.processes import mark
+from frazil.host.records import ExitRecord, Launch, LaunchKind, ProcessMark, append_exit
+from frazil.ingest.contract import RangeProgress
+from frazil.maintenance import measure
+from frazil.partitions.windows import Window
+from frazil.signals.completion import Gate, assess, signal
+from frazil.spec.load import load_stream
+from frazil.table.catalogs import load_catalog
+from tests.dags.test_maintenance import Store
+from tests.made_batches import EventTimes, MadeStream
+from tests.runbook import commands
+
+STREAM = """
+name: rides
+source: {topics: [rides], bootstrap-servers: "127.0.0.1:1"}
+table: city.rides
+schema: {at: timestamptz}
+event-time: at
+partition-by: [hour(at)]
+complete: hour
+"""
+BEGIN = datetime(2033, 5, 18, 8, 30, tzinfo=UTC)
+"""Later than this machine's clock: no commit is older than its table."""
+EVERY = timedelta(minutes=5)
+
+
+class Shift:
+    """A stream, those who watch it, and a person who reads the runbook."""
+
+    def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
+        self.folder, self.store, self.landed = folder, Store(), 0
+        self.now = BEGIN
+        self.file = folder / "streams" / "rides.yaml"
+        self.file.parent.mkdir()
+        self.file.write_text(STREAM)
+        self.made = MadeStream(load_stream(self.file), self.now_ms, partitions=1, columns=self._columns)
+        self.run_folder = Path(os.environ["FRAZIL_HOME"], "streams", "rides")
+        self.run_folder.mkdir(parents=True)
+        self.failed_runs = 0
+        self.aggregations: Path | None = None
+        self.again = {"daily": Store()}
+        patch.setenv("FRAZIL_STREAMS", str(self.file.parent))
+        patch.setattr(clock, "now_ms", lambda: self.now_ms)
+        patch.setattr(measure, "kafka_lag", lambda *_: None)  # there is no Kafka: the lag stays unknown
+
+    @property
+    def now_ms(self) -> int:
+        return int(self.now.timestamp() * 1_000)
+
+    def _columns(self, rows: int) -> dict[str, pa.Array]:
+        return {"at": pa.array([self.now_ms * 1_000] * rows, pa.int64()).cast(pa.timestamp("us", tz="UTC"))}
+
+    def land(self, records: int = 100, *, bad: int = 0) -> None:
+        self.made.now_ms, begin = self.now_ms, self.landed
+        self.landed += records
+        self.made.land(
+            {0: (begin, self.landed)},
+            rejected={0: range(begin, begin + bad)},
+            times=EventTimes({0: self.now_ms * 1_000}),
+        )
+
+    def later(self, by: timedelta) -> None:
+        self.now += by
+
+    def red(self) -> set[str]:
+        """The rules of the alerts that stand, as `frazil_health` finds them now."""
+        failed = {"frazil_audits": self.failed_runs}
+        found = measure_all(
+            self.file.parent,
+            self.store,
+            aggregations=self.aggregations,
+            again=self.again,
+            failed=lambda dag_id, _: failed.get(dag_id, 0),
+        )
+        named = {alert["rule"]: alert["runbook"] for alert in found["active"]}
+        assert named == {rule: f"docs/runbook.md#{rule.partition(':')[0]}" for rule in named}
+        return {rule.partition(":")[0] for rule in named}
+
+    def red_after_the_hold(self) -> set[str]:
+        """Every five minutes, as the DAG looks."""
+        for _ in range(8):
+            self.red()
+            self.later(EVERY)
+        return self.red()
+
+    def follow(self, rule: str, *, all_but: str = " ") -> str:
+        """Give the entry's commands, and return what they said."""
+        said = []
+        for words in commands(rule):
+            if all_but in words:
+                continue
+            done = CliRunner().invoke(frazil, words)
+            assert isinstance(done.exception, FrazilError | SystemExit | None), (words, done.output)
+            said.append(f"{done.output}{done.exception if isinstance(done.exception, FrazilError) else ''}")
+        assert said, f"the entry {rule} has no command"
+        return "\n".join(said)
+
+    def ended(
+        self, number: int, error: str = "MemoryError: no room", *, code: int = 1, committed: bool = False
+    ) -> None:
+        """A writer of this host that Airflow had started."""
+        at_ms = self.now_ms
+        launch = Launch(f"l{number}", LaunchKind.SUPERVISED, at_ms - 1_000, writer=ProcessMark(2**22 + 1, 0))
+        append_exit(self.run_folder, ExitRecord(launch.id, code, at_ms - 1_000, at_ms, "f", 0, committed, error))
+        (self.run_folder / "lock").write_text(json.dumps(launch.to_json()))
+
+
+@pytest.fixture
+def shift(frazil_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shift:  # noqa: ARG001
+    return Shift(tmp_path, monkeypatch)
+
+
+def test_a_stopped_stream_runs_again_or_is_wanted_no_more(shift: Shift) -> None:
+    shift.land()
+    shift.later(EVERY)
+    shift.ended(1)
+    assert "writer" in shift.red_after_the_hold()
+    said = shift.follow("writer", all_but="doctor")
+    assert "MemoryError: no room" in said
+    assert "writer" not in shift.red(), "nobody wants it to run"
+
+
+def test_a_writer_that_gets_nowhere_is_told_with_its_last_words(shift: Shift) -> None:
+    shift.land()
+    for number in range(4):
+        shift.ended(number, "WorkerEnvironment: the workers' Python has no frazil")
+    assert "restarts" in shift.red_after_the_hold()
+    assert "the workers' Python has no frazil" in shift.follow("restarts")
+    shift.ended(9, committed=True)
+    assert "restarts" not in shift.red()
+
+
+def test_a_registry_that_is_away_is_named(shift: Shift) -> None:
+    shift.land()
+    shift.ended(1, "RegistryUnavailable: http://registry does not answer", code=RegistryUnavailable.exit_code)
+    assert "registry" in shift.red_after_the_hold()
+    assert "http://registry does not answer" in shift.follow("registry")
+    shift.ended(2, committed=True)
+    assert "registry" not in shift.red()
+
+
+def test_a_stall_is_told_until_it_is_over(shift: Shift) -> None:
+    shift.land()
+    launch = Launch("l1", LaunchKind.SUPERVISED, shift.now_ms, writer=mark(os.getpid()))
+    (shift.run_folder / "lock").write_text(json.dumps(launch.to_json()))
+
+    def beats(stall: Stall | None) -> None:
+        beat = Heartbeat("rides", os.getpid(), "f", Phase.WAITING, shift.now_ms, shift.now_ms, stall=stall)
+        beat.write(open_exchange(shift.run_folder))
+
+    held_back = Stall(StallKind.OFFSETS, shift.now_ms, "rides-0", "a transaction on rides-0 is open since 08:30")
+    for _ in range(8):
+        beats(held_back)
+        shift.red()
+        shift.later(EVERY)
+    beats(held_back)
+    assert "stall" in shift.red()
+    assert "a transaction on rides-0 is open" in shift.follow("stall")
+    beats(None)
+    assert "stall" not in shift.red()
+
+
+def test_batches_that_wait_are_committed_by_the_next_writer(shift: Shift) -> None:
+    shift.land()
+    for ahead in range(4):
+        begin = shift.landed + ahead * 10
+        read = RangeProgress("rides", 0, begin, begin + 10, 10, 0, shift.now_ms * 1_000)
+        shift.made.stage([read], {0: range(begin, begin + 10)}, {}, ahead=ahead)
+    assert "waiting-batches" in shift.red_after_the_hold()
+    shift.follow("waiting-batches")
+    shift.made.now_ms = shift.now_ms
+    settle(shift.made.tables, shift.made.begin())
+    assert "waiting-batches" not in shift.red()
+    assert shift.made.tables.main.refresh().scan().count() == 140
+
+
+def test_a_poison_producer_is_seen_looked_at_and_settled(shift: Shift) -> None:
+    shift.land(200, bad=50)
+    assert "dead-letters" in shift.red_after_the_hold()
+    said = shift.follow("dead-letters")
+    assert "NotJson" in said
+    assert "50 dead letters would be decoded again" in said.replace(" of stream rides", "")
+    assert "50 dead letters of stream rides discarded" in said
+    shift.later(timedelta(hours=1))
+    shift.land()
+    assert "dead-letters" not in shift.red()
+
+
+def test_a_typo_in_a_file_is_found_and_corrected(shift: Shift) -> None:
+    shift.land()
+    shift.red()
+    shift.file.write_text(STREAM.replace("event-time", "event-tmie"))
+    assert "declaration" in shift.red()
+    assert "did you mean event-time?" in shift.follow("declaration")
+    shift.file.write_text(STREAM)
+    assert "declaration" not in shift.red()
+
+
+def test_a_table_that_was_dropped_is_registered_again(shift: Shift) -> None:
+    shift.land()
+    shift.ended(1, committed=True)
+    newest = shift.made.tables.main.refresh().metadata_location
+    load_catalog(None).drop_table("city.rides")
+    assert "table" in shift.red()
+    assert "city.rides is not in the catalog" in shift.follow("table")
+    load_catalog(None).register_table("city.rides", newest)
+    assert "table" not in shift.red()
+    assert "each offset once" in shift.follow("table")
+
+
+def test_rows_that_somebody_deleted_are_found_and_brought_back(shift: Shift) -> None:
+    shift.land()
+
+    def audit() -> None:
+        moment = (BEGIN + timedelta(hours=1)).replace(minute=15)
+        remember(shift.store, audit_all(["rides"], shift.file.parent, moment).audits)
+
+    rows = shift.made.tables.main.refresh().scan("kafka_offset < 5").to_arrow()
+    shift.made.tables.main.refresh().delete("kafka_offset < 5")
+    audit()
+    assert "audit" in shift.red()
+    assert "the table lacks 5 rows" in shift.follow("audit")
+    shift.made.tables.main.refresh().append(rows)
+    audit()
+    assert "audit" not in shift.red()
+
+
+def test_a_late_window_is_told_with_what_it_waits_for(shift: Shift) -> None:
+    shift.land()
+    complete(shift)
+    shift.later(timedelta(hours=4))
+    assert "late-window" in shift.red_after_the_hold()
+    assert "the watermark of rides is 2033-05-18T08:30:00Z" in shift.follow("late-window")
+    shift.land()
+    complete(shift)
+    assert "late-window" not in shift.red()
+
+
+def test_a_held_window_is_released(shift: Shift) -> None:
+    shift.land()
+    complete(shift)
+    shift.later(timedelta(hours=1))
+    shift.land()
+    shift.later(timedelta(hours=1))
+    shift.land()
+    complete(shift, held="2033-05-18T09", note="expect_column_values_to_be_between fare: not so in 3 rows")
+    assert "held" in shift.red()
+    assert "not so in 3 rows" in shift.follow("held")
+    assert "held" not in shift.red()
+
+
+def complete(shift: Shift, *, held: str = "", note: str = "") -> None:
+    """What the table's partition DAG does; the gate passes all windows but one."""
+    catalog, spec = load_catalog(None), load_stream(shift.file)
+    seen = assess(catalog, [spec])
+    assert seen is not None
+
+    def gates(_: object, windows: Sequence[Window]) -> dict[Window, Gate]:
+        return {window: Gate(window.key != held, note or None) for window in windows}
+
+    signal(catalog, seen, clock_ms=shift.now_ms, gates=gates)
+
+
+def test_a_day_that_was_not_aggregated_is_told_until_it_is(shift: Shift) -> None:
+    shift.file.write_text(STREAM.replace("complete: hour", "complete: day").replace("hour(at)", "day(at)"))
+    shift.land()
+    complete(shift)
+    shift.aggregations = shift.folder / "aggregations"
+    shift.aggregations.mkdir()
+    (shift.aggregations / "daily.yaml").write_text(
+        "source: city.rides\nevent-time: at\ntarget: city.daily\nsql: SELECT count(*) AS n FROM source_day\n"
+    )
+    assert "aggregation" not in shift.red()
+    shift.later(timedelta(days=1))
+    shift.land()
+    complete(shift)
+    shift.later(timedelta(hours=3))
+    assert "aggregation" in shift.red()
+    source = shift.made.tables.main.refresh().current_snapshot()
+    assert source is not None
+    done = {
+        "frazil.aggregation": "daily",
+        "frazil.day": str(BEGIN.date()),
+        "frazil.input-snapshot-id": str(source.snapshot_id),
+        "frazil.input-sequence-number": str(source.sequence_number),
+    }
+    counted = pa.table({"n": [100]})
+    load_catalog(None).create_table("city.daily", counted.schema).append(counted, snapshot_properties=done)
+    assert "aggregation" not in shift.red()
+
+
+def test_failed_runs_are_told_until_one_succeeds(shift: Shift) -> None:
+    shift.failed_runs = 2
+    assert "runs" in shift.red_after_the_hold()
+    shift.failed_runs = 0
+    assert "runs" not in shift.red()
+
+
+def test_what_cannot_be_measured_is_an_alert_until_it_answers(shift: Shift) -> None:
+    shift.land()
+    shift.red()
+    metadata = Path(shift.made.tables.main.refresh().metadata_location.removeprefix("file://"))
+    away = metadata.rename(metadata.with_suffix(".away"))
+    assert "unmeasured" in shift.red_after_the_hold()
+    assert metadata.name in shift.follow("unmeasured")
+    away.rename(metadata)
+    assert "unmeasured" not in shift.red()

@@ -1,0 +1,100 @@
+"""The runbook's entries of a table that is out of shape: all fire, their commands are given, and all resolve."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from click.testing import CliRunner
+
+from frazil import clock
+from frazil.cli.main import frazil
+from frazil.maintenance.alerts import AlertStates, step
+from frazil.maintenance.measure import measure
+from frazil.maintenance.tables import find_maintained
+from frazil.spark import application
+from frazil.spec.load import load_stream
+from frazil.table.catalogs import load_catalog
+from tests.made_batches import EventTimes, MadeStream
+from tests.runbook import commands
+
+pytestmark = pytest.mark.usefixtures("shared_home")
+
+SHAPE = [
+    "small-files",
+    "since-compaction",
+    "delete-files",
+    "deleted-rows",
+    "manifests",
+    "manifest-list",
+    "snapshots",
+    "metadata",
+]
+STREAM = """
+name: rides
+source: {topics: [rides], bootstrap-servers: "127.0.0.1:1"}
+table:
+  identifier: city.rides
+  properties: {write.delete.mode: merge-on-read, write.metadata.previous-versions-max: "1"}
+schema: {at: timestamptz not null}
+event-time: at
+partition-by: [day(at)]
+maintenance:
+  compaction: {min-files: 2}
+  manifests: {most: 2}
+  expiry: {keep: 1ms, at-least: 1}
+  alerts:
+    hold: 1ms
+    small-files: 5
+    since-compaction: 5KiB
+    delete-files: 1
+    deleted-rows: 20
+    manifests: 5
+    manifest-list-bytes-per-file: 24
+    snapshots: 8
+    metadata-bytes: 8KiB
+"""
+DAY_US = 86_400_000_000
+BEGIN_US = 1_388_361_600_000_000
+
+
+def test_a_table_out_of_shape_is_put_in_shape(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "rides.yaml"
+    file.write_text(STREAM)
+    monkeypatch.setenv("FRAZIL_STREAMS", str(tmp_path))
+
+    monkeypatch.setattr(application, "start_session", lambda *_, **__: spark)
+    monkeypatch.setattr(type(spark), "stop", lambda _: None)  # the next test needs it
+    made = MadeStream(load_stream(file), clock.now_ms(), partitions=1, columns=columns)
+    for batch in range(70):
+        made.now_ms = clock.now_ms()
+        span = (batch * 30, batch * 30 + 30)
+        made.land({0: span}, times=EventTimes({0: BEGIN_US + 3 * DAY_US}))
+    for rest in range(3):
+        spark.sql(f"DELETE FROM default.city.rides WHERE kafka_offset % 10 = {rest}")
+    states = AlertStates()
+
+    def red() -> set[str]:
+        nonlocal states
+        spec, now_ms = load_stream(file), clock.now_ms() + 10
+        found = measure(load_catalog(None), find_maintained([spec], "city.rides"), now_ms=now_ms)
+        assert found is not None
+        states = step(states, found, spec.maintenance, now_ms=now_ms).states
+        return {rule for rule, state in states.rules.items() if state.active}
+
+    red()
+    assert red() >= set(SHAPE)
+    for rule in SHAPE:
+        for words in commands(rule):
+            done = CliRunner().invoke(frazil, words, catch_exceptions=False)
+            assert done.exit_code == 0, (words, done.output)
+    assert red().isdisjoint(SHAPE)
+    assert made.tables.main.refresh().scan().count() == 1470
+
+
+def columns(rows: int) -> Mapping[str, pa.Array]:
+    return {"at": pa.array(np.full(rows, BEGIN_US)).cast(pa.timestamp("us", "UTC"))}
