@@ -21,6 +21,7 @@ from frazil.signals.completion import Assessment, assess, release, send_again
 from frazil.signals.signal import Signal
 from frazil.spec.load import sound_streams, streams_of
 from frazil.spec.model import StreamSpec
+from frazil.spec.routed_stream import never_complete
 from frazil.spec.units import format_duration
 from frazil.table.catalogs import existing_catalog
 from frazil.table.lost import not_there
@@ -121,7 +122,7 @@ def _assess(catalog: Catalog, specs: Sequence[StreamSpec]) -> Assessment:
     if seen is None:
         table = specs[0].table.identifier
         if specs[0].window is None:
-            raise SpecError(f"no window of {table} is ever complete (declare `complete: hour` or `day`)")
+            raise SpecError(never_complete(specs[0]))
         raise not_there(table, specs)
     return seen
 

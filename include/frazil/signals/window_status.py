@@ -11,6 +11,7 @@ from frazil.partitions.windows import Grain, Window, windows_between
 from frazil.signals.completion import Assessment, assess
 from frazil.signals.signal import Signal
 from frazil.spec.model import StreamSpec
+from frazil.spec.routed_stream import never_complete
 from frazil.table.catalogs import existing_catalog
 
 
@@ -52,7 +53,7 @@ def _window(key: str, spec: StreamSpec) -> Window:
     except ValueError as error:
         raise SpecError(f"partition {error}") from error
     if spec.window is None:
-        raise SpecError(f"no window of {spec.table.identifier} is ever complete: declare `complete: hour` or `day`")
+        raise SpecError(never_complete(spec))
     if window.grain is Grain.HOUR and spec.window == "day":
         raise SpecError(f"partition {key!r} is an hour, and what completes of {spec.table.identifier} are days")
     return window

@@ -28,6 +28,14 @@ def seen_by(spec: StreamSpec, table: str) -> StreamSpec | None:
     return RoutedStream.model_construct(spec.model_fields_set, **values, home=spec.table.identifier)
 
 
+def never_complete(spec: StreamSpec) -> str:
+    """That no window of its table is signalled, and what to declare so that some are."""
+    declare = "declare `complete: hour` or `day`"
+    if isinstance(spec, RoutedStream):
+        declare = f"name it in route.complete of stream {spec.name!r}"
+    return f"no window of {spec.table.identifier} is ever complete: {declare}"
+
+
 def with_windows(spec: StreamSpec) -> list[StreamSpec]:
     """The stream as its own table sees it, and as those tables of its route do whose windows are signalled."""
     views = (seen_by(spec, table) for table in (spec.route.complete if spec.route else ()))

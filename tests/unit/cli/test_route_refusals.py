@@ -40,3 +40,11 @@ def test_each_refusal_says_what_to_do_instead(folder: Path, command: tuple[str, 
     done = CliRunner().invoke(frazil, [*command, "--streams", str(folder)])
     assert isinstance(done.exception, SpecError), done.output
     assert instead in str(done.exception)
+
+
+def test_windows_of_a_routed_table_that_are_not_signalled_are_told_with_what_signals_them(folder: Path) -> None:
+    done = CliRunner().invoke(frazil, ["partitions", "shop.orders", "--streams", str(folder)])
+    assert isinstance(done.exception, SpecError)
+    assert str(done.exception) == (
+        "no window of shop.orders is ever complete: name it in route.complete of stream 'shop'"
+    )

@@ -42,7 +42,7 @@ from frazil.spark_apps import AGGREGATE_DAILY
 from frazil.spec.last_sound import Found, find_declared
 from frazil.spec.load import streams_of
 from frazil.spec.model import StreamSpec
-from frazil.spec.routed_stream import RoutedStream, with_windows
+from frazil.spec.routed_stream import never_complete, with_windows
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
@@ -131,12 +131,7 @@ def _declared(file: Found[AggregationSpec], fed: Mapping[str, StreamSpec], strea
     except SpecError as error:
         return replace(found, problem=str(error))
     if source.window is None:
-        problem = f"{file.path}: source: {spec.source!r} is fed by streams that say `complete: none`"
-        if isinstance(source, RoutedStream):
-            problem = (
-                f"{file.path}: source: {spec.source!r} is a table of the route of stream {source.name!r}, which "
-                "signals none of its windows: name it in route.complete"
-            )
+        problem = f"{file.path}: source: {never_complete(source)}"
         return replace(found, problem=problem)
     return replace(found, spec=spec, grain=Grain(source.window))
 
