@@ -14,6 +14,9 @@ from frazil.ingest.changes import CHANGE, DELETE, KEPT
 from frazil.merge.contract import MergeRules
 
 TOPIC, PARTITION, OFFSET, TIMESTAMP = "kafka_topic", "kafka_partition", "kafka_offset", "kafka_timestamp"
+NEVER, ALWAYS = -1, 2**63 - 1
+
+Numbers = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +31,16 @@ class Newest:
     """By column, for each row the number of the change that tells its value, where an earlier one of the batch does."""
     orders: pa.Array | None = None
     """The values by which all changes are ordered."""
+    deleted_at: NDArray[np.int64] | None = None
+    """For each row the offset of the last delete without such a value at or before it, `NEVER` without one; None if no
+    change of the batch is such a delete.
+    """
 
     def without(self, taken: NDArray[np.bool_]) -> Newest:
         stays = ~taken
         told_by = {name: numbers[stays] for name, numbers in self.told_by.items()}
-        return Newest(self.rows.filter(pa.array(stays)), self.numbers[stays], 0, told_by, self.orders)
+        deleted_at = None if self.deleted_at is None else self.deleted_at[stays]
+        return Newest(self.rows.filter(pa.array(stays)), self.numbers[stays], 0, told_by, self.orders, deleted_at)
 
 
 def newest_by_key(changes: pa.Table, rules: MergeRules, ids: Mapping[str, int]) -> Newest:
@@ -43,18 +51,52 @@ def newest_by_key(changes: pa.Table, rules: MergeRules, ids: Mapping[str, int]) 
     count = changes.num_rows
     keys = codes_of([column(changes, name) for name in rules.key], count)
     order = ranks(column(changes, rules.order_by)) if rules.order_by else np.zeros(count, np.int64)
-    places = places_of(changes)
-    ordered = np.lexsort((column(changes, OFFSET).to_numpy(), order, places, keys))
+    places, offsets = places_of(changes), column(changes, OFFSET).to_numpy()
+    bare = bare_deletes(changes, rules)
+    deleted_at = _deleted_at(bare, keys, places, offsets) if bare.any() else np.full(count, NEVER)
+    ordered = np.lexsort((offsets, order, deleted_at, places, keys))
     last = ordered[_ends(keys[ordered], places[ordered])]
     if count and places.max() != places.min():
-        later = np.lexsort((places[last], ranks(column(changes, TIMESTAMP))[last], order[last], keys[last]))
-        last = last[later[_ends(keys[last][later])]]
+        # Beside a delete without an order nothing has one: what came last counts.
+        cut = np.isin(keys[last], keys[bare])
+        by_order, by_time = np.where(cut, 0, order[last]), ranks(column(changes, TIMESTAMP))[last]
+        later = np.lexsort((places[last], by_time, by_order, keys[last]))
+        winner = last[later[_ends(keys[last][later])]]
+        deleted_at[winner[np.isin(keys[winner], keys[bare]) & (deleted_at[winner] == NEVER)]] = ALWAYS
+        last = winner
     numbers = np.sort(last)
     found = Newest(changes.take(pa.array(numbers)), numbers, count - len(numbers))
     if not count:
         return found
     orders = column(changes, rules.order_by) if rules.order_by else None
-    return replace(_Earlier(changes, ordered, keys, places).told(found, ids), orders=orders)
+    found = replace(found, orders=orders, deleted_at=deleted_at[numbers] if bare.any() else None)
+    return _Earlier(changes, ordered, keys, places).told(found, ids)
+
+
+def bare_deletes(changes: pa.Table, rules: MergeRules) -> NDArray[np.bool_]:
+    """Deletes without a value of the column that orders changes, as tombstones are: they count where Kafka has them."""
+    if rules.order_by is None:
+        return np.zeros(changes.num_rows, np.bool_)
+    deletes = pc.equal(column(changes, CHANGE), DELETE)
+    found: NDArray[np.bool_] = pc.and_(deletes, column(changes, rules.order_by).is_null()).to_numpy(
+        zero_copy_only=False
+    )
+    return found
+
+
+def _deleted_at(bare: NDArray[np.bool_], keys: Numbers, places: Numbers, offsets: Numbers) -> Numbers:
+    """For each change the offset of the last bare delete of its key at or before it, in its topic-partition."""
+    ordered = np.lexsort((offsets, places, keys))
+    begins = np.flatnonzero(np.r_[True, _ends(keys[ordered], places[ordered])[:-1]])
+    group = np.zeros(len(ordered), np.int64)
+    group[begins[1:]] = 1
+    group = np.cumsum(group)
+    # Offsets grow within a group, and the groups' numbers set one group above the other.
+    at = np.where(bare[ordered], np.arange(len(ordered)), begins[group] - 1)
+    seen = np.maximum.accumulate(at)
+    found = np.empty(len(ordered), np.int64)
+    found[ordered] = np.where(seen >= begins[group], offsets[ordered][np.maximum(seen, 0)], NEVER)
+    return found
 
 
 def places_of(changes: pa.Table) -> NDArray[np.int64]:

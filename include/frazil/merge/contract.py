@@ -34,6 +34,7 @@ class MergeRules:
     """A change whose value is below that of the table's row, or of another change of the batch, is stale. Null is below
     all. Among equals, and without a column, the later record wins. Within a topic-partition that is the greater offset.
     Of the winners of several topic-partitions it is the one with the greater Kafka timestamp, then topic and partition.
+    A delete without a value, such as a tombstone, counts where Kafka has it: what came before it is gone.
     """
     ignored: tuple[str, ...] = ()
     """Columns that do not make an update: the coordinates."""

@@ -120,7 +120,8 @@ class _Merge:
         rows = self._rows(found.file, found.positions)
         changes = newest.rows.take(pa.array(found.changes))
         changes = filled(fresh(changes, rows, found.changes, newest, rules), rows, self.ids)
-        old = stale(changes, rows, rules)
+        deleted_at = None if newest.deleted_at is None else newest.deleted_at[found.changes]
+        old = stale(changes, rows, rules, deleted_at)
         same = unchanged(changes, rows, rules) & ~old
         gone = deletes(changes) & ~old
         new = ~old & ~same & ~gone

@@ -10,17 +10,40 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from frazil.ingest.changes import CHANGE, DELETE, KEPT
-from frazil.merge.changes import Newest, column
+from frazil.merge.changes import NEVER, OFFSET, PARTITION, TOPIC, Newest, bare_deletes, column
 from frazil.merge.contract import MergeRules
 
 
-def stale(changes: pa.Table, rows: pa.Table, rules: MergeRules) -> NDArray[np.bool_]:
-    """The changes that are older than the rows beside them. Null is the oldest."""
-    if rules.order_by is None:
+def stale(
+    changes: pa.Table, rows: pa.Table, rules: MergeRules, deleted_at: NDArray[np.int64] | None
+) -> NDArray[np.bool_]:
+    """The changes that are older than the rows beside them. Null is the oldest.
+
+    A row that was there before a delete without an order is gone: no change after that is older. `deleted_at` is that
+    of `Newest`, for these changes.
+    """
+    if rules.order_by is None or not changes.num_rows:
         return np.zeros(changes.num_rows, np.bool_)
     new, old = column(changes, rules.order_by), column(rows, rules.order_by)
-    below = pc.fill_null(pc.less(new.cast(old.type), old), False)
-    return (_mask(below) | (_mask(new.is_null()) & _mask(old.is_valid()))) if len(new) else np.zeros(0, np.bool_)
+    below = _mask(pc.fill_null(pc.less(new.cast(old.type), old), False)) | (
+        _mask(new.is_null()) & _mask(old.is_valid())
+    )
+    if deleted_at is None:
+        return below
+    later = _later(rows, changes, deleted_at)
+    return np.where(deleted_at == NEVER, below, later & (below | bare_deletes(changes, rules)))
+
+
+def _later(rows: pa.Table, changes: pa.Table, offsets: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """The rows of which the changes' topic-partition says that they came after these offsets."""
+    if not {TOPIC, PARTITION, OFFSET} <= {*rows.column_names}:
+        return np.zeros(rows.num_rows, np.bool_)
+    same = pc.and_(
+        pc.equal(column(rows, TOPIC), column(changes, TOPIC)),
+        pc.equal(column(rows, PARTITION), column(changes, PARTITION)),
+    )
+    after = pc.greater(column(rows, OFFSET), pa.array(offsets))
+    return _mask(pc.fill_null(pc.and_(same, after), False))
 
 
 def unchanged(changes: pa.Table, rows: pa.Table, rules: MergeRules) -> NDArray[np.bool_]:
@@ -60,10 +83,11 @@ def fresh(changes: pa.Table, rows: pa.Table, of: NDArray[np.int64], newest: Newe
     if newest.orders is None or rules.order_by is None:
         return changes
     theirs = column(rows, rules.order_by)
+    cut = np.zeros(len(of), np.bool_) if newest.deleted_at is None else newest.deleted_at[of] != NEVER
     for name, numbers in newest.told_by.items():
         told = newest.orders.take(pa.array(numbers[of])).cast(theirs.type)
         older = _mask(pc.fill_null(pc.less(told, theirs), False)) | (_mask(told.is_null()) & _mask(theirs.is_valid()))
-        older &= numbers[of] != newest.numbers[of]
+        older &= (numbers[of] != newest.numbers[of]) & ~cut
         if older.any():
             at, old = changes.schema.get_field_index(name), rows.column(name).combine_chunks()
             new = changes.column(name).combine_chunks().cast(old.type)

@@ -50,13 +50,17 @@ class Model:
     def merge(self, changes: Sequence[Row]) -> Counts:
         counts = {"superseded": 0, "stale": 0, "unchanged": 0, "deleted": 0, "updated": 0, "inserted": 0}
         newest: dict[tuple[Any, ...], Row] = {}
+        self.cut: set[tuple[Any, ...]] = set()
         by_key: dict[tuple[Any, ...], list[Row]] = {}
         for change in changes:
             by_key.setdefault(tuple(change[name] for name in KEY), []).append(change)
         for key, of in by_key.items():
             counts["superseded"] += len(of) - 1
-            ordered = sorted(of, key=self._rank)
-            if (row := self.rows.get(key)) is not None:
+            bare = max((n for n, change in enumerate(of) if self._is_bare(change)), default=None)
+            if bare is not None:
+                self.cut.add(key)
+            ordered = sorted(of[bare:], key=self._rank)
+            if (row := self.rows.get(key)) is not None and bare is None:
                 ordered = [c for c in ordered if self._rank(c) >= self._rank(row)] or ordered[-1:]
             for change in ordered:
                 newest[key] = self._after(newest.get(key), change)
@@ -74,13 +78,16 @@ class Model:
         told = {names[i]: before[names[i]] for i in change[KEPT] if i not in (before.get(KEPT) or ())}
         return {**change, **told, KEPT: [i for i in change[KEPT] if names[i] not in told]}
 
+    def _is_bare(self, change: Row) -> bool:
+        return bool(self.order_by) and change.get(CHANGE) == DELETE and change.get(str(self.order_by)) is None
+
     def _rank(self, row: Row) -> float:
         value = row.get(self.order_by) if self.order_by else 0
         return float("-inf") if value is None else value
 
     def _one(self, key: tuple[Any, ...], change: Row) -> str:
         row = self.rows.get(key)
-        if row is not None and self._rank(change) < self._rank(row):
+        if row is not None and key not in self.cut and self._rank(change) < self._rank(row):
             return "stale"
         if change.get(CHANGE) == DELETE:
             return "unchanged" if self.rows.pop(key, None) is None else "deleted"
@@ -322,3 +329,54 @@ def test_a_delete_file_of_many_data_files_is_taken_apart_once(tmp_path: Path):
     pq.write_table(rows.slice(0, 0), path)
     reader = Reader(load_file_io({}, location=str(tmp_path)), {})
     assert reader.deleted(TableFile("a", 9, 9, 0, (), (shared,))).tolist() == []
+
+
+def bare(**more: Any) -> Row:
+    """A delete that tells nothing but its key, as a tombstone does."""
+    return {"id": 0, "part": "a", "version": None, "price": None, "tags": None, CHANGE: DELETE, **more}
+
+
+def test_a_delete_without_an_order_takes_what_came_before_it_and_nothing_later(tmp_path: Path) -> None:
+    table = made(tmp_path)
+    (row,) = rows(1, version=9)
+    table.merge(table.stage([row]))
+    assert table.merge(table.stage([bare()])).deleted == 1
+    assert table.rows() == []
+    table.merge(table.stage([row]))
+    counts = table.merge(table.stage([{**row, "version": 12}, bare(), {**row, "version": 5}, {**row, "version": 4}]))
+    assert (counts.updated, counts.superseded) == (1, 3)
+    assert [one["version"] for one in table.rows()] == [5], "the row of version 9 was gone before it"
+
+
+def test_a_delete_that_is_read_again_leaves_a_row_that_came_after_it(tmp_path: Path) -> None:
+    coordinates = (
+        NestedField(7, "kafka_topic", StringType(), required=False),
+        NestedField(8, "kafka_partition", IntegerType(), required=False),
+        NestedField(9, "kafka_offset", LongType(), required=False),
+    )
+    ignored = tuple(field.name for field in coordinates)
+    table = MadeTable(tmp_path, Schema(*SCHEMA.fields, *coordinates), MergeRules(KEY, "version", ignored=ignored))
+    (row,) = rows(1, version=9)
+    history = [row, bare(), {**row, "version": 3}]
+    table.merge(table.stage(history))
+    assert table.merge(table.stage([bare(kafka_offset=1)])).stale == 1
+    for again in (history[:1], history[:2], history):
+        table.merge(table.stage(again))
+    assert [one["version"] for one in table.rows()] == [3], "as it was"
+    table.merge(table.stage([bare(kafka_offset=7)]))
+    assert table.rows() == []
+
+
+@pytest.mark.parametrize("deleted_at", [0, 2])
+def test_between_partitions_a_delete_without_an_order_is_ordered_by_kafkas_time(
+    tmp_path: Path, deleted_at: int
+) -> None:
+    def at(second: int) -> datetime:
+        return datetime(2033, 5, 18, 0, 0, second, tzinfo=UTC)
+
+    table = made(tmp_path)
+    (row,) = rows(1, version=9)
+    table.merge(table.stage([row]))
+    elsewhere = {**row, "version": 1, "kafka_partition": 1, "kafka_timestamp": at(1)}
+    table.merge(table.stage([{**bare(), "kafka_timestamp": at(deleted_at)}, elsewhere]))
+    assert [one["version"] for one in table.rows()] == ([1] if deleted_at == 0 else [])
