@@ -39,6 +39,7 @@ from frazil.host.writer_log import LOG_FILE, redirect, rotate
 from frazil.spark_apps import DRIVE_STREAM
 from frazil.spec.application import Application, find_application
 from frazil.spec.last_sound import find_and_remember
+from frazil.spec.load import check_tables_are_free
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import counted
 
@@ -82,8 +83,11 @@ def run(stream: str, streams_folder: Path, *, until_caught_up: bool, as_json: bo
             _write_application(application, streams_folder, voice, until_caught_up=until_caught_up)
 
         names = tuple(spec.name for spec in application.streams)
+        for spec in application.streams:
+            check_tables_are_free(streams_folder, spec)
         raise SystemExit(in_foreground(stream, write_all, streams=names, as_json=as_json))
     spec = find_and_remember(streams_folder, stream)  # status and pause know it, should its file break
+    check_tables_are_free(streams_folder, spec)
 
     def write(voice: Voice) -> None:
         if spec.resources.driver_in_cluster:

@@ -14,6 +14,7 @@ from frazil.errors import FrazilError
 from frazil.extras import extras_named
 from frazil.spark_apps import DRIVE_STREAM
 from frazil.spec.last_sound import find_and_remember
+from frazil.spec.load import check_tables_are_free
 from frazil.table.configuration import check_configuration
 
 
@@ -29,6 +30,7 @@ def main() -> int:
             from frazil.stream.main import run_writer  # noqa: PLC0415 - PyIceberg reads its configuration when imported
 
         spec = find_and_remember(arguments.streams, arguments.name)
+        check_tables_are_free(arguments.streams, spec)
         if spec.resources.driver_in_cluster:
             with extras_named():
                 from frazil.remote.agent import run_agent  # noqa: PLC0415 - as above

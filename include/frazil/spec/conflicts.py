@@ -30,6 +30,11 @@ def conflicts(streams: Mapping[Path, StreamSpec]) -> list[str]:
     ]
 
 
+def trespasses(path: Path, streams: Mapping[Path, StreamSpec]) -> list[str]:
+    """Where the stream of `path` would write into a table that is another stream's own."""
+    return [said for said in (*_dead_letters(streams), *_routes(streams)) if said.startswith(f"{path}: ")]
+
+
 def _names(streams: Mapping[Path, StreamSpec]) -> Iterator[str]:
     first: dict[str, Path] = {}
     for path, spec in streams.items():

@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from frazil.errors import SpecError
-from frazil.spec.conflicts import conflicts
+from frazil.spec.conflicts import conflicts, trespasses
 from frazil.spec.file_cache import FileCache
 from frazil.spec.model import StreamSpec
 from frazil.spec.problems import describe
@@ -99,6 +99,22 @@ def find_stream(folder: Path, name: str) -> StreamSpec:
     Raises SpecError with the known names if it is missing, or with the problems of its file.
     """
     return load_stream(find_file(folder, name))
+
+
+def check_tables_are_free(folder: Path, spec: StreamSpec) -> None:
+    """Check that no table which the stream writes beside its own is another stream's. Other files may be broken.
+
+    Raises SpecError. `frazil validate` says it too, but nobody has to have asked it.
+    """
+    if spec.route is None and spec.dead_letters.table is None:
+        return
+    loaded: dict[Path, StreamSpec] = {}
+    for path in stream_files(folder):
+        with suppress(SpecError):
+            loaded[path] = load_stream(path)
+    mine = next((path for path, one in loaded.items() if one.name == spec.name), None)
+    if mine is not None and (found := trespasses(mine, loaded)):
+        raise SpecError("\n".join(found))
 
 
 def find_file(folder: Path, name: str) -> Path:

@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from frazil.errors import SpecError
-from frazil.spec.load import load_stream, load_streams
+from frazil.spec.load import check_tables_are_free, find_stream, load_stream, load_streams
 from frazil.spec.route import NAME_MOST, Route, name_part, plain_value
 
 Declare = Callable[..., Path]
@@ -128,6 +128,17 @@ def test_different_values_have_different_names_that_every_catalog_takes(one: str
     assert name.replace("_", "a").isalnum()
     assert name == name.lower()
     assert len(name) <= NAME_MOST + 13
+
+
+def test_no_writer_starts_that_would_write_into_another_streams_table(declare: Declare, tmp_path: Path) -> None:
+    schema = {"carrier": "string", "departed": "timestamptz"}
+    route = {"by": "field", "name": "carrier", "tables": {"AA": "demo.other"}}
+    declare("1.yaml", schema=schema, route=route)
+    declare("2.yaml", schema=schema, name="other", table="demo.other")
+    (tmp_path / "3.yaml").write_text("name: broken\nschema: 7\n")
+    with pytest.raises(SpecError, match=r"1\.yaml: route\.tables\.AA: 'demo\.other' is a table of the stream in"):
+        check_tables_are_free(tmp_path, find_stream(tmp_path, "flights"))
+    check_tables_are_free(tmp_path, find_stream(tmp_path, "other"))
 
 
 def test_a_table_of_a_route_is_no_other_streams_own(declare: Declare, tmp_path: Path) -> None:
