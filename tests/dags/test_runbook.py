@@ -262,6 +262,13 @@ def test_a_late_window_is_told_with_what_it_waits_for(shift: Shift) -> None:
     assert "late-window" not in shift.red()
 
 
+def test_no_window_of_long_ago_is_late(shift: Shift) -> None:
+    long_ago = EventTimes({0: (shift.now_ms - 365 * 86_400_000) * 1_000})
+    shift.made.land({0: (0, 10)}, times=long_ago)
+    complete(shift)
+    assert "late-window" not in shift.red_after_the_hold()
+
+
 def test_a_held_window_is_released(shift: Shift) -> None:
     shift.land()
     complete(shift)

@@ -33,6 +33,8 @@ class LateWindow:
     due_ms: int
     """Its end and the largest lateness of the streams, in milliseconds since 1970; perhaps still to come."""
     waits_for: str
+    is_history: bool = False
+    """It ended before the table's oldest snapshot: records of long ago were read, or it has been late ever since."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +232,7 @@ def window_reading(late: LateWindow | None, alerts: Alerts, *, table: str, now_m
     what = f"{late.window} has been due for {ago(int(late_s * 1000))}" if late and late_s else "no window is due"
     return Reading(
         "late-window",
-        late_s,
+        None if late and late.is_history else late_s,
         alerts.late_window.total_seconds(),
         what,
         f"{table}: {what}, and is not complete, so nothing that waits for it starts: {late.waits_for if late else ''}. "

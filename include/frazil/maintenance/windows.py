@@ -34,4 +34,6 @@ def late_window(
     except NoSuchTableError:
         return None
     waiting = "; ".join(map(str, waits_for(feeds_of(table, specs), window)))
-    return LateWindow(str(window), due_ms, waiting or "it is complete, and the DAG of its partitions has not run since")
+    waiting = waiting or "it is complete, and the DAG of its partitions has not run since"
+    oldest_ms = min((snapshot.timestamp_ms for snapshot in table.metadata.snapshots), default=now_ms)
+    return LateWindow(str(window), due_ms, waiting, is_history=window.end_us < oldest_ms * 1_000)
