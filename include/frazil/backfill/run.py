@@ -153,6 +153,10 @@ class Backfill:
         if (lane := self.lane()) and lane.is_open:
             abandon(self.opened.tables, lane)
 
+    def check(self) -> None:
+        """Raise what would make any plan of this stream impossible: before Spark is started for it."""
+        self._table_and_marker()
+
     def _table_and_marker(self) -> tuple[Table, Marker]:
         table, name = self.opened.tables.main.refresh(), self.spec.name
         marker = read_marker(table.metadata.properties, name)

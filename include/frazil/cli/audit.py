@@ -75,7 +75,7 @@ def audit(  # noqa: PLR0913 - a command's options
     if as_json:
         echo_json(result)
     else:
-        _show(result)
+        _show(result, with_source=with_source)
     if not result.clean:
         raise SystemExit(1)
 
@@ -105,7 +105,7 @@ def _audited(spec: StreamSpec, window: Period | None, *, with_source: bool) -> A
         raise SystemExit(not_begun.exit_code) from None
 
 
-def _show(result: Audit) -> None:
+def _show(result: Audit, *, with_source: bool) -> None:
     if result.by_key:
         columns = ("topic-partition", "committed", "changes", "dead letters")
         changes = [
@@ -115,13 +115,13 @@ def _show(result: Audit) -> None:
         if changes:
             echo_table(columns, changes, numbers=frozenset(columns[1:]))
     else:
-        _show_offsets(result)
+        _show_offsets(result, with_source=with_source)
     for finding in result.findings:
         click.echo(f"{'OFF ' if finding.kind.is_wrong else 'note'}  {finding.where}: {finding.sentence}")
     click.echo(_verdict(result))
 
 
-def _show_offsets(result: Audit) -> None:
+def _show_offsets(result: Audit, *, with_source: bool) -> None:
     columns = ("topic-partition", "committed", "rows", "distinct", "duplicates", "gaps", "dead letters")
     rows = [
         (
@@ -137,7 +137,7 @@ def _show_offsets(result: Audit) -> None:
     ]
     if rows:
         echo_table(columns, rows, numbers=frozenset(columns[1:]))
-    if any(p.gaps is None and p.start is not None for p in result.partitions):
+    if not with_source and any(p.start is not None for p in result.partitions):
         click.echo("gaps: not asked (--source compares with Kafka)")
 
 

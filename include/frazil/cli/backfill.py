@@ -101,12 +101,14 @@ def _run(spec: StreamSpec, request: BackfillRequest, *, as_json: bool) -> None:
     from frazil.stream.spark_engine import SparkEngine  # noqa: PLC0415
 
     small = spec.model_copy(update={"resources": spec.resources.model_copy(update={"cores": 1, "executor_cores": 1})})
-    with working("starting Spark") as step, open_backfill(spec, request) as asked, SparkEngine(small) as engine:
+    with working("starting Spark") as step, open_backfill(spec, request) as asked:
+        asked.check()
 
         def tell(done: Lane) -> None:
             step(done.chunks, done.planned, f"{counted(done.records, 'row')} staged")
 
-        lane = run(asked, engine, tell)
+        with SparkEngine(small) as engine:
+            lane = run(asked, engine, tell)
     if lane is None and not as_json:
         click.echo(f"Stream {spec.name}: nothing that is asked for is missing.")
     else:

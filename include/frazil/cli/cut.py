@@ -19,7 +19,7 @@ from frazil.commit.followers import lacking_since
 from frazil.commit.marker import read_marker
 from frazil.commit.opened import PATIENCE_S, open_stream
 from frazil.commit.swap import Patience
-from frazil.errors import FrazilError
+from frazil.errors import FrazilError, TableLost
 from frazil.spec.load import find_stream
 from frazil.table.catalogs import catalog_errors
 from frazil.table.made_tables import tables_of
@@ -110,6 +110,11 @@ def _opened(names: Sequence[str], folder: Path) -> tuple[list[StreamHistory], Ta
             with catalog_errors(opened.main.catalog_name):
                 since = lacking_since(opened, home)
                 routed = tables_of(opened.main.current().catalog, spec.route, stream=name)
+            if gone := sorted({*spec.route.tables.values()} - routed.keys()):
+                raise TableLost(
+                    f"the catalog does not have all tables of the route of {name!r}, so no cut has all rows; missing: "
+                    f"{', '.join(gone)}. `frazil route {name} --give-up TABLE` goes on without what they had"
+                )
         tables |= {each: (table, opened.main.catalog_name) for each, table in routed.items()}
         histories.append(StreamHistory(name, own[0], own[1], tuple(routed), since))
     return histories, tables

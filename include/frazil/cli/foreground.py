@@ -227,7 +227,8 @@ class Totals:
 
     def __init__(self, spec: StreamSpec) -> None:
         self._table, self._dead_letters = spec.table.identifier, spec.dead_letter_table
-        self._merges = spec.mode == "upsert"
+        self._merges, self._drops_repeats = spec.mode == "upsert", spec.dedupe is not None
+        self._tables = f"the tables of the route of {spec.name}" if spec.route else self._table
         self.records = self.rejected = 0
 
     def add(self, batch: BatchCommitted) -> str:
@@ -244,8 +245,10 @@ class Totals:
         """The last line of a run that ended well."""
         how = "stopped" if stopped else "caught up"
         if not self.records and not self.rejected:
-            return f"{how}: nothing was written to {self._table}"
-        rows = f"{self._landed(self.records)} {'into' if self._merges else 'in'} {self._table}"
+            return f"{how}: nothing was written to {self._tables}"
+        rows = f"{self._landed(self.records)} {'into' if self._merges else 'in'} {self._tables}"
+        if self._drops_repeats:
+            rows = f"{counted(self.records, 'record')} for {self._tables}, less those that repeat others"
         if not self.rejected:
             return f"{how}: {rows}"
         return (

@@ -1,7 +1,8 @@
-"""`frazil route`: which tables of a stream's route lack rows, and how one goes on without them."""
+"""`frazil route`: which tables of a stream's route do not stand where home does, and how they go on."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
@@ -10,32 +11,40 @@ from pyiceberg.exceptions import NoSuchTableError
 from frazil.cli.options import json_option, stream_argument, streams_option
 from frazil.cli.output import Teller, ask
 from frazil.commit import followers
-from frazil.commit.followers import Behind, lacking
-from frazil.commit.marker import Marker, property_name
+from frazil.commit.followers import Behind, is_ahead, lacking
+from frazil.commit.marker import Marker, property_name, read_marker
 from frazil.commit.opened import OpenStream, open_stream
 from frazil.errors import SpecError
 from frazil.spec.load import find_stream
 from frazil.stream.routed_tables import made_anew
 from frazil.table.catalogs import catalog_errors
+from frazil.table.made_tables import tables_of
 from frazil.timetext import utc
 
 
 @click.command()
 @stream_argument()
 @streams_option
-@click.option("--give-up", metavar="TABLE", help="Let this table go on without the rows that wait for it.")
+@click.option(
+    "--give-up",
+    "given_up",
+    metavar="TABLE",
+    multiple=True,
+    help="Let this table go on as it stands; may be repeated.",
+)
 @click.option("--yes", is_flag=True, help="Do not ask; for scripts.")
 @json_option
-def route(stream: str, streams_folder: Path, *, give_up: str | None, yes: bool, as_json: bool) -> None:
-    """Say which tables of STREAM's route lack rows that home has, and why.
+def route(stream: str, streams_folder: Path, *, given_up: tuple[str, ...], yes: bool, as_json: bool) -> None:
+    """Say which tables of STREAM's route do not stand where home does, and why.
 
-    With --give-up, one of them goes on as it stands: the rows that wait for it never reach it. A table that was dropped
-    is made again, empty.
+    With --give-up, one of them goes on as it stands: rows that wait for it never reach it, and batches that home does
+    not have are taken as they are. A table that was dropped is made again, empty; where files of the old one are left,
+    in a folder of its own.
 
     \b
     Example:
       frazil route shop
-      frazil route shop --give-up shop.orders
+      frazil route shop --give-up shop.orders --give-up shop.refunds
     """
     teller = Teller(as_json)
     opened = open_stream(find_stream(streams_folder, stream))
@@ -43,38 +52,69 @@ def route(stream: str, streams_folder: Path, *, give_up: str | None, yes: bool, 
     if marker is None or (marker.routed is None and opened.spec.route is None):
         raise SpecError(f"stream {stream!r} has no route, or was never started")
     with catalog_errors(opened.tables.main.catalog_name):
-        behind = lacking(opened.tables, marker)
-        if give_up is None:
-            _show(behind, stream, teller)
-        else:
-            waiting = {found.target: found for found in behind}
-            _check_lacks(opened, marker, waiting, give_up)
-            rows = waiting[give_up].rows if give_up in waiting else 0
-            teller.say(f"Rows that never reach {give_up}: {rows:,}. Their files become orphans.")
-            ask(f"Let {give_up} go on as it stands?", yes=yes)
-            followers.give_up(opened.tables, give_up, marker)
-            teller.say(f"{give_up} goes on. `frazil resume {stream}` starts the writer, if it has ended.")
-    teller.end(stream=stream, behind=behind, given_up=give_up)
+        behind, ahead = lacking(opened.tables, marker), _ahead(opened, marker)
+        for table in given_up:
+            _give_up(opened, marker, {found.target: found for found in behind}, table, _Asking(teller, yes))
+        if not given_up:
+            _show(behind, ahead, stream, teller)
+    teller.end(stream=stream, behind=behind, ahead=ahead, given_up=given_up)
 
 
-def _show(behind: list[Behind], stream: str, teller: Teller) -> None:
-    if not behind:
+@dataclass(frozen=True, slots=True)
+class _Asking:
+    teller: Teller
+    yes: bool
+
+
+def _ahead(opened: OpenStream, home: Marker) -> list[str]:
+    """Tables with batches that home does not have, as after `frazil forget`: they must be given up before a start."""
+    if opened.spec.route is None:
+        return []
+    found = tables_of(opened.tables.main.current().catalog, opened.spec.route, stream=opened.spec.name)
+    markers = {name: read_marker(table.properties, opened.spec.name) for name, table in found.items()}
+    return [name for name, marker in markers.items() if marker is not None and is_ahead(marker, home)]
+
+
+def _show(behind: list[Behind], ahead: list[str], stream: str, teller: Teller) -> None:
+    if behind:
+        rows = [(b.target, f"{b.rows:,}", f"{b.batches:,}", utc(b.since_ms), b.reason) for b in behind]
+        teller.table(["table", "rows", "batches", "since", "why"], rows, numbers=frozenset({"rows", "batches"}))
+    for table in ahead:
+        teller.say(
+            f"{table} has batches that home does not have: home is another table than before, or the stream was "
+            f"forgotten. `frazil route {stream} --give-up {table}` lets it go on"
+        )
+    if not (behind or ahead):
         teller.say(f"All tables of the route of {stream} have all rows that its home has.")
-        return
-    rows = [(b.target, f"{b.rows:,}", f"{b.batches:,}", utc(b.since_ms), b.reason) for b in behind]
-    teller.table(["table", "rows", "batches", "since", "why"], rows, numbers=frozenset({"rows", "batches"}))
 
 
-def _check_lacks(opened: OpenStream, home: Marker, behind: dict[str, Behind], table: str) -> None:
-    """Check that the table is one of the route. One that was dropped is made again."""
-    try:
-        known = property_name(home.stream) in opened.tables.handle(table).refresh().properties
-    except NoSuchTableError:
-        known = False
-        if table in behind:
-            made_anew(opened.spec, table)
-    if not (known or table in behind):
+def _give_up(opened: OpenStream, home: Marker, behind: dict[str, Behind], table: str, asking: _Asking) -> None:
+    _check_routed(opened, home, behind, table)
+    rows = behind[table].rows if table in behind else 0
+    asking.teller.say(f"Rows that never reach {table}: {rows:,}. Their files become orphans.")
+    ask(f"Let {table} go on as it stands?", yes=asking.yes)
+    if not _is_there(opened, table):
+        made_anew(opened.spec, table)
+    followers.give_up(opened.tables, table, home)
+    asking.teller.say(f"{table} goes on. `frazil resume {home.stream}` starts the writer, if it has ended.")
+
+
+def _check_routed(opened: OpenStream, home: Marker, behind: dict[str, Behind], table: str) -> None:
+    spec = opened.spec
+    own = table in {spec.table.identifier, spec.dead_letter_table}
+    named = spec.route is not None and table in spec.route.tables.values()
+    known = _is_there(opened, table) and property_name(home.stream) in opened.tables.handle(table).current().properties
+    if own or not (known or named or table in behind):
         others = ", ".join(behind) or "none"
         raise SpecError(
-            f"table {table} is none of the route of {home.stream!r} that lacks rows (those that do: {others})"
+            f"table {table} is none of the route of {home.stream!r} that could go on without rows (those that lack "
+            f"some: {others})"
         )
+
+
+def _is_there(opened: OpenStream, table: str) -> bool:
+    try:
+        opened.tables.handle(table).refresh()
+    except NoSuchTableError:
+        return False
+    return True

@@ -37,6 +37,8 @@ from frazil.timetext import ago
 
 CHANGES = ("inserted", "updated", "deleted", "stale", "superseded", "unchanged", "repeated")
 KAFKA_ANSWERS_WITHIN_S = 1.0
+ROUTED_NAMED = 5
+"""At most this many tables of a route that lack rows are named."""
 CRASHES_WITHIN_MS = 900_000
 WORDS_MOST = 1000
 """Characters of a writer's last words."""
@@ -308,6 +310,23 @@ def _look_at_table(spec: StreamSpec, *, committed: bool, now_ms: int) -> TableVi
         return TableView(exists=None, problems=(f"the table cannot be read: {_words(error)}",))
 
 
+def _behind(spec: StreamSpec, marker: Marker) -> list[str]:
+    """Which tables of the route lack rows that home has, and why."""
+    from frazil.commit.followers import lacking  # noqa: PLC0415 - with the committer, which few streams need here
+    from frazil.commit.opened import open_stream  # noqa: PLC0415 - as above
+
+    try:
+        found = lacking(open_stream(spec).tables, marker)
+    except Exception as error:  # as above: catalogs raise what their clients raise
+        return [f"the tables of its route cannot be read: {_words(error)}"]
+    more = (
+        [f"{len(found) - ROUTED_NAMED:,} more lack rows: `frazil route {spec.name}`"]
+        if len(found) > ROUTED_NAMED
+        else []
+    )
+    return [*map(str, found[:ROUTED_NAMED]), *more]
+
+
 def _view(table: Table, spec: StreamSpec, *, now_ms: int) -> TableView:
     problems: list[str] = []
     marker = None
@@ -323,6 +342,8 @@ def _view(table: Table, spec: StreamSpec, *, now_ms: int) -> TableView:
             check_ancestry(table.metadata, marker, table=spec.table.identifier)
     except FrazilError as error:
         problems.append(_words(error))
+    if marker is not None and marker.routed is not None:
+        problems += _behind(spec, marker)
     desired = reason = None
     try:
         desired, reason = _desired(spec, table)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import uuid
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ from frazil.spec.route import Route, plain_value, value_property
 from frazil.spec.units import counted
 from frazil.table.catalogs import catalog_errors, load_catalog
 from frazil.table.declared import DeclaredTable, declared_table, name_of
+from frazil.table.lost import remains_in_place
 from frazil.table.made_tables import made_for, named_like
 from frazil.table.renamed import former_columns
 from frazil.table.tables import as_declared, ensure_declared
@@ -36,13 +38,13 @@ OWN_FOLDERS = frozenset({"write.data.path", "write.metadata.path", "write.object
 
 
 def made_anew(spec: StreamSpec, identifier: str) -> None:
-    """Make a table of the route that was dropped, empty and without a marker.
+    """Make a table of the route that was dropped, empty and without a marker; in another folder, if files are left.
 
     Raises SpecError for one that the route does not have any more, and what `ensure_declared` raises.
     """
     catalog = load_catalog(spec.table.catalog)
     if spec.route is not None and identifier in spec.route.tables.values():
-        ensure_declared(*wanted(spec, catalog, identifier))
+        _ensure_anew(*wanted(spec, catalog, identifier))
         return
     value = None if spec.route is None else plain_value(spec.route, identifier)
     if value is None:
@@ -50,7 +52,14 @@ def made_anew(spec: StreamSpec, identifier: str) -> None:
             f"table {identifier} was dropped, and it is not known for which records it was made: name it in "
             "route.tables until it is there again"
         )
-    ensure_declared(*wanted(spec, catalog, identifier, value))
+    _ensure_anew(*wanted(spec, catalog, identifier, value))
+
+
+def _ensure_anew(catalog: Catalog, declared: DeclaredTable, stream: str) -> None:
+    found = remains_in_place(catalog, declared)
+    if found is not None:
+        declared = dataclasses.replace(declared, location=f"{found.location.rstrip('/')}-{uuid.uuid4().hex[:8]}")
+    ensure_declared(catalog, declared, stream)
 
 
 def wanted(

@@ -10,7 +10,7 @@ from frazil.cli.audit import _show
 
 def test_a_stream_that_has_committed_nothing_is_not_called_clean(capsys: pytest.CaptureFixture[str]) -> None:
     nothing = PartitionAudit("orders", 0, None, 0, 0, 0, 0, None, 0)
-    _show(Audit("orders", clean=True, partitions=(nothing,), findings=(), batches=0))
+    _show(Audit("orders", clean=True, partitions=(nothing,), findings=(), batches=0), with_source=False)
     said = capsys.readouterr().out
     assert "Stream orders has committed nothing yet. `frazil status orders` says what waits." in said
     assert "not asked" not in said
@@ -18,7 +18,7 @@ def test_a_stream_that_has_committed_nothing_is_not_called_clean(capsys: pytest.
 
 def test_gaps_that_kafka_was_not_asked_for_are_said(capsys: pytest.CaptureFixture[str]) -> None:
     landed = PartitionAudit("orders", 0, 0, 5, 5, 5, 0, None, 0)
-    _show(Audit("orders", clean=True, partitions=(landed,), findings=(), batches=1))
+    _show(Audit("orders", clean=True, partitions=(landed,), findings=(), batches=1), with_source=False)
     said = capsys.readouterr().out
     assert "gaps: not asked (--source compares with Kafka)" in said
     assert "Stream orders is clean: 5 rows, each offset once." in said

@@ -1,0 +1,75 @@
+"""`frazil route`, and what other commands say, where a table of a route was dropped or stands beyond home."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from frazil.cli.main import frazil
+from frazil.commit import marker_change
+from frazil.errors import SpecError, TableLost
+from frazil.spec.load import load_stream
+from frazil.table.catalogs import load_catalog
+from tests.made_routes import MadeRoute, shop
+
+
+@pytest.fixture
+def made(tmp_path: Path, frazil_home: Path) -> MadeRoute:  # noqa: ARG001
+    text = shop().model_dump(mode="json", by_alias=True, exclude_unset=True)
+    (tmp_path / "shop.yaml").write_text(yaml.safe_dump(text))
+    made = MadeRoute(load_stream(tmp_path / "shop.yaml"), time.time_ns() // 1_000_000)
+    made.begin_route("a")
+    made.run({"main": 1, "shop.raw_a": 2, "shop.orders": 3})
+    return made
+
+
+def call(folder: Path, *words: str) -> Result:
+    return CliRunner().invoke(frazil, [*words, "--streams", str(folder)])
+
+
+def told(folder: Path, *words: str) -> Any:
+    done = call(folder, *words, "--json")
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)
+
+
+def test_a_dropped_table_is_named_everywhere_and_goes_on_beside_what_is_left_of_it(
+    made: MadeRoute, tmp_path: Path
+) -> None:
+    made.batch({"shop.orders": 4})
+    load_catalog(None).drop_table("shop.orders")
+    (behind,) = told(tmp_path, "route", "shop")["behind"]
+    assert (behind["target"], behind["rows"]) == ("shop.orders", 4)
+    (status,) = told(tmp_path, "status", "shop")["streams"]
+    assert any(said.startswith("shop.orders lacks 4 rows of 1 batch: ") for said in status["problems"])
+    done = call(tmp_path, "cut", "shop")
+    assert isinstance(done.exception, TableLost)
+    assert "missing: shop.orders" in str(done.exception)
+    assert told(tmp_path, "route", "shop", "--give-up", "shop.orders", "--yes")["given-up"] == ["shop.orders"]
+    assert load_catalog(None).load_table("shop.orders").scan().count() == 0
+    assert told(tmp_path, "route", "shop") == {"stream": "shop", "behind": [], "ahead": [], "given-up": []}
+
+
+def test_after_the_stream_was_forgotten_all_tables_are_named_and_one_command_lets_them_go_on(
+    made: MadeRoute, tmp_path: Path
+) -> None:
+    assert call(tmp_path, "forget", "shop", "--yes").exit_code == 0
+    marker_change.adopt(made.tables, offsets={("shop", 0): 0}, source=made.source)
+    found = told(tmp_path, "route", "shop")["ahead"]
+    assert found == ["shop.orders", "shop.raw_a"]
+    told(tmp_path, "route", "shop", *(word for table in found for word in ("--give-up", table)), "--yes")
+    assert told(tmp_path, "route", "shop")["ahead"] == []
+
+
+@pytest.mark.usefixtures("made")
+@pytest.mark.parametrize("table", ["shop.other", "shop.other_dead_letters", "shop.nothing"])
+def test_what_is_no_table_of_the_route_is_not_given_up(tmp_path: Path, table: str) -> None:
+    done = call(tmp_path, "route", "shop", "--give-up", table, "--yes")
+    assert isinstance(done.exception, SpecError)
+    assert f"table {table} is none of the route of 'shop'" in str(done.exception)
