@@ -1,4 +1,4 @@
-"""Debezium's connector for PostgreSQL, in a Kafka Connect of one process."""
+"""Debezium's connectors for PostgreSQL and MariaDB, in a Kafka Connect of one process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from frazil.spark import jars
 from frazil.spark.ivy import MavenCoordinates, retrieve
 from frazil.spark.java import require_java
 
-PLUGIN = "io.debezium:debezium-connector-postgres:3.6.3.Final:tar.gz:plugin"
+POSTGRES = "io.debezium:debezium-connector-postgres:3.6.3.Final:tar.gz:plugin"
+MARIADB = "io.debezium:debezium-connector-mariadb:3.5.0.Final:tar.gz:plugin"
 RUNTIME = (
     "org.apache.kafka:connect-runtime:4.3.1",
     "org.apache.kafka:connect-json:4.3.1",
@@ -24,8 +25,8 @@ class Debezium(process.EmbeddedServer):
 
     TITLE, RECORD, READY_WITHIN_S = "Debezium", "debezium", 120
 
-    def __init__(self, folder: Path, *, bootstrap: str, settings: dict[str, str]) -> None:
-        self.folder, self._bootstrap, self._settings = folder, bootstrap, settings
+    def __init__(self, folder: Path, *, bootstrap: str, settings: dict[str, str], connector: str = POSTGRES) -> None:
+        self.folder, self._bootstrap, self._settings, self._connector = folder, bootstrap, settings, connector
         self.log = folder / "debezium.log"
 
     @property
@@ -48,16 +49,15 @@ class Debezium(process.EmbeddedServer):
             "offset.storage.file.filename": self.folder / "offsets",
             "offset.flush.interval.ms": "1000",
             "listeners": "http://127.0.0.1:0",
-            "plugin.path": plugin(),
+            "plugin.path": plugin(self._connector),
             "plugin.discovery": "only_scan",
         }
         connector = {
             "name": "source",
-            "connector.class": "io.debezium.connector.postgresql.PostgresConnector",
             "tasks.max": "1",
-            "plugin.name": "pgoutput",
             "topic.creation.default.replication.factor": "1",
-            "topic.creation.default.partitions": "4",
+            "topic.creation.default.partitions": "1",
+            "provide.transaction.metadata": "true",
             "decimal.handling.mode": "string",
             "poll.interval.ms": "50",
             **self._settings,
@@ -78,12 +78,13 @@ class Debezium(process.EmbeddedServer):
 
 def runtime() -> Path:
     """The jars of Kafka Connect."""
-    return _fetched("runtime", RUNTIME, transitive=True)
+    return fetched("runtime", RUNTIME, transitive=True)
 
 
-def plugin() -> Path:
-    """The folder that holds the connector's."""
-    archive = next(_fetched("plugin", (PLUGIN,), transitive=False).rglob("*.tar.gz"))
+def plugin(connector: str) -> Path:
+    """The folder that holds a connector's."""
+    folder = "plugin" if connector == POSTGRES else connector.split(":")[1]
+    archive = next(fetched(folder, (connector,), transitive=False).rglob("*.tar.gz"))
     unpacked = archive.parent / "unpacked"
     if not unpacked.is_dir():
         with tarfile.open(archive) as packed:
@@ -92,7 +93,8 @@ def plugin() -> Path:
     return unpacked
 
 
-def _fetched(name: str, coordinates: tuple[str, ...], *, transitive: bool) -> Path:
+def fetched(name: str, coordinates: tuple[str, ...], *, transitive: bool) -> Path:
+    """A folder with these files, which are fetched once."""
     cache = jars.cache_folder().parent / "debezium"
     folder = cache / name
     if not (folder / "complete").exists():

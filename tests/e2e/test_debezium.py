@@ -1,10 +1,12 @@
-"""A real PostgreSQL, a real Debezium: after random transactions and kills, the table equals the source."""
+"""A real PostgreSQL, a real Debezium: whatever is killed, each snapshot is the source after a whole transaction."""
 
 from __future__ import annotations
 
 import random
+import subprocess
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +18,15 @@ from frazil.dev.postgres import EmbeddedPostgres
 from tests.debezium import Debezium
 from tests.polling import eventually
 
-pytestmark = pytest.mark.soak
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(900)]
 STREAM = """\
 name: events
 source:
   topics: [shop_{identity}.public.orders]
   bootstrap-servers: '{bootstrap}'
-  format: {{type: json, envelope: {{metadata: {{place: position, said_at: source.ts_ms}}}}}}
+  format:
+    type: json
+    envelope: {{transactions: shop_{identity}.transaction, metadata: {{place: position, said_at: source.ts_ms}}}}
 table: test.events
 schema:
   id: long not null
@@ -54,6 +58,8 @@ class Source:
     def __init__(self, postgres: EmbeddedPostgres, *, kinds: int, seed: int = 3) -> None:
         self.connection = psycopg2.connect(postgres.uri.replace("+psycopg2", ""))
         self.draw, self._kinds = random.Random(seed), kinds
+        self.states: list[list[tuple[Any, ...]]] = []
+        """The rows after each transaction."""
 
     def run(self, sql: str, *values: object) -> None:
         with self.connection.cursor() as cursor:
@@ -67,6 +73,7 @@ class Source:
                 self.connection.rollback()
             else:
                 self.connection.commit()
+                self.states.append(self.rows())
 
     def _change(self, key: int) -> None:
         large = "".join(chr(self.draw.randrange(33, 126)) for _ in range(9000))  # so long that it is stored apart
@@ -93,6 +100,10 @@ class Source:
         self.connection.rollback()
         return found
 
+    def define(self, sql: str) -> None:
+        self.run(sql)
+        self.connection.commit()
+
 
 @pytest.fixture
 def database(tmp_path: Path) -> Iterator[EmbeddedPostgres]:
@@ -110,9 +121,29 @@ def database(tmp_path: Path) -> Iterator[EmbeddedPostgres]:
             yield server.start()
 
 
-def landed(stream: Any) -> list[tuple[Any, ...]]:
-    rows = stream.table().scan(selected_fields=COLUMNS).to_arrow().sort_by("id").to_pylist()
+def landed(stream: Any, snapshot: int | None = None) -> list[tuple[Any, ...]]:
+    rows = stream.table().scan(selected_fields=COLUMNS, snapshot_id=snapshot).to_arrow().sort_by("id").to_pylist()
     return [tuple(row[name] for name in COLUMNS) for row in rows]
+
+
+def snapshots(stream: Any) -> list[int]:
+    return [snapshot.snapshot_id for snapshot in stream.table().snapshots()]
+
+
+@contextmanager
+def writer(stream: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """As a process of its own, which is killed at the end."""
+    process = subprocess.Popen(stream.command(without_jvm=True))
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def equal(stream: Any, source: Source) -> bool:
+    stream.catch_up()
+    return landed(stream) == source.rows()
 
 
 @pytest.mark.parametrize("identity", ["default", "full"])
@@ -122,12 +153,14 @@ def test_the_table_equals_the_source_whatever_dies(
     (stream.streams / "events.yaml").write_text(STREAM.format(bootstrap=kafka.bootstrap, identity=identity))
     # Of a row whose key changes, the log has all values with a full identity alone.
     source = Source(database, kinds=5 if identity == "full" else 4)
-    source.run(TABLE)
-    source.run(f"alter table orders replica identity {identity}")
+    source.define(TABLE)
+    source.define(f"alter table orders replica identity {identity}")
     source.transactions(30)
     user, _, rest = database.uri.partition("//")[2].partition(":")
     password, _, place = rest.partition("@")
     settings = {
+        "connector.class": "io.debezium.connector.postgresql.PostgresConnector",
+        "plugin.name": "pgoutput",
         "topic.prefix": f"shop_{identity}",
         "database.hostname": "127.0.0.1",
         "database.port": place.partition(":")[2].partition("/")[0],
@@ -137,22 +170,32 @@ def test_the_table_equals_the_source_whatever_dies(
         "table.include.list": "public.orders",
     }
     debezium = Debezium(tmp_path / "debezium", bootstrap=kafka.bootstrap, settings=settings)
+    draw = source.draw
     try:
-        for round_ in range(4):
-            debezium.start()
-            source.transactions(60)
-            if round_ == 1:
+        debezium.start()
+        eventually(lambda: equal(stream, source), within_s=90)
+        snapshotted = len(snapshots(stream))
+        for round_ in range(5):
+            with writer(stream) as running:
+                before = len(snapshots(stream))
+                for _ in range(draw.randrange(3, 20)):
+                    source.transactions(2)
+                if round_ % 2:  # else it may die before its first batch
+                    eventually(lambda before=before: len(snapshots(stream)) > before, within_s=90)  # type: ignore[misc]
+                source.transactions(draw.randrange(20))
+                assert running.poll() is None
+            if round_ in {1, 3}:
                 debezium.kill()
                 source.transactions(20)
                 debezium.start()
-
-            def equal() -> bool:
-                stream.catch_up()
-                return landed(stream) == source.rows()
-
-            eventually(equal, within_s=90)
             if round_ == 2:
-                debezium.kill()
+                source.define("alter table orders add column extra text default 'e'")
+            if round_ == 4:
+                source.define("alter table orders drop column extra")
+        eventually(lambda: equal(stream, source), within_s=90)
     finally:
         debezium.stop()
     assert stream.table("_dead_letters").scan().to_arrow().num_rows == 0
+    published = snapshots(stream)[snapshotted:]
+    assert len(published) > 4
+    assert [snapshot for snapshot in published if landed(stream, snapshot) not in source.states] == []
