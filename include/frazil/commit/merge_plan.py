@@ -28,7 +28,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 from pyiceberg.table.delete_file_index import DeleteFileIndex
 from pyiceberg.transforms import VoidTransform
-from pyiceberg.types import PrimitiveType
+from pyiceberg.types import IcebergType, PrimitiveType, UUIDType
 
 from frazil.commit.manifest_lists import manifests_of
 from frazil.commit.manifest_writing import FORMAT_VERSION
@@ -163,7 +163,10 @@ class _Wanted:
 
     def _box(self, files: Iterable[StagedFile]) -> Box:
         return tuple(
-            _range(kind, [(f.lower_bounds.get(i), f.upper_bounds.get(i)) for f in files]) for i, kind in self._kinds
+            _range(kind, [(f.lower_bounds.get(i), f.upper_bounds.get(i)) for f in files])
+            if has_certain_bounds(kind)
+            else (None, None)
+            for i, kind in self._kinds
         )
 
     def may_hold(self, manifest: ManifestFile) -> bool:
@@ -218,6 +221,11 @@ class _Wanted:
             if least is not None and (high := upper.get(field_id)) is not None and from_bytes(kind, high) < least:
                 return False
         return True
+
+
+def has_certain_bounds(kind: IcebergType) -> bool:
+    """Whether all engines order a column's values alike. Java compares the halves of a UUID as signed numbers."""
+    return not isinstance(kind, UUIDType)
 
 
 def _plain(value: Any) -> Any:

@@ -25,6 +25,7 @@ from frazil.commit.merge_plan import (
     MergePlan,
     PartitionKeys,
     check_format,
+    has_certain_bounds,
     in_order,
     key_schema,
     path_bounds,
@@ -127,7 +128,7 @@ def _bounds(table: Table, name: str, staged: Sequence[StagedFile]) -> tuple[Any,
     assert isinstance(field.field_type, PrimitiveType)
     lower = [file.lower_bounds.get(field.field_id) for file in staged]
     upper = [file.upper_bounds.get(field.field_id) for file in staged]
-    if None in lower or None in upper:
+    if None in lower or None in upper or not has_certain_bounds(field.field_type):
         return None
     least = min(from_bytes(field.field_type, base64.b64decode(text)) for text in lower if text is not None)
     return least, max(from_bytes(field.field_type, base64.b64decode(text)) for text in upper if text is not None)

@@ -310,4 +310,5 @@ def test_keys_of_every_type_find_their_files(catalog, kind, one, other, transfor
         for changes in [change_target(target, ("key",))]
         for value in (one, other)
     }
-    assert found == {one: 1, other: 0}
+    unbounded = isinstance(kind, UUIDType) and transform is None  # other engines order them by halves with a sign
+    assert found == {one: 1, other: int(unbounded)}
