@@ -245,6 +245,32 @@ def ask(role: str | None, method: str, path: str, *, headers: Mapping[str, str],
     }
 
 
+def store_dags() -> list[str]:
+    """What Airflow's database is told of the DAG folder; the ids of its DAGs."""
+    from airflow.dag_processing.bundles.manager import DagBundlesManager  # noqa: PLC0415 - as above
+    from airflow.dag_processing.dagbag import BundleDagBag, sync_bag_to_db  # noqa: PLC0415 - as above
+
+    manager = DagBundlesManager()
+    manager.sync_bundles_to_db()
+    (bundle,) = (one for one in manager.get_all_dag_bundles() if one.name == "dags-folder")
+    bundle.initialize()
+    bag = BundleDagBag(dag_folder=bundle.path, bundle_path=bundle.path, bundle_name=bundle.name)
+    sync_bag_to_db(bag, bundle.name, bundle.version)
+    return sorted(bag.dags)
+
+
+def map_task(dag_id: str, run_id: str, task_id: str, label: str | None) -> None:
+    """Give a mapped task of a run its first instance; it has a label if it has started."""
+    from airflow.models.taskinstance import TaskInstance  # noqa: PLC0415 - as above
+    from airflow.utils.session import create_session  # noqa: PLC0415 - as above
+    from sqlalchemy import select  # noqa: PLC0415 - as above
+
+    with create_session() as session:
+        of_run = (TaskInstance.dag_id == dag_id, TaskInstance.run_id == run_id, TaskInstance.task_id == task_id)
+        instance = session.scalars(select(TaskInstance).where(*of_run)).one()
+        instance.map_index, instance._rendered_map_index = 0, label
+
+
 def serve(port: int) -> bool:
     """Serve Airflow's whole UI and API on the loopback, until the process ends."""
     import threading  # noqa: PLC0415 - as above

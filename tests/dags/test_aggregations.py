@@ -50,10 +50,10 @@ echo "$@" >> "$SUBMITTED"
 
 def test_an_aggregation_has_a_dag_for_its_days_and_one_for_what_comes_late(parsed: dict[str, Any]) -> None:
     daily, reopened = parsed["dags"]["frazil_daily_flights_per_day"], parsed["dags"]["frazil_reopened_flights_per_day"]
-    assert daily["tasks"] == {"inputs": "_PythonDecoratedOperator", "aggregate": "SparkSubmitOperator"}
-    assert reopened["tasks"] == {"again": "_PythonDecoratedOperator"}
+    assert daily["tasks"] == {"inputs": "FrazilTask", "aggregate": "SubmitOperator"}
+    assert reopened["tasks"] == {"again": "FrazilTask"}
     reconcile = parsed["dags"]["frazil_reconcile_flights_per_day"]
-    assert reconcile["tasks"] == {"ask_for_late_days": "_PythonDecoratedOperator"}
+    assert reconcile["tasks"] == {"ask_for_late_days": "FrazilTask"}
     assert reconcile["outlets"] == {"ask_for_late_days": ["frazil.again.flights_per_day"]}
     assert daily["timetable"] == reopened["timetable"] == "PartitionedAssetTimetable"
     assert daily["max_active_runs"] == 1

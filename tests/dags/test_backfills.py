@@ -16,9 +16,9 @@ from frazil.commit.opened import open_stream
 def test_the_form_asks_for_a_declared_stream_and_is_a_dry_run_unless_told_otherwise(parsed: dict[str, Any]) -> None:
     dag = parsed["dags"]["frazil_backfill"]
     assert dag["tasks"] == {
-        "plan": "_ShortCircuitDecoratedOperator",
-        "stage": "SparkSubmitOperator",
-        "publish": "_PythonDecoratedOperator",
+        "plan": "FrazilShortCircuit",
+        "stage": "SubmitOperator",
+        "publish": "FrazilTask",
     }
     assert (dag["schedule"], dag["max_active_runs"], dag["tags"]) == (None, 1, ["backfill", "frazil"])
     assert (dag["params"]["stream"], dag["params"]["dry-run"], dag["params"]["cores"]) == ("flights", True, 1)

@@ -1,4 +1,5 @@
-"""Registers what frazil adds to Airflow's UI: the operations page, and the Data Docs of the quality gates.
+"""Registers what frazil adds to Airflow's UI: the operations page, the Data Docs of the quality gates, and
+buttons on tasks that lead there.
 
 Airflow finds it by entry point.
 """
@@ -14,6 +15,7 @@ from frazil.airflow.data_docs.app import VIEW as DOCS_VIEW
 from frazil.airflow.data_docs.app import data_docs
 from frazil.airflow.page import address as page_address
 from frazil.airflow.page.app import operations_page
+from frazil.airflow.task_links import LINKS
 
 
 class FrazilPlugin(AirflowPlugin):
@@ -25,3 +27,4 @@ class FrazilPlugin(AirflowPlugin):
         {"app": data_docs(), "url_prefix": docs_address.PREFIX, "name": "frazil data docs"},
     ]
     external_views: list[Any] = [page_address.VIEW, DOCS_VIEW]  # noqa: RUF012 - as above
+    operator_extra_links: list[Any] = [*LINKS]  # noqa: RUF012 - as above

@@ -18,7 +18,6 @@ from datetime import date, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 from airflow.sdk import (
     DAG,
     DayWindow,
@@ -26,7 +25,6 @@ from airflow.sdk import (
     RollupMapper,
     StartOfDayMapper,
     get_current_context,
-    task,
 )
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
@@ -36,6 +34,8 @@ from frazil.airflow.assets import again_asset, partition_asset, reopened_asset
 from frazil.airflow.dag_profile import OnFailure, dag_profile
 from frazil.airflow.declared import declared_streams
 from frazil.airflow.spark import PROPERTIES_FILE, SPARK_CONNECTION, spark_pool
+from frazil.airflow.submit import SubmitOperator
+from frazil.airflow.task import task
 from frazil.errors import FrazilError, SpecError
 from frazil.partitions.windows import Grain
 from frazil.spark_apps import AGGREGATE_DAILY
@@ -147,7 +147,7 @@ def _daily_dag(found: _Declared, application: Path, on_failure: OnFailure | None
         **_profile(f"Daily: {found.name}", found, on_failure, retries=RETRIES),
     ) as dag:
         chosen: Any = task(inputs)(found.name, found.folder)
-        chosen >> SparkSubmitOperator(
+        chosen >> SubmitOperator(
             task_id="aggregate",
             conn_id=SPARK_CONNECTION,
             name=daily_dag_id(found.name),

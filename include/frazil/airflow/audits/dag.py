@@ -13,12 +13,13 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from airflow.sdk import DAG, Asset, AssetAlias, Param, get_current_context, task, task_group
+from airflow.sdk import DAG, Asset, AssetAlias, Param, get_current_context, task_group
 from airflow.sdk.exceptions import AirflowFailException
 
 from frazil.airflow.assets import GROUP, HEALTH
 from frazil.airflow.dag_profile import OnFailure, dag_profile
 from frazil.airflow.declared import declared_streams
+from frazil.airflow.task import task
 from frazil.airflow.untrusted import handed_on
 
 DAG_ID = "frazil_audits"

@@ -16,13 +16,14 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
-from airflow.sdk import DAG, Param, get_current_context, task
+from airflow.sdk import DAG, Param, get_current_context
 from airflow.sdk.exceptions import AirflowFailException
 
 from frazil.airflow.dag_profile import OnFailure, dag_profile
 from frazil.airflow.declared import declared_streams
 from frazil.airflow.spark import PROPERTIES_FILE, SPARK_CONNECTION, spark_pool
+from frazil.airflow.submit import SubmitOperator
+from frazil.airflow.task import short_circuit_task, task
 from frazil.spark_apps import BACKFILL
 
 if TYPE_CHECKING:
@@ -63,13 +64,13 @@ def backfill_dag(
             "Backfill a stream", purpose="backfill", on_failure=on_failure, retries=RETRIES, retry_delay=RETRY_DELAY
         ),
     ) as dag:
-        asked: Any = task.short_circuit(plan)(str(folder))
+        asked: Any = short_circuit_task(plan)(str(folder))
         asked >> _stage(folder, application, conn_id) >> task(publish)(str(folder), asked)
     return dag
 
 
-def _stage(folder: Path, application: str | Path, conn_id: str) -> SparkSubmitOperator:
-    return SparkSubmitOperator(
+def _stage(folder: Path, application: str | Path, conn_id: str) -> SubmitOperator:
+    return SubmitOperator(
         task_id="stage",
         conn_id=conn_id,
         application=str(Path(application).absolute()),

@@ -10,11 +10,12 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from airflow.sdk import DAG, Param, task
+from airflow.sdk import DAG, Param
 
 from frazil.airflow.dag_profile import OnFailure, dag_profile
 from frazil.airflow.dead_letters.tasks import settle
 from frazil.airflow.declared import declared_streams
+from frazil.airflow.task import task
 
 DAG_ID = "frazil_dead_letters"
 RETRIES = 2

@@ -14,7 +14,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from airflow.sdk import DAG, get_current_context, task
+from airflow.sdk import DAG, get_current_context
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from frazil import clock
@@ -22,6 +22,7 @@ from frazil.aggregate.spec import AGGREGATIONS
 from frazil.airflow.assets import HEALTH, again_asset
 from frazil.airflow.dag_profile import OnFailure, dag_profile, failure_notifiers, resolved_notifiers
 from frazil.airflow.deadlines import OnLate, deadline
+from frazil.airflow.task import task
 from frazil.airflow.untrusted import handed_on
 from frazil.spec.last_sound import find_declared
 

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from airflow.sdk import DAG, Param, get_current_context, task, task_group
+from airflow.sdk import DAG, Param, get_current_context, task_group
 from airflow.sdk.exceptions import AirflowSkipException
 
 from frazil.airflow.assets import HEALTH
@@ -28,6 +28,7 @@ from frazil.airflow.declared import declared_streams
 from frazil.airflow.maintenance.rewrite import RewriteOperator
 from frazil.airflow.maintenance.turns import pause_between
 from frazil.airflow.spark import PROPERTIES_FILE, SPARK_CONNECTION, spark_pool
+from frazil.airflow.task import task
 from frazil.maintenance.due import Action
 from frazil.maintenance.tables import maintained_tables, maintained_together, routes
 from frazil.spark_apps import MAINTAIN_TABLE

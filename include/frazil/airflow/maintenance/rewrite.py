@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 from airflow.sdk.exceptions import AirflowSkipException
 
+from frazil.airflow.submit import SubmitOperator
 
-class RewriteOperator(SparkSubmitOperator):
+
+class RewriteOperator(SubmitOperator):
     """Measures a table and its dead-letter tables, or those of a route, again, and rewrites what is due, all in one
     Spark session.
 
@@ -20,7 +21,7 @@ class RewriteOperator(SparkSubmitOperator):
     :param streams: folder of the declared streams.
     """
 
-    template_fields = (*SparkSubmitOperator.template_fields, "table")
+    template_fields = (*SubmitOperator.template_fields, "table")
 
     def __init__(self, *, table: str, streams: str, **kwargs: Any) -> None:
         super().__init__(**kwargs)

@@ -13,7 +13,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from airflow.sdk import DAG, Param, get_current_context, task
+from airflow.sdk import DAG, Param, get_current_context
 from airflow.sdk.exceptions import AirflowFailException
 
 from frazil import clock
@@ -21,6 +21,7 @@ from frazil.airflow.assets import partition_asset, reopened_asset
 from frazil.airflow.dag_profile import OnFailure, dag_profile
 from frazil.airflow.declared import all_streams, streams_feeding
 from frazil.airflow.partitions.wait import CompletionOperator
+from frazil.airflow.task import task
 from frazil.spec.model import StreamSpec
 from frazil.spec.routed_stream import with_windows
 

@@ -53,7 +53,17 @@ async function load() {
     mine.problem = error;
   }
   draw();
+  if (mine.data && !mine.data.pending && !mine.problem) asksFor()?.click();
   timer = setTimeout(load, mine.data?.pending && !mine.problem ? SOON_MS : EVERY_MS);
+}
+
+/** The button of the act that the address asks for, as of `#/table/demo.ticks?act=release`, once; none where it is not offered. */
+function asksFor() {
+  const [at, query] = location.hash.split("?");
+  const act = new URLSearchParams(query).get("act");
+  if (!act) return null;
+  history.replaceState(null, "", at);
+  return document.querySelector(`[data-key="act-${CSS.escape(act)}"]`);
 }
 
 function draw() {
