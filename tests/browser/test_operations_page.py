@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
@@ -103,3 +105,19 @@ def test_a_viewer_looks_and_has_no_button_that_acts(open_page: Open):
         settled(page, heading)
         expect(page.get_by_text("Airflow does not let you act here")).to_be_visible()
         expect(page.get_by_role("group", name="Actions")).to_have_count(0)
+
+
+def test_an_address_asks_for_an_act_once_and_only_where_it_is_offered(open_page: Open):
+    page = open_page(f"{PAGE}#/table/demo.ticks?act=maintain", role="OP")
+    expect(page.get_by_role("dialog", name="Maintain demo.ticks")).to_be_visible()
+    expect(page).to_have_url(re.compile(r"#/table/demo\.ticks$"))
+    page.keyboard.press("Escape")
+    page.reload()
+    settled(page, "demo.ticks")
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    page = open_page(f"{PAGE}#/table/demo.ticks?act=release", role="OP")  # nothing is held
+    expect(page).to_have_url(re.compile(r"#/table/demo\.ticks$"))
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    page = open_page(f"{PAGE}#/table/demo.ticks?act=maintain", role="VIEWER")
+    expect(page).to_have_url(re.compile(r"#/table/demo\.ticks$"))
+    expect(page.get_by_role("dialog")).to_have_count(0)
