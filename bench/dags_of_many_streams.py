@@ -17,6 +17,9 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
+
+from tests.dags import in_airflow
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 STREAM = """
@@ -52,6 +55,8 @@ def measure(file: str, prefix: str) -> None:
     bag = DagBag(str(CHECKOUT / "dags" / f"{file}.py"))
     parsed_s = time.process_time() - begin
     found = [dag for dag_id, dag in bag.dags.items() if dag_id.startswith(prefix)]
+    for dag in found:
+        dag.deadline = None  # `dag.test()` cannot read what the folder's stored DAG has of one
     begin, ran = time.process_time(), [ran_tasks(dag) for dag in found]
     spent_s = time.process_time() - begin
     print(f"{file}: {len(found)} runs, {sum(ran)} tasks, {spent_s:.1f} s of CPU; parsing the file {parsed_s:.2f} s")
@@ -87,11 +92,14 @@ def main() -> None:
         kept = os.dup(1)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         sys.stdout = os.fdopen(kept, "w", buffering=1)
-        from airflow.utils import db  # noqa: PLC0415 - after AIRFLOW_HOME is set
+        from airflow.dag_processing.bundles.manager import DagBundlesManager  # noqa: PLC0415 - after AIRFLOW_HOME is set
 
-        db.initdb()
-        for file, prefix in FILES.items():
-            measure(file, prefix)
+        in_airflow.make_database()
+        in_airflow.store_dags()
+        # `dag.test()` would store the whole folder again for each DAG.
+        with patch.object(DagBundlesManager, "get_all_dag_bundles", lambda _: []):
+            for file, prefix in FILES.items():
+                measure(file, prefix)
 
 
 if __name__ == "__main__":
