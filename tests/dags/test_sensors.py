@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -97,6 +98,30 @@ def test_however_often_it_looks_it_fires_only_when_airflow_knows_that_its_task_h
     monkeypatch.setattr(waiting_trigger.asyncio, "sleep", nothing)
     assert flow.answer("2013-12-30T01")["problem"] is None
     assert slept == [SETTLED_SECONDS]
+
+
+def test_what_changes_at_each_look_is_told_every_five_minutes_and_what_does_not_once(
+    flow: Flow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trigger, said, looks = flow.trigger("2013-12-30"), Said(), 0
+    trigger._log = said
+
+    async def nothing(_: float) -> None: ...
+
+    def look() -> tuple[dict[str, Any] | None, str]:
+        nonlocal looks
+        looks += 1
+        return ({"problem": None} if looks > 240 else None), f"look {min(looks, 120)}"
+
+    monkeypatch.setattr(waiting_trigger, "time", SimpleNamespace(monotonic=lambda: 1e6 + 60.0 * looks))
+    monkeypatch.setattr(waiting_trigger.asyncio, "sleep", nothing)
+    monkeypatch.setattr(trigger, "poll", look)
+
+    async def fired() -> Any:
+        return await anext(trigger.run())
+
+    asyncio.run(fired())
+    assert said.lines == [*(f"look {n}" for n in range(1, 120, 5)), "look 120"]
 
 
 def test_it_answers_with_what_is_known_of_the_window(flow: Flow) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from abc import abstractmethod
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,12 +17,19 @@ from frazil.errors import FrazilError
 THREADS = ThreadPoolExecutor(max_workers=8, thread_name_prefix="frazil-looks")
 """Threads of our own: one silent catalog must not hold up the triggerer's other work."""
 
+QUIET_SECONDS = 300.0
+"""The shortest time between two lines, except those of checks that fail. What a window waits for names a watermark,
+which moves with each commit, and Airflow never rotates the log of a task that is deferred for weeks."""
+
+FAILED = "the check failed, and is tried again"
+
 Payload = dict[str, Any]
 """What the task receives. `problem` is set if polling again would not help; with `removed` the task ends as skipped."""
 
 
 class WaitingTrigger(BaseTrigger):
-    """Calls `poll` every `poll_seconds` in a thread, logs what it waits for when that changes, and fires once.
+    """Calls `poll` every `poll_seconds` in a thread, logs what it waits for when that changes, every few minutes
+    at most, and fires once.
 
     Its task has polled before it deferred, so it begins with a wait, of `SETTLED_SECONDS` at least.
 
@@ -43,7 +51,7 @@ class WaitingTrigger(BaseTrigger):
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Wait, poll, log; until there is an event."""
-        said, wait_s = "", max(self.poll_seconds, SETTLED_SECONDS)
+        said, said_at_s, wait_s = "", -QUIET_SECONDS, max(self.poll_seconds, SETTLED_SECONDS)
         while True:
             await asyncio.sleep(wait_s)
             wait_s = self.poll_seconds
@@ -56,9 +64,10 @@ class WaitingTrigger(BaseTrigger):
             if event is not None:
                 yield TriggerEvent(event)  # type: ignore[no-untyped-call]
                 return
-            if sentence != said:
+            failure = FAILED in {sentence[: len(FAILED)], said[: len(FAILED)]}
+            if sentence != said and (failure or time.monotonic() - said_at_s >= QUIET_SECONDS):
                 self.log.info("%s", sentence)
-                said = sentence
+                said, said_at_s = sentence, time.monotonic()
 
     def attempt(self) -> tuple[Payload | None, str]:
         """`poll`, whatever it raises."""
@@ -67,6 +76,6 @@ class WaitingTrigger(BaseTrigger):
         except FrazilError as error:
             if not error.restartable:
                 return {"problem": f"{type(error).__name__}: {error}"}, ""
-            return None, f"the check failed, and is tried again: {error}"
+            return None, f"{FAILED}: {error}"
         except Exception as error:  # whatever a catalog, a storage or a network raises on a bad day
-            return None, f"the check failed, and is tried again: {error!r}"
+            return None, f"{FAILED}: {error!r}"
