@@ -41,6 +41,17 @@ def test_the_reference_names_every_command() -> None:
     assert [name for name in COMMANDS if f"`frazil {name}" not in page and f"`{name}" not in page] == []
 
 
+def test_the_reference_names_every_dag_and_every_variable_that_dags_read() -> None:
+    page = Path("docs/reference/dags.md").read_text()
+    code = "\n".join(
+        file.read_text() for room in ("include/frazil/airflow", "dags") for file in Path(room).rglob("*.py")
+    )
+    dags = re.findall(r'(?:DAG_ID|_DAG) = "(frazil_\w+)"|return f"(frazil_\w+_)\{', code)
+    variables = re.findall(r"FRAZIL_[A-Z]+(?:_[A-Z]+)*", code)
+    assert len(dags) == 11
+    assert [name for name in {*map("".join, dags), *variables} - {"FRAZIL_HOME"} if name not in page] == []
+
+
 def test_every_page_is_reached_from_the_index() -> None:
     seen, todo = set(), [Path("docs/README.md")]
     while todo:
