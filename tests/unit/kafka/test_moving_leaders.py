@@ -96,7 +96,7 @@ def test_a_partition_without_a_leader_is_waited_for(cluster: MockCluster, asked:
 def test_a_partition_that_stays_without_a_leader_is_said(cluster: MockCluster) -> None:
     cluster.lead(1, NO_BROKER)
     with (
-        KafkaOffsets({"bootstrap.servers": cluster.bootstrap}, ["rides"], timeout_s=2.0) as kafka,
+        KafkaOffsets({"bootstrap.servers": cluster.bootstrap}, ["rides"], timeout_s=6.0) as kafka,
         pytest.raises(KafkaUnavailable, match=r"rides at .* got no answer: Broker: Leader not available\. Check"),
     ):
         kafka.ends(PARTITIONS)
