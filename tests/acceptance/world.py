@@ -327,9 +327,25 @@ class World:
             else:
                 good[coordinates, row] += 1
         for found, due in ((self.landed(), good), (self.rejected(), bad)):
-            assert found == due, f"too many: {[*(found - due)][:3]}, missing: {[*(due - found)][:3]}"
+            assert found == due, self._tell(found, due)
         self._check_pyiceberg(good)
         return good
+
+    def _tell(self, found: Counter[Any], due: Counter[Any]) -> str:
+        """All that a person needs who cannot look at the tables any more."""
+        said = []
+        for name, side in (("too many", found - due), ("missing", due - found)):
+            said.append(f"{name}: {side.total()} of {due.total()}: {[*side][:3]}, at {sorted(row[0] for row in side)}")
+        said.append(f"a second look finds {self.landed().total()} rows and {self.rejected().total()} dead letters")
+        for table in (self.table(), self.table("_dead_letters")):
+            refs = {ref: of.snapshot_id for ref, of in table.metadata.refs.items()}
+            said.append(f"{table.name()}: {refs}")
+            for made in table.snapshots():
+                files = {
+                    m.manifest_path: (m.added_files_count, m.existing_files_count) for m in made.manifests(table.io)
+                }
+                said.append(f"  {made.snapshot_id} after {made.parent_snapshot_id}: {files}, {made.summary}")
+        return "\n".join(said)
 
     def _check_pyiceberg(self, good: Counter[Landed]) -> None:
         table = self.table()
