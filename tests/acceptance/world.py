@@ -263,15 +263,18 @@ class World:
     def table(self, suffix: str = "") -> Table:
         return load_catalog(None).load_table(f"{self.identifier}{suffix}")
 
-    def heads(self) -> list[int]:
-        """The snapshots that hold all rows: main's, and of windows that are open the branch's."""
-        refs = self.table().metadata.refs
+    def heads(self, table: Table) -> list[int]:
+        """The snapshots that hold all rows: main's, and of windows that are open the branch's.
+
+        Of a table as it was loaded: of a snapshot that was committed since, it plans no file, without an error.
+        """
+        refs = table.metadata.refs
         return [ref.snapshot_id for name, ref in refs.items() if name in {"main", f"frazil-open-{self.name}"}]
 
     def landed(self) -> Counter[Landed]:
         """All rows, by DuckDB from the Parquet files that the snapshots list."""
         table = self.table()
-        files = [re.sub("^file:(//)?", "", f) for head in self.heads() for f in _files(table, head)]
+        files = [re.sub("^file:(//)?", "", f) for head in self.heads(table) for f in _files(table, head)]
         if not files:
             return Counter()
         rows = duckdb.sql(
@@ -349,7 +352,7 @@ class World:
 
     def _check_pyiceberg(self, good: Counter[Landed]) -> None:
         table = self.table()
-        rows = [row for head in self.heads() for row in table.scan(snapshot_id=head).to_arrow().to_pylist()]
+        rows = [row for head in self.heads(table) for row in table.scan(snapshot_id=head).to_arrow().to_pylist()]
         mine = [r for r in rows if r["kafka_topic"] == self.topic]
         assert Counter((r["kafka_partition"], r["kafka_offset"], r["id"]) for r in mine) == Counter(
             (*at, row[0]) for at, row in good.elements()
@@ -361,7 +364,7 @@ class World:
         sent = {
             (r.partition, r.offset): json.loads(r.value or b"null") for r in self.seen.values() if read_value(r.value)
         }
-        for row in (row for head in self.heads() for row in table.scan(snapshot_id=head).to_arrow().to_pylist()):
+        for row in (row for head in self.heads(table) for row in table.scan(snapshot_id=head).to_arrow().to_pylist()):
             record = sent[row["kafka_partition"], row["kafka_offset"]]
             for name in ("ignored", *(f"grown_{n}" for n in range(self.grows))):
                 assert row[name] == record.get(name), row
