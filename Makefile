@@ -20,7 +20,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv setup jars loops demo test lint unit bench soak lock wheel clean check-python check-java
+.PHONY: help venv setup jars loops demo test lint unit bench soak lock wheel site clean check-python check-java
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -83,9 +83,12 @@ wheel: venv ## The package as a wheel, in dist/
 	$(BIN)/uv build --quiet --wheel --no-build-isolation --python $(BIN)/python
 	@rm -rf build include/frazil.egg-info; ls dist
 
+site: venv ## The documentation as a site, in site/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+
 clean: ## End the embedded servers; remove .venv, .frazil and caches
 	@[ ! -x $(BIN)/frazil ] || $(BIN)/frazil dev down
-	rm -rf build dist $(VENV) .frazil .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache include/*.egg-info
+	rm -rf build dist site $(VENV) .frazil .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache include/*.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 check-python:
