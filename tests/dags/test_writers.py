@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 import time
@@ -37,19 +36,6 @@ def test_parsing_loads_nothing_heavy(parsed: dict[str, Any]) -> None:
     assert not {"pyspark", "pyarrow", "pyiceberg", "great_expectations", "confluent_kafka", "pandas"} & set(
         parsed["loaded"]
     )
-
-
-def test_the_project_of_the_install_page_has_every_dag_of_the_checkout(
-    tmp_path: Path, parse: Parse, parsed: dict[str, Any]
-) -> None:
-    page = (CHECKOUT / "docs" / "how-to" / "install.md").read_text()
-    (tmp_path / "include").symlink_to(CHECKOUT / "include")
-    (tmp_path / "dags").mkdir()
-    for number, text in enumerate(re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)):
-        (tmp_path / "dags" / f"file_{number}.py").write_text(text)
-    found = parse(tmp_path / "dags", home=tmp_path / "airflow")
-    assert (found["errors"], found["warnings"]) == ({}, [])
-    assert sorted(found["dags"]) == sorted(parsed["dags"])
 
 
 SERIALIZE_ELSEWHERE = """

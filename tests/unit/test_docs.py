@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from functools import cache
 from pathlib import Path
 
 import click
 import pytest
-import yaml
 from click.testing import CliRunner
 
 from frazil.cli.main import COMMANDS, frazil
-from frazil.spec.load import validate_stream
 
 PAGES = [
     *(Path(name) for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "bench/README.md")),
@@ -62,20 +59,6 @@ def test_every_page_is_reached_from_the_index() -> None:
         elif page.is_dir():
             seen |= {file.resolve() for file in page.iterdir()}
     assert [page for page in PAGES if page.is_relative_to("docs") and page.resolve() not in seen] == []
-
-
-@pytest.mark.parametrize("page", ["README.md", "docs/tutorial/first-stream.md"])
-def test_the_blocks_to_copy_are_sound_shell_python_and_yaml(page: str) -> None:
-    blocks = re.findall(r"^```\n(.*?)^```$", Path(page).read_text(), re.MULTILINE | re.DOTALL)
-    shell = "\n".join(block for block in blocks if "include/frazil/" not in block)
-    subprocess.run(["bash", "-n"], input=shell, text=True, check=True)
-    copied = re.findall(r"^([^\n]+) <<'END'\n(.*?)^END$", shell, re.MULTILINE | re.DOTALL)
-    assert len(copied) > 1
-    for command, text in copied:
-        if command.endswith(".yaml"):
-            validate_stream(yaml.safe_load(text), Path(command.split()[-1]))
-        else:
-            compile(text, page, "exec")
 
 
 def _links(page: Path) -> list[str]:

@@ -1,0 +1,87 @@
+"""The blocks of the pages: what each is, and the commands that it has a reader type."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+CHECKOUT = Path(__file__).resolve().parents[1]
+FENCED = re.compile(r"^( *)```(\w*)[^\n]*\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
+HEREDOC = re.compile(r"^([^\n]*?) *<<'END'\n(.*?)^END\n", re.MULTILINE | re.DOTALL)
+SEPARATORS = frozenset(";|&\n()")
+KEYWORDS = frozenset({"until", "while", "for", "do", "done", "if", "then", "else", "fi"})
+
+
+@dataclass(frozen=True)
+class Block:
+    """One fenced block: where it is, its kind (the word after the fence), and its text without a list's indentation."""
+
+    page: str
+    line: int
+    kind: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.page}:{self.line}"
+
+    @property
+    def program(self) -> str:
+        """What a shell gets: the whole of `sh`, and of `console` the lines after a prompt."""
+        if self.kind == "sh":
+            return self.text
+        return "".join(f"{line[2:]}\n" for line in self.text.splitlines() if line.startswith("$ "))
+
+    def heredocs(self) -> list[tuple[str, str]]:
+        """Each command that reads a text of the block, with that text."""
+        return HEREDOC.findall(self.program)
+
+    def commands(self) -> list[list[str]]:
+        """Each simple command in words, without what it is redirected to."""
+        return list(_simple_commands(HEREDOC.sub(r"\1\n", self.program)))
+
+    def answers(self) -> list[tuple[str, str]]:
+        """Of `console`: each command, and what the page says that it prints."""
+        parts = re.split(r"^\$ (.*)\n", self.text, flags=re.MULTILINE)
+        return list(zip(parts[1::2], parts[2::2], strict=True))
+
+
+@cache
+def blocks(page: str) -> list[Block]:
+    text = (CHECKOUT / page).read_text()
+    return [
+        Block(page, text.count("\n", 0, found.start()) + 1, found[2], re.sub(f"(?m)^{found[1]}", "", found[3]))
+        for found in FENCED.finditer(text)
+    ]
+
+
+def all_blocks() -> list[Block]:
+    pages = [CHECKOUT / "README.md", CHECKOUT / "CONTRIBUTING.md", *sorted((CHECKOUT / "docs").rglob("*.md"))]
+    return [block for page in pages for block in blocks(str(page.relative_to(CHECKOUT)))]
+
+
+def _simple_commands(program: str) -> Iterator[list[str]]:
+    plain = re.sub(r"(^|\s)# .*$", "", program.replace("\\\n", " "), flags=re.MULTILINE)
+    lexer = shlex.shlex(plain, posix=True, punctuation_chars=";|&()<>\n")
+    lexer.whitespace, lexer.commenters = " \t", ""
+    lexer.wordchars += "$:{}#[]@%!^,…"
+    words: list[str] = []
+    redirected = False
+    for word in lexer:
+        if set(word) <= SEPARATORS:
+            if words:
+                yield words
+            words = []
+        elif set(word) <= set("<>&"):
+            redirected = True
+            if words and words[-1].isdigit():
+                words.pop()
+        elif redirected:
+            redirected = False
+        elif words or not (word in KEYWORDS or re.match(r"\w+=", word)):
+            words.append(word)
+    if words:
+        yield words

@@ -1,0 +1,333 @@
+"""Every code block of the pages is of a kind that a test can hold to the code, and is held to it.
+
+Commands are parsed here by the real parser. The runbook's tests run its own, and each walk-through that says what it
+prints is run where it needs no broker.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import tomllib
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock
+
+import click
+import duckdb
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from frazil.aggregate.spec import load_aggregation
+from frazil.cli.main import frazil
+from frazil.errors import FrazilError
+from frazil.quality import gate
+from frazil.spec.load import DEFAULTS_FILE, load_stream, validate_stream
+from frazil.table import catalogs
+from tests.pages import Block, all_blocks, blocks
+
+BLOCKS = all_blocks()
+NOT_RUN = {
+    "README.md": "the list of rooms, which tests/unit/test_house.py holds to the folders",
+    "docs/explanation/writers.md": "a drawing",
+    "docs/how-to/evolve-a-schema.md": "a line of a writer's log",
+    "docs/how-to/handle-dead-letters.md": "an error's message, in numbers of its own",
+}
+BUILT_INTO_THE_SHELL = {"cd", "export", "wait", "kill", "echo", "source", "set", "sleep"}
+
+
+def of_kind(*kinds: str) -> Any:
+    return pytest.mark.parametrize("block", [block for block in BLOCKS if block.kind in kinds], ids=str)
+
+
+def test_every_block_is_of_a_known_kind() -> None:
+    known = {*HELD, "sh", "console", "text"}
+    assert [str(block) for block in BLOCKS if block.kind not in known] == []
+
+
+def test_no_block_is_written_without_a_fence() -> None:
+    found = []
+    for page in {block.page for block in BLOCKS} | {str(page) for page in Path("docs").rglob("*.md")}:
+        bare = re.sub(r"^( *)```.*?^\1```$", "", Path(page).read_text(), flags=re.MULTILINE | re.DOTALL)
+        found += [f"{page}: {line}" for line in re.findall(r"\n\n {4}(\S.*)", bare)]
+    assert found == []
+
+
+def test_what_no_test_runs_is_named_with_its_reason() -> None:
+    assert sorted(block.page for block in BLOCKS if block.kind == "text") == sorted(NOT_RUN)
+
+
+@of_kind("sh", "console")
+def test_every_command_exists_and_takes_its_options(block: Block) -> None:
+    subprocess.run(["bash", "-n"], input=block.program, text=True, check=True)
+    commands = block.commands()
+    assert commands, "no command: this is no block of a shell"
+    assert [problem for words in commands if (problem := wrong_command(words))] == []
+    for command, text in block.heredocs():
+        if command.endswith(".yaml"):
+            validate_stream(yaml.safe_load(text), Path(command.split()[-1]))
+        else:
+            hold_python(text)
+
+
+def wrong_command(words: list[str]) -> str | None:
+    """What is wrong with a command as a page shows it; None if nothing is."""
+    name, *rest = words
+    if name == "frazil":
+        return wrong_arguments(frazil, "frazil", rest)
+    if name == "make":
+        targets = set(re.findall(r"^([a-z-]+):", Path("Makefile").read_text(), re.MULTILINE))
+        unknown = {word for word in rest if "=" not in word} - targets
+        return f"make has no {sorted(unknown)}" if unknown else None
+    if name == "pip":
+        return wrong_installation(" ".join(rest))
+    if name == "python":
+        if "-c" in rest:
+            hold_python(rest[rest.index("-c") + 1])
+        return None
+    found = name in BUILT_INTO_THE_SHELL or shutil.which(name)
+    return None if found else f"there is no command {name}"
+
+
+def wrong_arguments(command: click.Command, name: str, arguments: list[str]) -> str | None:
+    arguments = ["9092" if argument == "${FRAZIL_KAFKA##*:}" else argument for argument in arguments]
+    try:
+        context = command.make_context(name, list(arguments))
+        if isinstance(command, click.Group):
+            below, found, rest = command.resolve_command(context, [*context._protected_args, *context.args])
+            assert found is not None
+            return wrong_arguments(found, f"{name} {below}", rest)
+    except click.exceptions.Exit:
+        return None  # --help
+    except (click.ClickException, FrazilError) as error:
+        return f"{name} {shlex.join(arguments)}: {error}"
+    return None
+
+
+def wrong_installation(text: str) -> str | None:
+    """Extras and the version that pyproject.toml does not have."""
+    project = tomllib.loads(Path("pyproject.toml").read_text())["project"]
+    named = {extra for extras in re.findall(r"\[([\w,]+)\]", text) for extra in extras.split(",")}
+    unknown = named - set(project["optional-dependencies"])
+    other = set(re.findall(r"frazil-([\d.]+)-py3", text)) - {project["version"]}
+    return f"there is no {sorted(unknown | other)} of frazil" if unknown | other else None
+
+
+def hold_python(text: str) -> ast.Module:
+    """It compiles, and there is everything that it imports."""
+    tree = ast.parse(text)
+    compile(tree, "<page>", "exec")
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                importlib.import_module(alias.name)
+        elif isinstance(node, ast.ImportFrom) and not is_dag_file(text):
+            module = importlib.import_module(f"{node.module}")
+            assert [alias.name for alias in node.names if not hasattr(module, alias.name)] == []
+    return tree
+
+
+def is_dag_file(text: str) -> bool:
+    """Those are parsed by an Airflow, in tests/dags/test_docs_dags.py."""
+    return "airflow" in text
+
+
+def hold_yaml(block: Block, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = set(yaml.safe_load(block.text))
+    if "catalog" in keys:
+        hold_catalogs(block, folder, monkeypatch)
+    elif "scrape_configs" in keys:
+        hold_scraping(block)
+    elif block.text.startswith("# include/aggregations/"):
+        file = Path(block.text.split()[1])
+        (folder / file.name).write_text(block.text)
+        assert in_one_line(load_aggregation(folder / file.name).sql) == in_one_line(load_aggregation(file).sql)
+    else:
+        hold_declaration(block, folder)
+
+
+def in_one_line(text: str) -> str:
+    return re.sub(r"\s+", " ", text)
+
+
+def hold_declaration(block: Block, folder: Path) -> None:
+    """A stream that loads; a fragment as part of the page's own stream, or of the README's."""
+    declared = yaml.safe_load(block.text)
+    whole = {"name", "source", "table", "schema"} <= set(declared)
+    base = {"source": {}} if whole else stream_of(block.page)
+    base["source"]["bootstrap-servers"] = "127.0.0.1:1"
+    if "topic-pattern" in declared.get("source", {}):
+        del base["source"]["topics"]
+    (folder / DEFAULTS_FILE).write_text(yaml.safe_dump(base))
+    (folder / "stream.yaml").write_text(block.text)
+    load_stream(folder / "stream.yaml")
+
+
+def stream_of(page: str) -> dict[str, Any]:
+    """The first whole stream of a page; of one that has none, the README's."""
+    for block in blocks(page):
+        declared = yaml.safe_load(block.text) if block.kind == "yaml" else None
+        if declared and {"name", "source", "table", "schema"} <= set(declared):
+            return dict(declared)
+    return dict(yaml.safe_load(readme_stream()))
+
+
+def readme_stream() -> str:
+    return next(text for block in blocks("README.md") for command, text in block.heredocs() if command.endswith("yaml"))
+
+
+def hold_catalogs(block: Block, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyIceberg reads it, and frazil knows what each catalog is."""
+    (folder / ".pyiceberg.yaml").write_text(block.text)
+    monkeypatch.setenv("PYICEBERG_HOME", str(folder))
+    for name in yaml.safe_load(block.text)["catalog"]:
+        done = CliRunner().invoke(frazil, ["catalog", name, "--for", "pyiceberg"])
+        assert done.exit_code == 0, done.exception
+        assert name in done.output
+
+
+def hold_scraping(block: Block) -> None:
+    declared = yaml.safe_load(block.text)
+    assert [file for file in declared["rule_files"] if not (Path("deploy/monitoring") / file).is_file()] == []
+    (job,) = declared["scrape_configs"]
+    (targets,) = job["static_configs"]
+    assert [each for each in targets["targets"] if not 9464 <= int(each.rpartition(":")[2]) <= 9563] == []
+
+
+def hold_json(block: Block, *_: Any) -> None:
+    declared = json.loads(block.text)
+    if "expectations" in declared:
+        demo = json.loads(Path(f"include/expectations/{declared['name']}.json").read_text())["expectations"]
+        known = {(each["type"], each["kwargs"].get("column")) for each in demo}
+        assert {(each["type"], each["kwargs"]["column"]) for each in declared["expectations"]} <= known
+    else:
+        assert {"conn_type", "host", "extra"} >= set(declared), "a connection of Airflow"
+
+
+def hold_sql(block: Block, *_: Any) -> None:
+    """DuckDB parses it. Its own dialect is not Spark's: what is Spark's here is in both."""
+    assert duckdb.extract_statements(block.text)
+
+
+def hold_http(block: Block, *_: Any) -> None:
+    line, body = block.text.split("\n", 1)
+    assert re.fullmatch(r"POST /api/v2/dags/frazil_backfill/dagRuns", line)
+    conf = json.loads(body)["conf"]
+    form = Path("include/frazil/airflow/backfills/dag.py").read_text()
+    assert [key for key in conf if f'"{key}": ' not in form] == []
+    datetime.fromisoformat(conf["from-time"])
+
+
+def hold_dockerfile(block: Block, *_: Any) -> None:
+    pinned = dict(re.findall(r"^([\w-]+)==([\w.]+)", Path("requirements.txt").read_text(), re.MULTILINE))
+    assert re.findall(r"^FROM apache/spark:([\d.]+)-python3$", block.text, re.MULTILINE) == [pinned["pyspark"]]
+    assert set(re.findall(r"^([A-Z]+) ", block.text, re.MULTILINE)) <= {"FROM", "USER", "COPY", "RUN"}
+    assert wrong_installation(block.text) is None
+
+
+def hold_python_block(block: Block, *_: Any) -> None:
+    hold_python(block.text)
+
+
+HELD: dict[str, Callable[[Block, Path, pytest.MonkeyPatch], None]] = {
+    "yaml": hold_yaml,
+    "json": hold_json,
+    "sql": hold_sql,
+    "http": hold_http,
+    "dockerfile": hold_dockerfile,
+    "python": hold_python_block,
+}
+
+
+@of_kind(*HELD)
+def test_every_block_is_what_it_says(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    HELD[block.kind](block, tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A current folder without anything, and a home beneath it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FRAZIL_HOME", str(tmp_path / ".frazil"))
+    monkeypatch.delenv("FRAZIL_STREAMS", raising=False)
+    return tmp_path
+
+
+def said(command: str) -> str:
+    """What `$ frazil …` of a page prints here."""
+    done = CliRunner().invoke(frazil, shlex.split(command.partition(" #")[0])[1:])
+    assert done.exit_code in {0, 10}, done.exception
+    return done.output
+
+
+def test_validate_answers_as_the_guide_says(folder: Path) -> None:
+    page = blocks("docs/how-to/declare-a-stream.md")
+    declared, defaults, *_ = (block.text for block in page if block.kind == "yaml")
+    sound, broken = (block.answers()[0] for block in page if block.program.startswith("frazil validate"))
+    (folder / "include/streams").mkdir(parents=True)
+    (folder / "include/streams/_defaults.yaml").write_text(defaults)
+    (folder / "include/streams/orders.yaml").write_text(declared)
+    assert said(sound[0]) == sound[1]
+    wrong = declared.replace("customer: string", "customer: varchar").replace(
+        "event-time: ordered_at", "event-time: orderd_at"
+    )
+    (folder / "include/streams/orders.yaml").write_text(wrong + "comit: {interval: 1m}\n")
+    assert matches(said(broken[0]), broken[1]), said(broken[0])
+
+
+def test_validate_answers_as_the_reference_says(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ((command, answer),) = next(
+        block.answers() for block in blocks("docs/reference/cli.md") if block.program == "frazil validate\n"
+    )
+    streams = folder / "streams"
+    streams.mkdir()
+    (streams / "rides.yaml").write_text(readme_stream())
+    (streams / "trips.yaml").write_text(
+        "name: trips\nsource: {topics: [trips], format: json, bootstrap-servers: 'http://127.0.0.1'}\n"
+        "table: city.trips\nschema: {at: timestamptz}\nevent-time: att\n"
+    )
+    monkeypatch.setenv("FRAZIL_STREAMS", "streams")
+    monkeypatch.setenv("FRAZIL_KAFKA", "127.0.0.1:9092")
+    assert matches(said(command), answer)
+
+
+def test_the_catalog_is_printed_for_each_engine_that_the_guide_names(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / ".pyiceberg.yaml").write_text("catalog:\n  lake:\n    type: rest\n    uri: https://catalog.example.com\n")
+    monkeypatch.setenv("PYICEBERG_HOME", str(folder))
+    asked = [block for block in blocks("docs/how-to/read-the-tables.md") if block.program.startswith("frazil catalog")]
+    for command, _ in (answer for block in asked for answer in block.answers()):
+        assert said(command.partition(" >")[0])
+
+
+def test_the_gate_is_called_as_the_guide_calls_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gate itself is tested in tests/unit/quality."""
+    asked: list[gate.GateRequest] = []
+    catalog = MagicMock()
+    catalog.load_table.return_value.current_snapshot.return_value.snapshot_id = 7
+    monkeypatch.setattr(catalogs, "load_catalog", lambda _: catalog)
+    monkeypatch.setattr(gate, "run_gates", lambda requests, **_: asked.extend(requests) or (None,))
+    suites = folder / "include/expectations"
+    suites.mkdir(parents=True)
+    (suites / "demo.flights.json").write_text("{}")
+    (block,) = [block for block in blocks("docs/how-to/gate-quality.md") if block.kind == "python"]
+    exec(compile(block.text, str(block), "exec"), {})
+    (request,) = asked
+    assert (request.suite.name, request.snapshot_id) == ("demo.flights.json", 7)
+    assert datetime.fromtimestamp(request.from_us / 1e6, UTC) == datetime(2013, 12, 30, 15, tzinfo=UTC)
+    assert request.to_us - request.from_us == 3600 * 1_000_000
+
+
+def matches(output: str, page: str) -> bool:
+    """The page says the same in its order; `…` stands for anything."""
+    pattern = r"[^\n]*".join(map(re.escape, page.strip().split("…")))
+    return re.fullmatch(pattern, output.strip()) is not None
