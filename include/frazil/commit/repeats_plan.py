@@ -32,6 +32,7 @@ from frazil.commit.merge_plan import (
     pieces_of,
 )
 from frazil.errors import SchemaIncompatible
+from frazil.ingest.calendar_limits import MICROSECONDS
 from frazil.ingest.contract import StagedFile
 from frazil.merge.contract import DeleteFile, MergeRules, MergeTask, TableFile
 from frazil.table.branches import head_of
@@ -94,7 +95,7 @@ def _filter(table: Table, staged: Sequence[StagedFile], rules: MergeRules) -> Bo
     assert rules.event_time is not None
     spans = _spans([bounds for file in staged if (bounds := _bounds(table, rules.event_time, [file]))], rules)
     near: BooleanExpression = reduce(
-        Or, (_between(rules.event_time, least, greatest) for least, greatest in spans)
+        Or, (_within(rules.event_time, span) for span in spans)
     ) if len(spans) else AlwaysTrue()  # fmt: skip
     for name in rules.key:
         if bounds := _bounds(table, name, staged):
@@ -104,6 +105,14 @@ def _filter(table: Table, staged: Sequence[StagedFile], rules: MergeRules) -> Bo
 
 def _between(name: str, least: Any, greatest: Any) -> BooleanExpression:
     return And(GreaterThanOrEqual(term=name, value=least), LessThanOrEqual(term=name, value=greatest))
+
+
+def _within(event_time: str, span: Span) -> BooleanExpression:
+    """The rows of a span: without an end outside the calendar, of which PyIceberg finds neither month nor year."""
+    (least, greatest), (first, last) = span, MICROSECONDS
+    after = GreaterThanOrEqual(term=event_time, value=min(least, last)) if least >= first else AlwaysTrue()
+    before = LessThanOrEqual(term=event_time, value=max(greatest, first)) if greatest <= last else AlwaysTrue()
+    return And(after, before)
 
 
 def _spans(bounds: Iterable[Span], rules: MergeRules) -> list[Span]:
