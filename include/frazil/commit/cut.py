@@ -24,10 +24,11 @@ from pyiceberg.table.update import (
     SetSnapshotRefUpdate,
 )
 
-from frazil.commit.followers import FIRST_RECORD
+from frazil.commit.followers import FIRST_RECORD, check_routed_not_rolled_back
 from frazil.commit.history import ancestors
 from frazil.commit.journal import key_of
 from frazil.commit.marker import BatchKey, read_marker
+from frazil.commit.rules import check_ancestry
 from frazil.commit.snapshot import FOREVER_MS
 from frazil.commit.swap import Change, Done, Patience, TableHandle, swap
 from frazil.errors import FrazilError
@@ -117,9 +118,12 @@ class _Line:
 def cut_of(streams: Sequence[StreamHistory], tables: Mapping[str, Table], *, at_ms: int | None = None) -> Cut:
     """The newest cut, or that of a time.
 
-    `tables` are the loaded tables by name. Raises FrazilError for a cut that their history no longer tells, and for
-    several streams of which one has no watermark.
+    `tables` are the loaded tables by name. Raises FrazilError for a cut that their history no longer tells, for
+    several streams of which one has no watermark, and RolledBack for a table that lacks commits of a stream, whose
+    other tables have what belongs to them.
     """
+    for history in streams:
+        _check_not_rolled_back(history, tables)
     lines = {name: _Line.of(name, table.metadata) for name, table in tables.items()}
     mains = {history.main: lines[history.main].place_at(at_ms) for history in streams}
     watermark = None
@@ -146,6 +150,14 @@ def cut_of(streams: Sequence[StreamHistory], tables: Mapping[str, Table], *, at_
         *(_table(streams, lines[name], place, "dead letters", tables[name]) for name, place in letters.items()),
     ]
     return Cut(watermark, tuple(found))
+
+
+def _check_not_rolled_back(history: StreamHistory, tables: Mapping[str, Table]) -> None:
+    for name in (history.main, history.dead_letters, *history.routed):
+        metadata = tables[name].metadata
+        if marker := read_marker(metadata.properties, history.stream):
+            check = check_routed_not_rolled_back if name in history.routed else check_ancestry
+            check(metadata, marker, table=name)
 
 
 def _end(history: StreamHistory, lines: Mapping[str, _Line], main: int) -> BatchKey | None:

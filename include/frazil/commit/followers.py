@@ -16,6 +16,7 @@ from functools import reduce
 
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
+from pyiceberg.table.metadata import TableMetadata
 
 from frazil.commit.committer import commit_of
 from frazil.commit.journal import Journal
@@ -188,7 +189,7 @@ def _commit(
 
     def decide(table: Table, found: Marker | None) -> Marker | Done[Marker]:
         marker = _present(found, table, tables.stream)
-        _check_not_rolled_back(table, marker, target=target)
+        check_routed_not_rolled_back(table.metadata, marker, table=target)
         if len(_lacking(marker, journals)) < len(journals):
             return Done(marker)  # others committed some of them meanwhile: what is left is prepared anew
         if not files_fit(table.metadata, files):
@@ -232,15 +233,15 @@ def _present(found: Marker | None, table: Table, stream: str) -> Marker:
     return found
 
 
-def _check_not_rolled_back(table: Table, marker: Marker, *, target: Target) -> None:
+def check_routed_not_rolled_back(metadata: TableMetadata, marker: Marker, *, table: Target) -> None:
     """Raises RolledBack with what to do about a routed table: a reset is about home."""
     try:
-        check_ancestry(table.metadata, marker, table=target)
+        check_ancestry(metadata, marker, table=table)
     except RolledBack as error:
         raise RolledBack(
-            f"table {target} was rolled back behind stream {marker.stream!r}: its last commit was snapshot "
+            f"table {table} was rolled back behind stream {marker.stream!r}: its last commit was snapshot "
             f"{marker.snapshot_id}, which is no longer in its main branch. Put the table forward to that snapshot "
-            f"again, or let it go on as it stands: `frazil route {marker.stream} --give-up {target}`"
+            f"again, or let it go on as it stands: `frazil route {marker.stream} --give-up {table}`"
         ) from error
 
 
@@ -313,7 +314,7 @@ def lacking(tables: StreamTables, home: Marker) -> list[Behind]:
         try:
             table = tables.handle(target).refresh()
             marker = _present(read_marker(table.metadata.properties, tables.stream), table, tables.stream)
-            _check_not_rolled_back(table, marker, target=target)
+            check_routed_not_rolled_back(table.metadata, marker, table=target)
             journals = _lacking(marker, waiting)
         except Exception as error:  # catalogs' clients raise anything
             reason = _said(error)

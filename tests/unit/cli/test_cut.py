@@ -136,6 +136,18 @@ def test_a_cut_of_an_earlier_time_has_the_batches_until_then(made, cut):
         assert offsets(found["demo.a"]) == [o for o in range((hour + 1) * 10) if o not in bad]
 
 
+@pytest.mark.parametrize("which", ["demo.a", "demo.a_dead_letters"])
+def test_a_table_that_was_rolled_back_is_in_no_cut_until_that_is_settled(made, call, which):
+    stream = made("a")
+    land(stream, 0)
+    table = load_catalog(None).load_table(which)
+    kept = table.metadata.current_snapshot_id
+    land(stream, 1)
+    table.refresh().manage_snapshots().rollback_to_snapshot(kept).commit()
+    done = call("a")
+    assert f"table {which} was rolled back behind stream 'a'" in str(done.exception)
+
+
 def test_what_others_commit_is_in_the_cut_of_its_time(made, cut):
     stream = made("a")
     land(stream, 0)
@@ -315,6 +327,17 @@ def test_a_cut_is_before_batches_that_came_to_a_table_in_one_snapshot_if_it_is_n
         "shop.other_dead_letters": 0,
     }
     assert counts(cut("shop"))["shop.raw_a"] == counts(cut("shop"))["shop.other"] == 3
+
+
+def test_a_table_of_the_route_that_was_rolled_back_is_in_no_cut(shop: MadeRoute, call: Any) -> None:
+    shop.run({"main": 1, "shop.raw_a": 1})
+    table = load_catalog(None).load_table("shop.raw_a")
+    kept = table.metadata.current_snapshot_id
+    shop.run({"main": 1, "shop.raw_a": 1})
+    table.refresh().manage_snapshots().rollback_to_snapshot(kept).commit()
+    done = call("shop")
+    assert "table shop.raw_a was rolled back behind stream 'shop'" in str(done.exception)
+    assert "frazil route shop --give-up shop.raw_a" in str(done.exception)
 
 
 def test_a_tag_is_in_all_tables_of_the_route(shop: MadeRoute, call: Any) -> None:
