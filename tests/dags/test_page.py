@@ -61,6 +61,7 @@ def airflow_process(
         database=airflow_database,
         FRAZIL_HOME=str(home / "frazil"),
         FRAZIL_STREAMS=str(streams),
+        FRAZIL_RUNBOOK="https://runbook.example/",
         AIRFLOW__API_AUTH__JWT_SECRET="s" * 64,
         PYICEBERG_CATALOG__SILENT__TYPE="rest",
         PYICEBERG_CATALOG__SILENT__URI=f"http://127.0.0.1:{silent}",
@@ -127,10 +128,11 @@ def test_a_catalog_that_hangs_is_named_and_hides_no_other_stream(ask: Ask):
 
     found = eventually(lines, within_s=60)
     assert next(iter(found)) == "wrong"
-    (said,) = (*found["ghosts"]["needs"], *found["ghosts"]["notes"])
+    (said,) = (*(need["sentence"] for need in found["ghosts"]["needs"]), *found["ghosts"]["notes"])
     assert said.startswith("The catalog silent, its storage, or Kafka has not answered since 20")
     assert (found["ticks"]["word"], found["wrong"]["word"]) == ("not begun", "declaration broken")
-    assert any("lung" in said for said in found["wrong"]["needs"])
+    assert any("lung" in need["sentence"] for need in found["wrong"]["needs"])
+    assert {need["runbook"] for need in found["wrong"]["needs"]} == {"https://runbook.example/#declaration"}
 
 
 @pytest.mark.usefixtures("declared")
@@ -141,7 +143,9 @@ def test_a_stream_has_a_view_of_its_own_also_where_kafka_and_its_table_are_not_t
     assert (found["commits"], found["runs"], found["may_act"]) == ([], [], False)
     assert ask("OP", "api/stream/ticks")["body"]["may_act"]
     assert ask("OP", "api/stream/nothing")["status"] == 404
-    assert "id.type" in " ".join(ask("VIEWER", "api/stream/wrong")["body"]["line"]["needs"])
+    assert "id.type" in " ".join(
+        need["sentence"] for need in ask("VIEWER", "api/stream/wrong")["body"]["line"]["needs"]
+    )
 
 
 @pytest.mark.usefixtures("declared")

@@ -36,6 +36,8 @@ class Condition:
     level: Level
     word: str
     sentence: str = ""
+    rule: str = ""
+    """The alert that it amounts to, whose entry in the runbook says what to do; empty where none does."""
 
 
 LOOKING = Condition(Level.UNKNOWN, "looking")
@@ -64,28 +66,32 @@ def _stopped(status: StreamStatus) -> Condition | None:
     if status.desired == "paused" and writer.pid is None:
         return Condition(Level.QUIET, "paused", status.desired_reason or "")
     if writer.given_up:
-        return Condition(Level.BROKEN, "given up", f"{first}. Mend the cause, then resume {name}".lstrip(". "))
+        said = f"{first}. Mend the cause, then resume {name}".lstrip(". ")
+        return Condition(Level.BROKEN, "given up", said, "writer")
     if writer.crashes >= CRASHES:
         why = first or f"its writer failed {writer.crashes} times within a quarter of an hour"
-        return Condition(Level.BROKEN, "crash-looping", why)
+        return Condition(Level.BROKEN, "crash-looping", why, "restarts")
     if status.table_exists is None or (status.table_exists is False and first):
-        return Condition(Level.BROKEN, "table unreadable" if status.table_exists is None else "no table", first)
+        word = "table unreadable" if status.table_exists is None else "no table"
+        return Condition(Level.BROKEN, word, first, "table")
     if writer.ended_at_ms is not None and writer.exit_code != 0:
-        return Condition(Level.BROKEN, "stopped", first or f"its last writer ended with {exit_words(writer)}")
+        said = first or f"its last writer ended with {exit_words(writer)}"
+        return Condition(Level.BROKEN, "stopped", said, "writer")
     return None
 
 
 def _held_back(status: StreamStatus, spec: StreamSpec, *, now_ms: int) -> Condition | None:
     if status.stall is not None:
-        return Condition(Level.TROUBLE, "stalled", status.stall.reason)
+        return Condition(Level.TROUBLE, "stalled", status.stall.reason, "stall")
     if status.writer.stale:
-        return Condition(Level.TROUBLE, "silent", next(iter(status.problems), "its heartbeat is old"))
+        return Condition(Level.TROUBLE, "silent", next(iter(status.problems), "its heartbeat is old"), "writer")
     age_ms = freshness_ms(status, now_ms=now_ms)
     if age_ms is not None and age_ms > promise_ms(spec) and (status.lag or status.writer.pid):
         waiting = "records wait" if status.lag is None else f"{status.lag:,} records wait"
-        return Condition(Level.TROUBLE, "late", f"no commit for {ago(age_ms)} while {waiting}")
+        return Condition(Level.TROUBLE, "late", f"no commit for {ago(age_ms)} while {waiting}", "freshness")
     if status.writer.pid is not None and status.backpressure_ms:
-        return Condition(Level.TROUBLE, "slow", f"a batch takes {ago(status.backpressure_ms)} longer than its interval")
+        said = f"a batch takes {ago(status.backpressure_ms)} longer than its interval"
+        return Condition(Level.TROUBLE, "slow", said, "lag")
     if status.problems:
         return Condition(Level.TROUBLE, "has a problem", status.problems[0])
     return None
@@ -104,4 +110,5 @@ def _as_it_should(status: StreamStatus, spec: StreamSpec, *, now_ms: int) -> Con
     if status.last_commit_at_ms is None and status.writer.ended_at_ms is None:
         unpause = "Unpause the DAG of its writer to begin"
         return Condition(Level.QUIET, "not begun", unpause)
-    return Condition(Level.TROUBLE, "not running", "no writer runs on this host, and nothing was committed lately")
+    said = "no writer runs on this host, and nothing was committed lately"
+    return Condition(Level.TROUBLE, "not running", said, "writer")

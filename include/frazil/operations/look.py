@@ -22,6 +22,7 @@ from frazil.maintenance.due import due
 from frazil.maintenance.measure import measure
 from frazil.maintenance.tables import MaintainedTable
 from frazil.offsets.spans import TopicPartition
+from frazil.operations.holders import holders
 from frazil.operations.overview import Windows
 from frazil.operations.stream_view import History, history_of
 from frazil.operations.table_view import SHOWN, Calendar, Shape, calendar_of, shape_of
@@ -55,7 +56,9 @@ def look_at_windows(specs: Sequence[StreamSpec]) -> Windows | None:
     bound, cursor = complete_to(seen.feeds), seen.signals.cursor
     held = sorted(Window(us, cursor.grain).key for us in cursor.held) if cursor else []
     complete = None if bound is None else moment(seen.grain.floor(bound))
-    return Windows(seen.grain, complete, seen.decision.reason, tuple(held))
+    through_us = seen.decision.through_us
+    following = None if through_us is None else Window.of(through_us, seen.grain)
+    return Windows(seen.grain, complete, seen.decision.reason, tuple(held), holders(seen.feeds, following, held))
 
 
 def look_at_history(spec: StreamSpec) -> History | None:

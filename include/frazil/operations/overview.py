@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from frazil.maintenance.rules import runbook_of
 from frazil.operations.condition import LOOKING, Condition, Level, condition_of, freshness_ms, promise_ms
+from frazil.operations.holders import Holder
 from frazil.spec.model import StreamSpec
 from frazil.status.stream import StreamStatus
 from frazil.timetext import utc
 
+OF_TABLES = frozenset(
+    {
+        "manifest-list",
+        "manifests",
+        "snapshots",
+        "metadata",
+        "small-files",
+        "delete-files",
+        "deleted-rows",
+        "since-compaction",
+        "unmeasured",
+    }
+)
+"""Alerts about a table's shape."""
 PATIENCE_MS = 10_000
 """A look that takes longer needs a person. One that merely takes its time, as on a busy host, does not."""
 
@@ -19,10 +35,29 @@ class StandingAlert:
     """An alert that stands, as `frazil_health` measured it last."""
 
     subject: str
-    """As the alert carries it: a table, `stream <name>`, `care of <table>` or `aggregation <name>`."""
+    """As the alert carries it: a table, `stream <name>`, `care of <table>`, `route of <stream>` and so on."""
     rule: str
     since_ms: int
     sentence: str
+    runbook: str | None = None
+    """The entry that says what to do, as an address or a path."""
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What a person should act on. `runbook` is the entry that says how, as an address or a path."""
+
+    sentence: str
+    runbook: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """The shape of a table, as `frazil_health` measured it last, with what is wrong or due."""
+
+    level: Level
+    word: str
+    what: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +69,8 @@ class Windows:
     waits_for: str
     held: tuple[str, ...] = ()
     """Keys of the windows that a quality gate holds."""
+    holders: tuple[Holder, ...] = ()
+    """What the next window waits for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +92,8 @@ class Line:
     table: str | None
     level: Level
     word: str
-    needs: tuple[str, ...] = ()
-    """Sentences that a person should act on, most urgent first."""
+    needs: tuple[Need, ...] = ()
+    """Most urgent first."""
     notes: tuple[str, ...] = ()
     application: str | None = None
     freshness_ms: int | None = None
@@ -67,8 +104,7 @@ class Line:
     backpressure_ms: int | None = None
     rejected_last_day: int | None = None
     windows: Windows | None = None
-    alerts: int = 0
-    """How many alerts of its table, and of what cares for it, stand."""
+    health: Health | None = None
     rows: int | None = None
     at_ms: int | None = None
     """When it was looked at."""
@@ -83,6 +119,7 @@ class Overview:
     pending: bool = False
     """Some streams are still being looked at: ask again soon."""
     notes: tuple[str, ...] = ()
+    needs: tuple[Need, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +128,15 @@ class Around:
 
     windows: Windows | None = None
     alerts: Sequence[StandingAlert] = ()
+    health: Health | None = None
 
 
 def line_of(name: str, spec: StreamSpec | None, seen: Seen, around: Around, *, now_ms: int) -> Line:
     """The line of one stream. `around.alerts` are those of the stream and of its table."""
     windows, alerts = around.windows, around.alerts
     if spec is None:
-        return Line(name, None, Level.BROKEN, "declaration broken", tuple((seen.problem or "").splitlines()))
+        needs = tuple(Need(said, runbook_of("declaration")) for said in (seen.problem or "").splitlines())
+        return Line(name, None, Level.BROKEN, "declaration broken", needs)
     status = seen.status
     condition = _condition(spec, seen, now_ms=now_ms)
     needs = _needs(condition, seen, windows, alerts)
@@ -110,7 +149,7 @@ def line_of(name: str, spec: StreamSpec | None, seen: Seen, around: Around, *, n
         application=spec.application,
         promise_ms=promise_ms(spec),
         windows=windows,
-        alerts=len(alerts),
+        health=around.health,
         at_ms=seen.at_ms,
     )
     if status is None:
@@ -126,6 +165,7 @@ def line_of(name: str, spec: StreamSpec | None, seen: Seen, around: Around, *, n
         backpressure_ms=status.backpressure_ms,
         rejected_last_day=flow.rejected_last_day if flow else None,
         rows=status.rows,
+        health=None if status.table_exists is False else around.health,
     )
 
 
@@ -134,9 +174,9 @@ def _condition(spec: StreamSpec, seen: Seen, *, now_ms: int) -> Condition:
     if seen.silent_since_ms is not None and (seen.status is None or waited_ms >= PATIENCE_MS):
         said = f"The catalog {spec.table.catalog or 'default'}, its storage, or Kafka has not answered since"
         level = Level.TROUBLE if waited_ms >= PATIENCE_MS else Level.UNKNOWN
-        return Condition(level, "no answer", f"{said} {utc(seen.silent_since_ms)}")
+        return Condition(level, "no answer", f"{said} {utc(seen.silent_since_ms)}", "unmeasured")
     if seen.status is None:
-        return Condition(Level.BROKEN, "unreadable", seen.problem) if seen.problem else LOOKING
+        return Condition(Level.BROKEN, "unreadable", seen.problem, "unmeasured") if seen.problem else LOOKING
     return condition_of(seen.status, spec, now_ms=now_ms)
 
 
@@ -146,18 +186,22 @@ def _quiet_words(condition: Condition) -> tuple[str, ...]:
 
 def _needs(
     condition: Condition, seen: Seen, windows: Windows | None, alerts: Sequence[StandingAlert]
-) -> tuple[str, ...]:
-    said = [condition.sentence or condition.word] if condition.level <= Level.TROUBLE else []
+) -> tuple[Need, ...]:
+    said = {}
+    if condition.level <= Level.TROUBLE:
+        said[condition.sentence or condition.word] = runbook_of(condition.rule) if condition.rule else None
     if seen.status is not None and seen.problem:
         first = seen.problem.splitlines()[0]
-        said.append(f"The last sound declaration is in use, because the file has a problem: {first}")
+        sentence = f"The last sound declaration is in use, because the file has a problem: {first}"
+        said[sentence] = runbook_of("declaration")
     if seen.status is not None and condition.level <= Level.TROUBLE:
-        said += [one for one in seen.status.problems if one not in condition.sentence]
+        said |= dict.fromkeys(one for one in seen.status.problems if one not in condition.sentence)
     if windows is not None and windows.held:
         more = f" and {len(windows.held) - 1} more" if len(windows.held) > 1 else ""
-        said.append(f"A quality gate holds {windows.held[0]}{more}: look at it, then release it or mend the data")
-    said += [alert.sentence for alert in alerts]
-    return tuple(dict.fromkeys(said))
+        sentence = f"A quality gate holds {windows.held[0]}{more}: look at it, then release it or mend the data"
+        said[sentence] = runbook_of("held")
+    said |= {alert.sentence: alert.runbook for alert in alerts}
+    return tuple(Need(sentence, runbook) for sentence, runbook in said.items())
 
 
 def ordered(lines: Iterable[Line]) -> tuple[Line, ...]:
@@ -166,10 +210,13 @@ def ordered(lines: Iterable[Line]) -> tuple[Line, ...]:
 
 
 def by_stream(alerts: Iterable[StandingAlert], tables: Mapping[str, Sequence[str]]) -> dict[str, list[StandingAlert]]:
-    """The alerts of each stream. `tables`: the streams of each table, its dead-letter table included."""
+    """The alerts of each stream; those that concern none are under the empty name.
+
+    `tables`: the streams of each table, those of dead letters and of routes included.
+    """
     found: dict[str, list[StandingAlert]] = {}
     for alert in alerts:
-        for stream in _concerned(alert, tables):
+        for stream in _concerned(alert, tables) or ("",):
             found.setdefault(stream, []).append(alert)
     return found
 
@@ -178,6 +225,27 @@ def _concerned(alert: StandingAlert, tables: Mapping[str, Sequence[str]]) -> Seq
     rule, _, one = alert.rule.partition(":")
     if rule == "freshness" and one:
         return (one,)
-    if alert.subject.startswith("stream "):
-        return (alert.subject.removeprefix("stream "),)
+    for before in ("stream ", "route of "):
+        if alert.subject.startswith(before):
+            return (alert.subject.removeprefix(before),)
     return tables.get(alert.subject.removeprefix("care of "), ())
+
+
+def _is_about_a_stream(alert: StandingAlert) -> bool:
+    return alert.subject.startswith(("stream ", "care of "))
+
+
+def health_of(
+    tables: Collection[str], alerts: Iterable[StandingAlert], due: Mapping[str, Sequence[str]] | None
+) -> Health | None:
+    """The shape of these tables together. `due`: the actions that are due, by table; None if nothing is known.
+
+    `alerts` are those of the stream that writes them.
+    """
+    rules = sorted({alert.rule for alert in alerts if alert.rule in OF_TABLES and not _is_about_a_stream(alert)})
+    if rules:
+        return Health(Level.TROUBLE, "alert", tuple(rules))
+    if due is None:
+        return None
+    actions = dict.fromkeys(action for table in sorted(tables) for action in due.get(table, ()))
+    return Health(Level.QUIET, "maintenance due", tuple(actions)) if actions else Health(Level.WELL, "in shape")

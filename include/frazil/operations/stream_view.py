@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 
 from pyiceberg.table.metadata import TableMetadata
@@ -22,6 +23,7 @@ from frazil.partitions.watermark import holding_back
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import format_bytes, format_duration
 from frazil.status.flow import DAY_MS
+from frazil.status.stream import CHANGES
 from frazil.supervise.observed import error_name
 
 COMMITS_MOST = 240
@@ -63,6 +65,8 @@ class History:
     """Oldest first."""
     rejected: tuple[Rejected, ...]
     """Most first."""
+    changes: Mapping[str, int]
+    """What became of the changes of the last day, by `frazil.status.stream.CHANGES`; empty where nothing merges."""
     marker: Marker | None
     past: Past
 
@@ -103,6 +107,10 @@ class StreamView:
     """What is declared, by name, as people read it."""
     commits: tuple[Commit, ...] = ()
     rejected: tuple[Rejected, ...] = ()
+    changes: Mapping[str, int] = field(default_factory=dict)
+    """Of the last day."""
+    last_changes: Mapping[str, int] = field(default_factory=dict)
+    """Of the last batch."""
     partitions: tuple[Partition, ...] = ()
     partitions_in_all: int = 0
     runs: tuple[Run, ...] = ()
@@ -125,14 +133,22 @@ def history_of(
     """The newest commits and what was rejected in the last day, by snapshots' summaries alone."""
     newest = [snapshot for snapshot, _ in islice(commit_records(metadata, spec.name), COMMITS_MOST)]
     reasons: dict[str, Reason] = {}
+    changes: Counter[str] = Counter()
     for snapshot, _ in commit_records(metadata, spec.name):
         if now_ms - snapshot.timestamp_ms > DAY_MS:
             break
+        changes.update(_changes(_summary(snapshot)))
         for name, found in reasons_in(_summary(snapshot)).items():
             reasons[name] = found + reasons[name] if name in reasons else found
     rejected = [Rejected(name, found.count, found.places) for name, found in reasons.items()]
     rejected.sort(key=lambda one: (-one.count, one.reason))
-    return History(tuple(map(_commit, reversed(newest))), tuple(rejected), marker, past)
+    return History(tuple(map(_commit, reversed(newest))), tuple(rejected), changes, marker, past)
+
+
+def _changes(told: Mapping[str, str]) -> dict[str, int]:
+    """Others may write anything into a summary."""
+    counts = ((name, told.get(f"frazil.{name}", "")) for name in CHANGES)
+    return {name: int(text) for name, text in counts if text.isdecimal()}
 
 
 def _commit(snapshot: Snapshot) -> Commit:

@@ -10,15 +10,19 @@ from typing import Any
 import pytest
 
 from frazil.host.heartbeat import Stall, StallKind
+from frazil.maintenance.rules import RULES
 from frazil.operations.condition import Level, condition_of, promise_ms
 from frazil.operations.overview import (
     PATIENCE_MS,
     Around,
+    Health,
     Line,
+    Need,
     Seen,
     StandingAlert,
     Windows,
     by_stream,
+    health_of,
     line_of,
     ordered,
 )
@@ -126,7 +130,8 @@ def test_what_has_not_come_back_for_long_needs_a_person_and_keeps_its_last_numbe
     seen = Seen(before, OLD_MS, silent_since_ms=NOW_MS - PATIENCE_MS)
     line = line_of("ticks", spec, seen, Around(), now_ms=NOW_MS)
     assert (line.word, line.level, line.lag, line.records_per_s) == ("no answer", Level.TROUBLE, 7, 2.5)
-    assert "The catalog default, its storage, or Kafka has not answered since 2023-11-14 22:13:10Z" in line.needs[0]
+    said = "The catalog default, its storage, or Kafka has not answered since 2023-11-14 22:13:10Z"
+    assert said in line.needs[0].sentence
 
 
 def test_what_takes_its_time_shows_what_was_known_or_that_it_does_not_answer_and_needs_nobody_yet(spec: StreamSpec):
@@ -145,36 +150,46 @@ def test_what_was_never_seen_is_being_looked_at(spec: StreamSpec):
 
 def test_a_look_that_failed_says_so(spec: StreamSpec):
     line = line_of("ticks", spec, Seen(problem="OSError: no space"), Around(), now_ms=NOW_MS)
-    assert (line.level, line.needs) == (Level.BROKEN, ("OSError: no space",))
+    assert (line.level, line.needs) == (Level.BROKEN, (Need("OSError: no space", "docs/runbook.md#unmeasured"),))
 
 
 def test_a_declaration_that_was_never_sound_is_broken_and_each_line_of_it_a_need():
     line = line_of("ticks", None, Seen(problem="a: is missing\nb: is missing"), Around(), now_ms=NOW_MS)
-    assert (line.word, line.needs) == ("declaration broken", ("a: is missing", "b: is missing"))
+    needs = tuple(Need(f"{name}: is missing", "docs/runbook.md#declaration") for name in "ab")
+    assert (line.word, line.needs) == ("declaration broken", needs)
 
 
 def test_held_windows_and_alerts_need_a_person_even_where_the_stream_runs(spec: StreamSpec):
-    alert = StandingAlert("demo.ticks", "manifests", OLD_MS, "demo.ticks has 900 manifests")
+    alert = StandingAlert(
+        "demo.ticks", "manifests", OLD_MS, "demo.ticks has 900 manifests", "https://team/run#manifests"
+    )
     around = Around(Windows("hour", "2023-11-14T22:00:00Z", "", ("2023-11-14T20", "2023-11-14T21")), (alert,))
     line = line_of("ticks", spec, Seen(status(), NOW_MS), around, now_ms=NOW_MS)
-    assert (line.word, line.level, line.alerts) == ("running", Level.TROUBLE, 1)
-    assert line.needs[0].startswith("A quality gate holds 2023-11-14T20 and 1 more")
-    assert line.needs[1] == alert.sentence
+    assert (line.word, line.level) == ("running", Level.TROUBLE)
+    assert line.needs[0].sentence.startswith("A quality gate holds 2023-11-14T20 and 1 more")
+    assert line.needs[0].runbook == "docs/runbook.md#held"
+    assert line.needs[1] == Need(alert.sentence, "https://team/run#manifests")
+
+
+def test_every_condition_that_needs_a_person_points_to_an_entry_of_the_runbook(spec: StreamSpec):
+    found = [condition_of(status(**changes), spec, now_ms=NOW_MS) for changes, _, level in CASES if level <= 1]
+    assert {one.rule for one in found} - set(RULES) == {""}  # a problem may be of any kind
+    assert {one.word for one in found if not one.rule} == {"has a problem"}
 
 
 def test_those_that_need_a_person_come_first_and_then_the_names():
     lines = [
         Line("a", None, Level.WELL, "running"),
-        Line("d", None, Level.TROUBLE, "late", ("x",)),
-        Line("c", None, Level.TROUBLE, "late", ("x", "y")),
-        Line("b", None, Level.BROKEN, "stopped", ("x",)),
+        Line("d", None, Level.TROUBLE, "late", (Need("x"),)),
+        Line("c", None, Level.TROUBLE, "late", (Need("x"), Need("y"))),
+        Line("b", None, Level.BROKEN, "stopped", (Need("x"),)),
         Line("e", None, Level.QUIET, "paused"),
     ]
     assert [line.stream for line in ordered(lines)] == ["b", "c", "d", "e", "a"]
 
 
 def test_an_alert_belongs_to_the_streams_that_it_concerns():
-    tables = {"demo.ticks": ["ticks", "more"], "demo.ticks_dead_letters": ["ticks"]}
+    tables = {"demo.ticks": ["ticks", "more"], "demo.ticks_dead_letters": ["ticks"], "demo.ticks_eu": ["ticks"]}
 
     def streams(subject: str, rule: str) -> list[str]:
         return sorted(by_stream([StandingAlert(subject, rule, 0, "x")], tables))
@@ -184,4 +199,18 @@ def test_an_alert_belongs_to_the_streams_that_it_concerns():
     assert streams("stream ticks", "declaration") == ["ticks"]
     assert streams("care of demo.ticks", "held") == ["more", "ticks"]
     assert streams("demo.ticks_dead_letters", "snapshots") == ["ticks"]
-    assert streams("aggregation daily", "late") == []
+    assert streams("demo.ticks_eu", "small-files") == ["ticks"]
+    assert streams("route of ticks", "small-files") == ["ticks"]
+    assert streams("aggregation daily", "late") == [""]
+    assert streams("the DAG frazil_audits", "runs:frazil_audits") == [""]
+
+
+def test_a_table_is_in_shape_or_has_something_due_or_an_alert_and_says_which():
+    shape = StandingAlert("route of ticks", "small-files", 0, "x")
+    writer = StandingAlert("stream ticks", "unmeasured", 0, "x")
+    due = {"demo.ticks": ["compaction", "expiry"], "demo.ticks_eu": ["expiry"], "demo.others": ["manifests"]}
+    tables = ["demo.ticks", "demo.ticks_eu"]
+    assert health_of(tables, [shape, writer], due) == Health(Level.TROUBLE, "alert", ("small-files",))
+    assert health_of(tables, [writer], due) == Health(Level.QUIET, "maintenance due", ("compaction", "expiry"))
+    assert health_of(tables, [], {}) == Health(Level.WELL, "in shape")
+    assert health_of(tables, [], None) is None

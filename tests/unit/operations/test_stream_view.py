@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyiceberg.table.snapshots import Snapshot, Summary
 
 from frazil.commit.marker import BatchKey, Marker
 from frazil.host.launcher import Observation, ProcessState
@@ -130,3 +132,26 @@ def test_the_history_is_the_newest_commits_and_the_rejected_records_of_a_day(spe
     assert [(c.batch, c.records, c.rejected, c.files) for c in found.commits] == [(1, 4, 1, 1), (2, 8, 2, 1)]
     assert all(c.bytes > 0 for c in found.commits)
     assert found.marker is None
+
+
+def test_what_became_of_changes_is_summed_over_a_day(spec: StreamSpec):
+    def commit(n: int, at_ms: int, **told: str) -> Snapshot:
+        summary = {"frazil.stream": "ticks", "frazil.commit-record": "r", **{f"frazil.{k}": v for k, v in told.items()}}
+        return Snapshot(
+            **{"snapshot-id": n, "parent-snapshot-id": n - 1 or None, "sequence-number": n, "timestamp-ms": at_ms},
+            manifest_list="m",
+            summary=Summary("overwrite", **summary),
+        )
+
+    snapshots = [
+        commit(1, NOW_MS - 2 * 86_400_000, inserted="100"),
+        commit(2, NOW_MS - 5000, inserted="3", stale="2", unchanged="x"),
+        commit(3, NOW_MS - 1000, inserted="4", repeated="0"),
+    ]
+    metadata: Any = SimpleNamespace(
+        snapshots=snapshots,
+        snapshot_by_id=lambda n: snapshots[n - 1],
+        refs={"main": SimpleNamespace(snapshot_id=3)},
+    )
+    found = history_of(metadata, spec, None, now_ms=NOW_MS)
+    assert found.changes == {"inserted": 7, "stale": 2, "repeated": 0}

@@ -23,6 +23,7 @@ from frazil.airflow.untrusted import Store, stored_mapping, stored_names
 from frazil.errors import FrazilError
 from frazil.maintenance.alert_rules import Reading
 from frazil.maintenance.alerts import AlertStates, AlertStep, step, step_readings
+from frazil.maintenance.due import due
 from frazil.maintenance.health import TableHealth
 from frazil.maintenance.measure import measure
 from frazil.maintenance.tables import MaintainedTable, maintained_tables
@@ -48,14 +49,14 @@ def measure_all(
     aggregations: Path | None = None,
     again: Mapping[str, Store] = MappingProxyType({}),
     failed: FailedRuns = lambda *_: None,
-) -> dict[str, list[dict[str, Any]]]:
+) -> dict[str, Any]:
     """Measure the tables of all declarations, read every other subject, and update the alerts that `store` keeps.
 
     `again` has the stores of the assets `frazil.again.<name>`, by aggregation. Whichever runs first, this or
     the reconciliation, writes there the first day that is watched. An aggregation without a store is not watched.
 
-    Returns the alerts that `fired` and `resolved` now, and all that are `active`. The alerts of what nobody declares
-    any more resolve; while a file has never been sound, they stay, because the table may be its.
+    Returns the alerts that `fired` and `resolved` now, all that are `active`, and by table what is `due`. The alerts of
+    what nobody declares any more resolve; while a file has never been sound, they stay, because the table may be its.
     """
     declared = declared_streams(streams)
     problems = [f"{found.name}: {found.problem}" for found in declared if found.problem and found.spec is None]
@@ -83,7 +84,17 @@ def measure_all(
             steps[name] = gone(before, name, "no stream declares it any more")
     changes = _remembered(steps, store)
     tell_health(found, changes["active"])
-    return changes
+    return {**changes, "due": _due(found, tables)}
+
+
+def _due(found: Mapping[str, TableHealth | str | None], tables: Mapping[str, MaintainedTable]) -> dict[str, list[str]]:
+    """What maintenance has to do, by table, for people who look: it decides again when it comes."""
+    due_now = {
+        name: [str(action) for action, answer in due(health, tables[name].settings).items() if answer.due]
+        for name, health in found.items()
+        if isinstance(health, TableHealth)
+    }
+    return {name: actions for name, actions in due_now.items() if actions}
 
 
 @contextmanager

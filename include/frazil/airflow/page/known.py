@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from airflow.utils.session import create_session
 from sqlalchemy import select
 
 from frazil.airflow.health.dag import DAG_ID as HEALTH_DAG
+from frazil.maintenance.rules import runbook_of
 from frazil.operations.overview import StandingAlert
 
 
@@ -21,6 +22,8 @@ class Measured:
 
     alerts: tuple[StandingAlert, ...] = ()
     at_ms: int | None = None
+    due: Mapping[str, Sequence[str]] | None = None
+    """What maintenance has to do, by table; None where an earlier version measured."""
 
 
 def standing_alerts() -> Measured:
@@ -36,19 +39,36 @@ def standing_alerts() -> Measured:
         if found is None:
             return Measured()
         value, at = XComModel.deserialize_value(found), found.timestamp
-    return Measured(alerts_in(value), int(at.timestamp() * 1000))
+    return Measured(alerts_in(value), int(at.timestamp() * 1000), due_in(value))
 
 
 def alerts_in(value: Any) -> tuple[StandingAlert, ...]:
     """The active alerts of an XCom; what anybody else put there is skipped."""
     active = value.get("active") if isinstance(value, Mapping) else None
     return tuple(
-        StandingAlert(one["table"], one["rule"], one["since_ms"], one["sentence"])
+        StandingAlert(one["table"], one["rule"], one["since_ms"], one["sentence"], _runbook(one))
         for one in (active if isinstance(active, list) else ())
         if isinstance(one, Mapping)
         and all(isinstance(one.get(key), str) for key in ("table", "rule", "sentence"))
         and isinstance(one.get("since_ms"), int)
     )
+
+
+def _runbook(alert: Mapping[str, Any]) -> str:
+    told = alert.get("runbook")
+    return told if isinstance(told, str) else runbook_of(alert["rule"])
+
+
+def due_in(value: Any) -> dict[str, list[str]] | None:
+    """The actions that are due, by table; None where nobody says."""
+    due = value.get("due") if isinstance(value, Mapping) else None
+    if not isinstance(due, Mapping):
+        return None
+    return {
+        table: [action for action in actions if isinstance(action, str)]
+        for table, actions in due.items()
+        if isinstance(table, str) and isinstance(actions, list)
+    }
 
 
 def paused_dags(dag_ids: Collection[str]) -> dict[str, bool]:

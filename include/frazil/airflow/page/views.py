@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,18 @@ from frazil.operations.look import (
     look_at_windows,
     look_at_writers,
 )
-from frazil.operations.overview import Around, Overview, Seen, Windows, by_stream, line_of, ordered
+from frazil.operations.overview import (
+    Around,
+    Need,
+    Overview,
+    Seen,
+    StandingAlert,
+    Windows,
+    by_stream,
+    health_of,
+    line_of,
+    ordered,
+)
 from frazil.operations.stream_view import HAPPENED_MOST, StreamView, facts_of, partitions_of, runs_of, shown_partitions
 from frazil.operations.table_view import Calendar, TableView, level_of
 from frazil.spec.model import StreamSpec
@@ -75,15 +87,18 @@ def overview(sees: Sees) -> Overview:
     answered = dict(zip(statuses, kept.gather(statuses.values(), within_s=WITHIN_S), strict=True))
     known = dict(zip(windows, kept.gather(windows.values(), within_s=0), strict=True))
     (alerts,) = kept.gather([measured], within_s=0.2)
-    standing = by_stream(alerts.value.alerts if alerts.value else (), _tables(everything))
+    care = _care(alerts.value, everything)
     now_ms = clock.now_ms()
     lines = []
     for one in shown:
         table = one.spec.table.identifier if one.spec else ""
-        around = Around(known[table].value if table in known else None, standing.get(one.name, ()))
+        around = care(one, known[table].value if table in known else None)
         lines.append(line_of(one.name, one.spec, _seen(one, answered.get(one.name)), around, now_ms=now_ms))
     pending = any(answer.pending for answer in answered.values()) or any(answer.pending for answer in known.values())
-    return Overview(now_ms, ordered(lines), pending, tuple(_notes(found, alerts, now_ms=now_ms)))
+    notes = tuple(_notes(found, alerts, now_ms=now_ms))
+    # Whoever may not see all streams is not told of what several of them may share.
+    needs = care.about_none if len(shown) == len(everything) else ()
+    return Overview(now_ms, ordered(lines), pending, notes, needs)
 
 
 def stream(name: str, sees: Sees, may_act: Callable[[str], bool]) -> StreamView | None:
@@ -114,6 +129,8 @@ def stream(name: str, sees: Sees, may_act: Callable[[str], bool]) -> StreamView 
         facts=facts_of(spec),
         commits=told.value.commits if told.value else (),
         rejected=told.value.rejected if told.value else (),
+        changes=told.value.changes if told.value else {},
+        last_changes=seen.value.changes if seen.value else {},
         partitions=shown_partitions(partitions),
         partitions_in_all=len(partitions),
         runs=runs_of(runs.value),
@@ -173,12 +190,44 @@ def _around(one: DeclaredStream) -> Around:
     """Of the table that a stream feeds, what is known by now."""
     everything = declared().value or []
     measured = answers().one("Airflow", "alerts", standing_alerts, keep_s=KEEP_S, within_s=0.2)
-    standing = by_stream(measured.value.alerts if measured.value else (), _tables(everything)).get(one.name, ())
+    care = _care(measured.value, everything)
     specs = feeding(everything)[one.spec.table.identifier] if one.spec else ()
     if not specs or not specs[0].window:
-        return Around(None, standing)
+        return care(one, None)
     (windows,) = answers().gather([_ask_windows(specs, KEEP_S)], within_s=0.3)
-    return Around(windows.value, standing)
+    return care(one, windows.value)
+
+
+@dataclass(frozen=True, slots=True)
+class Care:
+    """What `frazil_health` measured last, for each stream."""
+
+    standing: Mapping[str, Sequence[StandingAlert]]
+    tables: Mapping[str, Collection[str]]
+    """By stream, those that it writes to."""
+    due: Mapping[str, Sequence[str]] | None
+
+    def __call__(self, one: DeclaredStream, windows: Windows | None) -> Around:
+        alerts = self.standing.get(one.name, ())
+        return Around(windows, alerts, health_of(self.tables.get(one.name, ()), alerts, self.due))
+
+    @property
+    def about_none(self) -> tuple[Need, ...]:
+        return tuple(Need(alert.sentence, alert.runbook) for alert in self.standing.get("", ()))
+
+
+def _care(measured: Measured | None, streams: Iterable[DeclaredStream]) -> Care:
+    written: dict[str, set[str]] = {}
+    writers: dict[str, list[str]] = {}
+    for table in maintained_tables(one.spec for one in streams if one.spec):
+        if table.kind is TableKind.SIGNALS:
+            continue
+        for spec in table.streams:
+            written.setdefault(spec.name, set()).add(table.name)
+            for name in {table.name, table.identifier}:  # windows are cared for by identifier
+                writers.setdefault(name, []).append(spec.name)
+    measured = measured or Measured()
+    return Care(by_stream(measured.alerts, writers), written, measured.due)
 
 
 def _unread(looks: Mapping[str, Answer[Any]]) -> Iterator[str]:
@@ -230,15 +279,6 @@ def _seen(one: DeclaredStream, answer: Answer[StreamStatus] | None) -> Seen:
     if answer is None:
         return Seen(problem=problem)
     return Seen(answer.value, answer.at_ms, answer.silent_since_ms, problem or answer.problem)
-
-
-def _tables(streams: Iterable[DeclaredStream]) -> dict[str, list[str]]:
-    """The streams of each table, those of dead letters included."""
-    found: dict[str, list[str]] = {}
-    for one in streams:
-        for table in (one.spec.table.identifier, one.spec.dead_letter_table) if one.spec else ():
-            found.setdefault(table, []).append(one.name)
-    return found
 
 
 def _notes(found: Answer[list[DeclaredStream]], alerts: Answer[Measured], *, now_ms: int) -> Iterator[str]:

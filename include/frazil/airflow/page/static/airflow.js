@@ -50,6 +50,25 @@ export function linkTo(path) {
   };
 }
 
+/** Attributes of a link to anywhere else, in a tab of its own. The frame may open none; a link around it may. */
+export function linkOut(address) {
+  return {
+    href: address,
+    target: "_blank",
+    rel: "noopener noreferrer",
+    onclick: (event) => {
+      const around = outer();
+      if (!around) return;
+      event.preventDefault();
+      const link = around.document.createElement("a");
+      Object.assign(link, { href: address, target: "_blank", rel: "noopener noreferrer" });
+      around.document.body.append(link);
+      link.click();
+      link.remove();
+    },
+  };
+}
+
 export class Refused extends Error {
   constructor(status, message) {
     super(message);

@@ -33,3 +33,8 @@ export function gauge(value, promise, label) {
     s("rect", { width: Math.max(2, Math.min(share, 1) * 100), height: 6, rx: 3, class: "bar" }),
   );
 }
+
+/** A share of the longest of several bars, beside which stands the number. */
+export function bar(share) {
+  return s("svg", { class: "hbar", viewBox: "0 0 100 10", preserveAspectRatio: "none", "aria-hidden": "true" }, s("rect", { width: Math.max(share * 100, share ? 0.8 : 0), height: 10, rx: 1 }));
+}

@@ -4,7 +4,7 @@ import { gauge, spark } from "./charts.js";
 import { h } from "./dom.js";
 import { count, counted, duration, iso, rate, short, UNKNOWN } from "./format.js";
 import { badge, shape } from "./marks.js";
-import { words } from "./parts.js";
+import { heldBy, needed, needsList } from "./parts.js";
 
 const FILTERS = [
   { key: "all", word: "All", level: null, of: () => true },
@@ -24,6 +24,7 @@ export function draw(data, state, page) {
   const found = matching(data.lines, state);
   return [
     header(data),
+    needsList(data.needs, "all"),
     data.notes.map((note) => h("p", { class: "note" }, shape(2), h("span", {}, note))),
     data.lines.length > 0 && controls(data.lines, state, page),
     data.lines.length === 0 ? nothing(data) : found.length ? table(found) : none(state, page),
@@ -95,12 +96,12 @@ function matching(lines, state) {
   const words = state.words.toLowerCase().split(/\s+/).filter(Boolean);
   return lines.filter((line) => {
     if (!filter.of(line)) return false;
-    const text = [line.stream, line.table, line.word, line.application, ...line.needs].join(" ").toLowerCase();
+    const text = [line.stream, line.table, line.word, line.application, line.health?.word, ...line.needs.map(({ sentence }) => sentence)].join(" ").toLowerCase();
     return words.every((word) => text.includes(word));
   });
 }
 
-const COLUMNS = ["Stream", "State", "Fresh", "Waiting", "Records", "Complete to", "Dead letters"];
+const COLUMNS = ["Stream", "State", "Fresh", "Waiting", "Records", "Complete to", "Dead letters", "Table"];
 
 function table(lines) {
   return h(
@@ -123,9 +124,10 @@ function row(line) {
       h("td", { "data-name": "Records" }, records(line)),
       h("td", { "data-name": "Complete to" }, complete(line)),
       h("td", { "data-name": "Dead letters", class: "n" }, letters(line)),
+      h("td", { "data-name": "Table" }, health(line)),
     ),
     line.needs.length > 0 &&
-      h("tr", { class: "why" }, h("td", { colspan: COLUMNS.length }, h("ul", {}, line.needs.map((said) => h("li", {}, words(said)))))),
+      h("tr", { class: "why" }, h("td", { colspan: COLUMNS.length }, h("ul", {}, needed(line.needs, `need-${line.stream}`)))),
   ];
 }
 
@@ -150,13 +152,19 @@ function records(line) {
     "span",
     { class: "flow" },
     spark(line.last_hour, `records in the last hour: ${count(line.last_hour.reduce((a, b) => a + b, 0))}`),
-    h("span", {}, rate(line.records_per_s)),
+    h("span", {}, rate(line.records_per_s), line.backpressure_ms > 0 && h("small", { class: "behind" }, `batches ${duration(line.backpressure_ms)} too slow`)),
   );
 }
 
 function complete(line) {
   if (!line.windows) return h("span", { class: "faint" }, UNKNOWN);
-  return h("span", { title: line.windows.waits_for }, iso(line.windows.complete_to));
+  return h("span", {}, iso(line.windows.complete_to), h("small", { class: "held-by", title: line.windows.waits_for }, heldBy(line.windows)));
+}
+
+/** The shape of its tables, as it was measured last. */
+function health(line) {
+  if (!line.health) return h("span", { class: "faint" }, UNKNOWN);
+  return [h("small", { class: "health" }, badge(line.health.level, line.health.word)), line.health.what.length > 0 && h("small", { class: "held-by" }, line.health.what.join(", "))];
 }
 
 function letters(line) {

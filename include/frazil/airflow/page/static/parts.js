@@ -1,5 +1,6 @@
 // What several views have in common.
 
+import { linkOut } from "./airflow.js";
 import { h } from "./dom.js";
 
 /** A sentence; what stands between backticks is code. */
@@ -11,7 +12,31 @@ export function way(name) {
   return h("nav", { class: "way", "aria-label": "Where you are" }, h("a", { href: "#/", "data-key": "back" }, "Streams"), " / ", name);
 }
 
-/** What needs a person, a sentence each. */
-export function needsList(said) {
-  return said.length > 0 && h("ul", { class: "needs", "aria-label": "What needs a person" }, said.map((one) => h("li", {}, words(one))));
+/** What needs a person: {sentence, runbook} each, or a sentence alone. */
+export function needsList(needs, key = "needs") {
+  return needs.length > 0 && h("ul", { class: "needs", "aria-label": "What needs a person" }, needed(needs, key));
+}
+
+/** The items alone, each with the way to what the runbook says of it; once where several in a row have the same. */
+export function needed(needs, key) {
+  const all = needs.map((need) => (typeof need === "string" ? { sentence: need } : need));
+  return all.map(({ sentence, runbook }, i) => h("li", {}, words(sentence), runbook && runbook !== all[i + 1]?.runbook && [" ", entry(runbook, `${key}-${i}`)]));
+}
+
+function entry(runbook, key) {
+  const name = runbook.split("#").at(-1);
+  if (!/^https?:\/\//.test(runbook)) return h("small", { class: "runbook" }, "Runbook: ", h("code", {}, runbook));
+  return h("small", { class: "runbook" }, h("a", { ...linkOut(runbook), "data-key": key }, `Runbook: ${name}`));
+}
+
+/** What the next window waits for, shortest first said: the topic-partition, the stream or the gate. */
+export function heldBy(windows) {
+  const gates = windows.holders.filter(({ kind }) => kind === "gate");
+  const others = windows.holders.filter(({ kind }) => kind !== "gate");
+  const shown = others.slice(0, 2).map(({ kind, name, why }) => `${kind === "stream" ? "stream " : ""}${name}${why ? `, which ${why}` : ""}`);
+  const more = others.length > 2 ? ` and ${others.length - 2} more` : "";
+  return [
+    shown.length && `next waits for ${shown.join(" and ")}${more}`,
+    gates.length && `a gate holds ${gates[0].name}${gates.length > 1 ? ` and ${gates.length - 1} more` : ""}`,
+  ].filter(Boolean).join("; ");
 }

@@ -2,10 +2,11 @@
 
 import { actions } from "./actions.js";
 import { linkTo } from "./airflow.js";
+import { bar } from "./charts.js";
 import { h, s } from "./dom.js";
 import { ago, bytes, count, counted, duration, iso, moment, rate, short, UNKNOWN } from "./format.js";
 import { badge, shape } from "./marks.js";
-import { needsList, way, words } from "./parts.js";
+import { heldBy, needsList, way, words } from "./parts.js";
 import { timeline } from "./timeline.js";
 
 export const title = (name) => name;
@@ -18,13 +19,14 @@ export function draw(view, state, page) {
     way(line.stream),
     h("header", { class: "top" }, h("h1", {}, line.stream), badge(line.level, line.word), h("p", { class: "aside" }, `Looked at ${ago(line.at_ms ?? view.at_ms, view.at_ms)}`)),
     line.table && actions(offered(view), line.stream, view.may_act, page),
-    needsList([...line.needs, ...view.problems.filter((said) => !line.needs.includes(said))]),
+    needsList([...line.needs, ...view.problems.filter((said) => !line.needs.some(({ sentence }) => sentence === said))]),
     line.notes.map((note) => h("p", { class: "note" }, shape(3), h("span", {}, note))),
     numbers(view),
+    line.windows && h("p", { class: "soft next" }, h("b", {}, "Next window"), ": ", words(line.windows.waits_for), "."),
     view.commits.length ? charts(view) : nothingYet(view),
     view.points.length > 1 && recorded(view),
     partitions(view),
-    h("div", { class: "columns" }, runs(view), rejected(view)),
+    h("div", { class: "columns" }, runs(view), rejected(view), changes(view)),
     h("div", { class: "columns" }, happened(view), facts(view), elsewhere(view)),
   ];
 }
@@ -44,9 +46,10 @@ function numbers(view) {
     { class: "numbers" },
     number("Fresh", fresh, `${duration(line.promise_ms)} promised`),
     number("Waiting in Kafka", count(line.lag), line.lag === null ? "unknown" : "records"),
-    number("Records", rate(line.records_per_s), `${short(line.rows)} rows in the table`),
-    number("Complete to", windows ? iso(windows.complete_to) : UNKNOWN, windows ? `by ${windows.grain}, UTC` : "not known, or no windows"),
+    number("Records", rate(line.records_per_s), line.backpressure_ms > 0 ? `batches are ${duration(line.backpressure_ms)} too slow` : `${short(line.rows)} rows in the table`),
+    number("Complete to", windows ? iso(windows.complete_to) : UNKNOWN, windows ? heldBy(windows) || `by ${windows.grain}, UTC` : "not known, or no windows"),
     number("Dead letters", count(line.rejected_last_day), "in the last day"),
+    line.health && number("Table", [shape(line.health.level), " ", line.health.word], line.health.what.join(", ") || "as measured last"),
   );
 }
 
@@ -87,6 +90,7 @@ function recorded(view) {
     { points: of((point) => point.lag), title: "Records that waited in Kafka" },
     { points: of((point) => point.freshness_ms), title: "Age of the newest rows at their commit", say: duration },
     { points: each("stage_ms"), title: "Staging, each batch", say: duration },
+    { points: of((point) => point.backpressure_ms), title: "Batches longer than their interval by", say: duration },
     { points: each("commit_ms"), title: "Committing, each batch", say: duration },
   ];
   return h("section", { class: "charts" }, pictures.filter(({ points }) => some(points)).map(({ points, ...options }) => timeline(points, { ...options, now })));
@@ -159,8 +163,36 @@ function rejected(view) {
     h("h2", {}, "Rejected in the last day"),
     view.rejected.length
       ? h("table", { class: "small" }, h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Reason"), h("th", { scope: "col", class: "n" }, "Records"), h("th", { scope: "col" }, "Such as"))), h("tbody", {}, view.rejected.map((one) => h("tr", {}, h("th", { scope: "row" }, one.reason), h("td", { class: "n" }, count(one.count)), h("td", {}, h("code", {}, one.places[0] || UNKNOWN))))))
-      : h("p", { class: "soft" }, "Every record could be decoded."),
+      : h("p", { class: "soft" }, view.line.rejected_last_day ? "Why is not in the table's history." : "Every record could be decoded."),
     view.rejected.length > 0 && h("p", { class: "soft" }, h("code", {}, `frazil dlq show ${view.line.stream}`), " shows what they look like."),
+  );
+}
+
+const BECAME = {
+  inserted: "inserted",
+  updated: "updated",
+  deleted: "deleted",
+  unchanged: "changed nothing",
+  stale: "older than the row",
+  superseded: "followed by a newer change in the same batch",
+  repeated: "dropped as repeats",
+};
+
+/** Of an upsert stream, what became of its changes; of one that drops repeats, how many. */
+function changes(view) {
+  const found = Object.keys(BECAME).filter((name) => name in view.changes || name in view.last_changes);
+  if (!found.length) return null;
+  const most = Math.max(...found.map((name) => view.changes[name] || 0), 1);
+  return h(
+    "section",
+    { class: "card" },
+    h("h2", {}, view.facts.Mode === "upsert" ? "What became of changes" : "Repeats"),
+    h(
+      "table",
+      { class: "small became" },
+      h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Records"), h("th", { scope: "col", class: "n" }, "Last batch"), h("th", { scope: "col", class: "n" }, "Last day"), h("td", {}))),
+      h("tbody", {}, found.map((name) => h("tr", {}, h("th", { scope: "row" }, BECAME[name]), h("td", { class: "n" }, count(view.last_changes[name])), h("td", { class: "n" }, count(view.changes[name] || 0)), h("td", {}, bar((view.changes[name] || 0) / most))))),
+    ),
   );
 }
 

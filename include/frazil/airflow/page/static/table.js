@@ -2,7 +2,7 @@
 
 import { actions } from "./actions.js";
 import { linkTo } from "./airflow.js";
-import { gauge } from "./charts.js";
+import { bar, gauge } from "./charts.js";
 import { h, replace, s } from "./dom.js";
 import { ago, bytes, count, counted, moment, short } from "./format.js";
 import { badge, shape } from "./marks.js";
@@ -19,7 +19,7 @@ export function draw(view, state, page) {
     way(view.table),
     h("header", { class: "top" }, h("h1", {}, view.table), badge(view.level, view.pending && !view.shape ? "looking" : WORDS[view.level]), h("p", { class: "aside" }, "Written by ", view.streams.map((name, i) => [i ? ", " : "", h("a", { href: `#/stream/${encodeURIComponent(name)}`, "data-key": `to-${name}` }, name)]))),
     actions(offered(view), view.table, view.may_act, page, { partition: held(view)?.key }),
-    needsList([...view.alerts.map(({ sentence }) => sentence), ...view.problems]),
+    needsList([...view.alerts, ...view.problems]),
     view.shape ? [numbers(view.shape), windows(view), h("div", { class: "columns" }, files(view.shape), maintenance(view)), snapshots(view)] : nothing(view),
   ];
 }
@@ -127,10 +127,6 @@ function files(it) {
         ]
       : h("p", { class: "soft" }, it.files ? "So many files that the page does not read their manifests. frazil health --deep counts them." : "No file yet."),
   );
-}
-
-function bar(share) {
-  return s("svg", { class: "hbar", viewBox: "0 0 100 10", preserveAspectRatio: "none", "aria-hidden": "true" }, s("rect", { width: Math.max(share * 100, share ? 0.8 : 0), height: 10, rx: 1 }));
 }
 
 /* Maintenance */

@@ -1,0 +1,39 @@
+"""What holds the next window back, as a person can look for it."""
+
+from __future__ import annotations
+
+import pytest
+
+from frazil.operations.holders import Holder, holders
+from frazil.partitions.completeness import Feed
+from frazil.partitions.windows import Window
+
+HOUR = Window.parse("2023-11-14T15")
+END_US = HOUR.end_us
+
+
+@pytest.mark.parametrize(
+    ("feed", "holder"),
+    [
+        (Feed("a", END_US - 1, holding_back=("ticks", 3)), Holder("topic-partition", "ticks-3")),
+        (Feed("a", END_US + 9, lateness_us=10, holding_back=("ticks", 3)), Holder("topic-partition", "ticks-3")),
+        (Feed("a", END_US - 1), Holder("stream", "a", "is idle")),
+        (Feed("a", None), Holder("stream", "a", "has not begun")),
+        (Feed("a", None, problem="nobody declares it"), Holder("stream", "a", "does not count")),
+        (
+            Feed("a", END_US, holding_back=("ticks", 3), waiting_us=END_US - 5),
+            Holder("stream", "a", "rows wait on a branch"),
+        ),
+    ],
+)
+def test_each_stream_that_has_not_come_so_far_says_what_holds_it(feed: Feed, holder: Holder):
+    beyond = Feed("beyond", END_US, holding_back=("other", 0))
+    assert holders([feed, beyond], HOUR, []) == (holder,)
+
+
+def test_while_a_watermark_is_unknown_its_stream_holds_everything():
+    assert holders([Feed("a", None), Feed("b", END_US)], None, []) == (Holder("stream", "a", "has not begun"),)
+
+
+def test_a_gate_holds_the_windows_that_it_did_not_let_pass():
+    assert holders([Feed("b", END_US)], HOUR, ["2023-11-14T12"]) == (Holder("gate", "2023-11-14T12"),)
