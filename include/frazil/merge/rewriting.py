@@ -14,8 +14,9 @@ row is then written anew once for each tier, and a partition has few files of ea
 TOGETHER = 4
 SMALL_BYTES = 64 * 2**10
 """Files below this size cost readers the same."""
-REWRITTEN_BYTES = 2**20
-"""A file of no more bytes is written anew as soon as a row leaves it: a delete file would cost its readers more."""
+SMALLER_BYTES = 2**20
+"""Below this size, proportionally fewer rows may have left: a new data file costs less then, and a delete file costs
+readers the same. So a row that leaves is paid for with the same bytes, whatever its file's size."""
 ROW_BYTES = 50
 """About the size of a row, where no file tells."""
 
@@ -29,10 +30,12 @@ def rewritten(how: How, leaving: Mapping[TableFile, int], files: Sequence[TableF
         return {file.path for file in leaving}
     if how == "merge-on-read":
         return {file.path for file, rows in leaving.items() if rows == file.records}
-    found = {
-        file.path for file, rows in leaving.items() if rows > LEFT_MOST * file.records or file.bytes <= REWRITTEN_BYTES
-    }
+    found = {file.path for file, rows in leaving.items() if rows > _may_have_left(file)}
     return found | _joining(files, found, leaving, new_rows)
+
+
+def _may_have_left(file: TableFile) -> float:
+    return LEFT_MOST * file.records * min(1.0, file.bytes / SMALLER_BYTES)
 
 
 def _joining(
