@@ -200,9 +200,12 @@ def test_what_the_column_reader_cannot_do_is_read_as_messages_and_a_person_sees_
 ) -> None:
     read = declared(stream, source, "a token of its own", source.topic)
     why = "records of Kafka are read one by one, which costs more CPU: sasl.oauthbearer.method is default"
-    with read.writing() as writing:
-        polling.eventually(lambda: read.has_rows(RECORDS) or not writing.runs)
+
+    def notices() -> tuple[str, ...]:
         beat = Heartbeat.read(open_exchange(run_folder(read.name)))
-        assert beat is not None
-        assert [notice.startswith(why) for notice in beat.notices] == [True]
+        return beat.notices if beat else ()
+
+    with read.writing() as writing:
+        polling.eventually(lambda: (read.has_rows(RECORDS) and notices()) or not writing.runs)
+        assert [notice.startswith(why) for notice in notices()] == [True]
     assert read.ids() == list(range(RECORDS))
