@@ -226,13 +226,21 @@ def _api_server() -> Any:
     return TestClient(create_app(apps="core"), base_url="http://airflow.example")
 
 
-def ask(role: str | None, method: str, path: str, *, headers: Mapping[str, str], body: Any = None) -> dict[str, Any]:
+def ask(  # noqa: PLR0913 - who asks, and what
+    role: str | None,
+    method: str,
+    path: str,
+    *,
+    headers: Mapping[str, str],
+    body: Any = None,
+    teams: Sequence[str] = (),
+) -> dict[str, Any]:
     """What the API server answers a person of this role, who is signed in by cookie as in a browser."""
     from airflow.api_fastapi.app import get_auth_manager  # noqa: PLC0415 - as above
     from airflow.api_fastapi.auth.managers.simple.user import SimpleAuthManagerUser  # noqa: PLC0415 - as above
 
     server = _api_server()
-    user = SimpleAuthManagerUser(username=(role or "").lower(), role=role)
+    user = SimpleAuthManagerUser(username=(role or "").lower(), role=role, teams=list(teams))
     cookies = {"Cookie": f"_token={get_auth_manager().generate_jwt(user)}"} if role else {}
     began = time.monotonic()
     answer = server.request(method, path, headers={**cookies, **headers}, json=body)
@@ -281,6 +289,22 @@ def serve(port: int) -> bool:
     server = uvicorn.Server(uvicorn.Config(create_app(apps="all"), host="127.0.0.1", port=port, log_level="warning"))
     threading.Thread(target=server.run, daemon=True).start()
     return True
+
+
+def give_to_team(team: str, dag_id: str) -> None:
+    """Let Airflow have several teams, and a DAG be one's."""
+    from airflow.models.dag import DagModel  # noqa: PLC0415 - as above
+    from airflow.models.dagbundle import DagBundleModel  # noqa: PLC0415 - as above
+    from airflow.models.team import Team  # noqa: PLC0415 - as above
+    from airflow.utils.session import create_session  # noqa: PLC0415 - as above
+
+    os.environ["AIRFLOW__CORE__MULTI_TEAM"] = "True"
+    with create_session() as session:
+        bundle = DagBundleModel(name=f"of-{team}")
+        bundle.teams.append(Team(name=team))
+        session.add(bundle)
+        session.flush()
+        session.add(DagModel(dag_id=dag_id, bundle_name=bundle.name, is_stale=False))
 
 
 def token(role: str) -> str:

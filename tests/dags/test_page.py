@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import select
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -26,9 +27,22 @@ Ask = Callable[..., dict[str, Any]]
 STATIC = CHECKOUT / "include" / "frazil" / "airflow" / "page" / "static"
 
 
+class Silent:
+    """A server that accepts connections and never says anything."""
+
+    def __init__(self, port: int, held: list[socket.socket]) -> None:
+        self.port, self._held = port, held
+
+    def waiting(self) -> int:
+        """How many clients have not given up."""
+        gone = select.poll()
+        for one in list(self._held):
+            gone.register(one, select.POLLRDHUP)
+        return len(self._held) - len(gone.poll(0))
+
+
 @pytest.fixture(scope="module")
-def silent() -> Iterator[int]:
-    """The port of a server that accepts connections and never says anything."""
+def silent() -> Iterator[Silent]:
     with socket.create_server(("127.0.0.1", 0)) as server:
         held: list[socket.socket] = []
 
@@ -40,7 +54,7 @@ def silent() -> Iterator[int]:
                     return
 
         threading.Thread(target=accept, daemon=True).start()
-        yield server.getsockname()[1]
+        yield Silent(server.getsockname()[1], held)
         server.shutdown(socket.SHUT_RDWR)
         for one in held:
             one.close()
@@ -53,7 +67,7 @@ def streams(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def airflow_process(
-    tmp_path_factory: pytest.TempPathFactory, airflow_database: Path, streams: Path, silent: int
+    tmp_path_factory: pytest.TempPathFactory, airflow_database: Path, streams: Path, silent: Silent
 ) -> Iterator[AirflowProcess]:
     home = tmp_path_factory.mktemp("airflow-page")
     process = AirflowProcess(
@@ -64,7 +78,7 @@ def airflow_process(
         FRAZIL_RUNBOOK="https://runbook.example/",
         AIRFLOW__API_AUTH__JWT_SECRET="s" * 64,
         PYICEBERG_CATALOG__SILENT__TYPE="rest",
-        PYICEBERG_CATALOG__SILENT__URI=f"http://127.0.0.1:{silent}",
+        PYICEBERG_CATALOG__SILENT__URI=f"http://127.0.0.1:{silent.port}",
     )
     yield process
     process.end()
@@ -136,6 +150,15 @@ def test_a_catalog_that_hangs_is_named_and_hides_no_other_stream(ask: Ask):
 
 
 @pytest.mark.usefixtures("declared")
+@pytest.mark.parametrize("path", ["api/overview", "api/stream/ghosts", "api/table/far.ghosts"])
+def test_an_answer_does_not_wait_for_a_catalog_that_hangs(ask: Ask, silent: Silent, path: str):
+    def answered_while_it_hangs() -> bool:
+        return ask("VIEWER", path)["status"] == 200 and silent.waiting() > 0
+
+    assert eventually(answered_while_it_hangs, within_s=60)
+
+
+@pytest.mark.usefixtures("declared")
 def test_a_stream_has_a_view_of_its_own_also_where_kafka_and_its_table_are_not_there(ask: Ask):
     found = ask("VIEWER", "api/stream/ticks")["body"]
     assert found["line"]["word"] == "not begun"
@@ -169,6 +192,7 @@ def test_a_table_has_a_view_also_before_it_exists_and_none_that_nobody_feeds(ask
     assert ask("VIEWER", "api/table/demo.nothing")["status"] == 404
 
 
+OF_TABLES = ("maintain", "release", "send-again")
 OURS = {"X-Frazil": "page", "Origin": "http://airflow.example", "Sec-Fetch-Site": "same-origin"}
 
 
@@ -193,10 +217,10 @@ def test_what_another_page_sends_with_the_persons_cookie_is_refused(ask: Ask, he
 
 
 @pytest.mark.usefixtures("declared")
-@pytest.mark.parametrize("act", ["pause", "resume", "restart", "reset", "backfill", "replay"])
+@pytest.mark.parametrize("act", ["pause", "resume", "restart", "reset", "backfill", "abandon", "replay", *OF_TABLES])
 def test_a_viewer_may_not_act_and_who_is_not_signed_in_even_less(ask: Ask, act: str):
     for what in ("plan", "act"):
-        path = f"api/{what}/{act}/ticks"
+        path = f"api/{what}/{act}/{'demo.ticks' if act in OF_TABLES else 'ticks'}"
         assert ask("VIEWER", path, method="POST", headers=OURS, body={})["status"] == 403
         assert ask(None, path, method="POST", headers=OURS, body={})["status"] == 401
 
@@ -241,3 +265,21 @@ def test_a_table_is_maintained_from_its_page_without_the_others() -> None:
     from frazil.operations.acts import Act  # noqa: PLC0415 - beside it
 
     assert run_form(Act.MAINTAIN, "demo.ticks", {"dry-run": False}) == {"tables": ["demo.ticks"], "dry-run": False}
+
+
+@pytest.mark.usefixtures("declared")
+def test_a_stream_of_another_team_is_neither_shown_nor_named(ask: Ask, airflow_process: AirflowProcess) -> None:
+    """The last of this file: from here on, Airflow has teams."""
+    airflow_process.call(in_airflow.give_to_team, "blue", "frazil_writer_ticks")
+
+    def seen(*teams: str) -> tuple[set[str], int, int]:
+        lines = ask("VIEWER", "api/overview", teams=teams)["body"]["lines"]
+        stream, table = (ask("VIEWER", path, teams=teams)["status"] for path in PATHS)
+        return {line["stream"] for line in lines}, stream, table
+
+    assert seen("blue") == ({"ghosts", "ticks", "wrong"}, 200, 200)
+    assert seen() == ({"ghosts", "wrong"}, 404, 404)
+    assert seen("red") == seen()
+
+
+PATHS = ("api/stream/ticks", "api/table/demo.ticks")

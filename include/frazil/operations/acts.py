@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -14,17 +15,20 @@ class Act(StrEnum):
     RESTART = "restart"
     RESET = "reset"
     BACKFILL = "backfill"
+    ABANDON = "abandon"
     REPLAY = "replay"
     MAINTAIN = "maintain"
     RELEASE = "release"
     SEND_AGAIN = "send-again"
 
 
-OF_STREAMS = frozenset({Act.PAUSE, Act.RESUME, Act.RESTART, Act.RESET, Act.BACKFILL, Act.REPLAY})
+OF_STREAMS = frozenset({Act.PAUSE, Act.RESUME, Act.RESTART, Act.RESET, Act.BACKFILL, Act.ABANDON, Act.REPLAY})
 """The others are of a table."""
 RUNS_A_DAG = frozenset({Act.BACKFILL, Act.REPLAY, Act.MAINTAIN, Act.RELEASE})
 """They start a run in Airflow, which does the work."""
-ALTERS = frozenset({Act.RESET, Act.BACKFILL, Act.REPLAY, Act.RELEASE, Act.SEND_AGAIN})
+SEALED = frozenset({Act.RESET, Act.ABANDON})
+"""What they would do depends on the table: it is looked at before, and again when it is done."""
+ALTERS = frozenset({Act.RESET, Act.BACKFILL, Act.ABANDON, Act.REPLAY, Act.RELEASE, Act.SEND_AGAIN})
 """They change what the table or its readers get, and are confirmed by the name of the subject."""
 
 
@@ -56,14 +60,26 @@ class Plan:
     """The person confirms by typing the subject's name."""
 
 
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A sealed act: what it would do, and doing just that. `carry_out` raises if the table has moved since."""
+
+    says: tuple[str, ...]
+    seal: str
+    """Another one if what would be done is another."""
+    carry_out: Callable[[], object]
+    refused: str | None = None
+
+
 def plan_of(act: Act, now: Situation) -> Plan:
-    """What the act would do. For a reset, its consequences are added by who has read Kafka."""
+    """What the act would do. Of a sealed one, who has read the table adds the consequences."""
     says = {
         Act.PAUSE: _pause,
         Act.RESUME: _resume,
         Act.RESTART: _restart,
         Act.RESET: _reset,
         Act.BACKFILL: _backfill,
+        Act.ABANDON: _abandon,
         Act.REPLAY: _replay,
         Act.MAINTAIN: _maintain,
         Act.RELEASE: _release,
@@ -112,6 +128,13 @@ def _backfill(now: Situation) -> tuple[str, ...]:
             "published in one commit, each of them once."
         ),
         "A dry run says in its log what it would touch, and stops there.",
+    )
+
+
+def _abandon(now: Situation) -> tuple[str, ...]:
+    return (
+        f"What the backfill of {now.subject} has staged is removed. The table loses no row, for it has none of these.",
+        "A run of its DAG that is under way fails.",
     )
 
 

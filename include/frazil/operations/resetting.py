@@ -3,29 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
-from dataclasses import dataclass
 
 from frazil.commit import marker_change
 from frazil.commit.marker import of_same_topics
 from frazil.commit.opened import open_kafka, open_stream
 from frazil.commit.reset import moves, standing
 from frazil.errors import AdoptionRequired
+from frazil.operations.acts import Prepared
 from frazil.spec.model import StreamSpec
 from frazil.status.reset_target import Merged, ResetTarget, available_now, consequences, target_of
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedReset:
-    """`carry_out` raises WriterBusy if somebody committed since."""
-
-    says: tuple[str, ...]
-    seal: str
-    """Another one if the stream has moved, or another position was asked for."""
-    carry_out: Callable[[], object]
-
-
-def plan_reset(spec: StreamSpec, wanted: ResetTarget) -> PlannedReset:
+def plan_reset(spec: StreamSpec, wanted: ResetTarget) -> Prepared:
     """Look at the table and at Kafka. Raises what they raise, and AdoptionRequired for a stream that never began."""
     opened = open_stream(spec)
     with open_kafka(spec) as kafka:
@@ -47,4 +36,4 @@ def plan_reset(spec: StreamSpec, wanted: ResetTarget) -> PlannedReset:
     def carry_out() -> object:
         return marker_change.reset(opened.tables, target=target, source=now.source, seen=seen, cut=now.cut)
 
-    return PlannedReset(tuple(says), seal, carry_out)
+    return Prepared(tuple(says), seal, carry_out)

@@ -11,8 +11,10 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot
 
 from frazil.commit.history import commit_records
+from frazil.commit.lane import read_lane
 from frazil.commit.marker import Marker, of_topics
 from frazil.commit.reasons import Reason, reasons_in
+from frazil.errors import MarkerUnreadable
 from frazil.history.points import Happened, Point
 from frazil.history.points import History as Past
 from frazil.host.launcher import Observation
@@ -58,6 +60,19 @@ class Rejected:
 
 
 @dataclass(frozen=True, slots=True)
+class UnderWay:
+    """A backfill, or a replay of dead letters, that is staged on its branch."""
+
+    id: str
+    replays: bool
+    chunks: int
+    planned: int
+    """About how many there will be."""
+    rows: int
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
 class History:
     """What the table's metadata tells of a stream."""
 
@@ -69,6 +84,7 @@ class History:
     """What became of the changes of the last day, by `frazil.status.stream.CHANGES`; empty where nothing merges."""
     marker: Marker | None
     past: Past
+    backfill: UnderWay | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +141,7 @@ class StreamView:
     """By the minute, oldest first, as the writer recorded them."""
     happened: tuple[Happened, ...] = ()
     """Newest first."""
+    backfill: UnderWay | None = None
 
 
 def history_of(
@@ -142,7 +159,18 @@ def history_of(
             reasons[name] = found + reasons[name] if name in reasons else found
     rejected = [Rejected(name, found.count, found.places) for name, found in reasons.items()]
     rejected.sort(key=lambda one: (-one.count, one.reason))
-    return History(tuple(map(_commit, reversed(newest))), tuple(rejected), changes, marker, past)
+    commits = tuple(map(_commit, reversed(newest)))
+    return History(commits, tuple(rejected), changes, marker, past, _under_way(metadata, spec.name))
+
+
+def _under_way(metadata: TableMetadata, stream: str) -> UnderWay | None:
+    try:
+        lane = read_lane(metadata.properties, stream)
+    except MarkerUnreadable:  # whoever abandons it, or goes on with it, is told
+        return None
+    if lane is None or not lane.is_open:
+        return None
+    return UnderWay(lane.id, lane.replays, lane.chunks, max(lane.planned, lane.chunks), lane.records, lane.state)
 
 
 def _changes(told: Mapping[str, str]) -> dict[str, int]:

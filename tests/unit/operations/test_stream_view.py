@@ -150,6 +150,7 @@ def test_what_became_of_changes_is_summed_over_a_day(spec: StreamSpec):
     ]
     metadata: Any = SimpleNamespace(
         snapshots=snapshots,
+        properties={},
         snapshot_by_id=lambda n: snapshots[n - 1],
         refs={"main": SimpleNamespace(snapshot_id=3)},
     )

@@ -24,7 +24,8 @@ from frazil.airflow.page.known import paused_dags
 from frazil.airflow.page.views import answers, declared, status_key, writer_dag_of
 from frazil.airflow.partitions.dag import RELEASE_DAG, partitions_dag_id
 from frazil.host.launchers import open_launcher
-from frazil.operations.acts import OF_STREAMS, Act, Plan, Situation, plan_of
+from frazil.operations.abandoning import plan_abandon
+from frazil.operations.acts import OF_STREAMS, SEALED, Act, Plan, Prepared, Situation, plan_of
 from frazil.operations.resetting import plan_reset
 from frazil.partitions.windows import Grain, Window, windows_between
 from frazil.signals.completion import send_again
@@ -65,6 +66,7 @@ def subject_of(act: Act, name: str) -> Subject | None:
             continue
         dag, method = {
             Act.BACKFILL: (BACKFILL_DAG, "POST"),
+            Act.ABANDON: (BACKFILL_DAG, "PUT"),
             Act.REPLAY: (DEAD_LETTERS_DAG, "POST"),
             Act.MAINTAIN: (MAINTENANCE_DAG, "POST"),
             Act.RELEASE: (RELEASE_DAG, "POST"),
@@ -93,10 +95,14 @@ def planned(act: Act, subject: Subject, form: Form) -> Plan:
             dag_paused=(seen.value or {}).get(subject.dag),
         ),
     )
-    if act is not Act.RESET or plan.refused:
+    if act not in SEALED or plan.refused:
         return plan
-    reset = within(lambda: plan_reset(spec, _target(form)))
-    return replace(plan, says=(*plan.says, *reset.says), seal=reset.seal)
+    prepared = _prepared(act, spec, form)
+    return replace(plan, says=(*plan.says, *prepared.says), seal=prepared.seal, refused=prepared.refused)
+
+
+def _prepared(act: Act, spec: StreamSpec, form: Form) -> Prepared:
+    return within(lambda: plan_reset(spec, _target(form)) if act is Act.RESET else plan_abandon(spec))
 
 
 def carry_out(act: Act, subject: Subject, form: Form, *, person: str) -> str:
@@ -106,14 +112,8 @@ def carry_out(act: Act, subject: Subject, form: Form, *, person: str) -> str:
     answers().forget(status_key(spec))
     if act in {Act.PAUSE, Act.RESUME, Act.RESTART}:
         return within(lambda: _set_desired(act, spec, by=by, reason=reason))
-    if act is Act.RESET:
-        plan = planned(act, subject, form)
-        if plan.refused or plan.seal != form.get("seal"):
-            raise Invalid(
-                plan.refused or f"{name} has moved since you looked: look again, and confirm what it says now"
-            )
-        within(plan_reset(spec, _target(form)).carry_out)
-        return f"{name} has its new position. Resume it to go on there."
+    if act in SEALED:
+        return _carry_out_sealed(act, subject, form)
     if act is Act.SEND_AGAIN:
         return within(lambda: _send_again(spec, form, by=by))
     run = trigger_dag(
@@ -123,6 +123,21 @@ def carry_out(act: Act, subject: Subject, form: Form, *, person: str) -> str:
         conf=run_form(act, name, form),
     )
     return f"The run {run.run_id} of {subject.dag} is queued." if run else f"{subject.dag} was not started."
+
+
+def _carry_out_sealed(act: Act, subject: Subject, form: Form) -> str:
+    """Look once more, and do just what was confirmed."""
+    plan = planned(act, subject, form)
+    moved = f"{subject.name} has moved since you looked: look again, and confirm what it says now"
+    if plan.refused or plan.seal != form.get("seal"):
+        raise Invalid(plan.refused or moved)
+    prepared = _prepared(act, subject.spec, form)
+    if prepared.seal != plan.seal:
+        raise Invalid(moved)
+    within(prepared.carry_out)
+    if act is Act.RESET:
+        return f"{subject.name} has its new position. Resume it to go on there."
+    return f"The backfill of {subject.name} is abandoned, and what it staged is removed."
 
 
 def run_form(act: Act, name: str, form: Form) -> dict[str, Any]:

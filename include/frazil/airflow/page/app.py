@@ -12,12 +12,11 @@ from importlib.resources import files
 from typing import Annotated, Any
 
 import msgspec
-from airflow.api_fastapi.app import get_auth_manager
 from airflow.api_fastapi.core_api.security import GetUserDep
 from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.responses import RedirectResponse, Response
 
-from frazil.airflow.page.guard import may, record, refusal
+from frazil.airflow.page.guard import may, readable, record, refusal
 
 # Scripts and styles come from here alone, and whatever a record or a sentence contains is text.
 HEADERS = {
@@ -143,5 +142,5 @@ def answered(value: Any) -> Response:
 
 def visible(user: Any, dags: Mapping[str, str]) -> set[str]:
     """Of these streams, each with the DAG of its writer, those whose DAG the user may read in Airflow."""
-    allowed = get_auth_manager().filter_authorized_dag_ids(dag_ids=set(dags.values()), user=user, method="GET")
+    allowed = readable(user, set(dags.values()))
     return {stream for stream, dag_id in dags.items() if dag_id in allowed}

@@ -130,6 +130,7 @@ def stream(name: str, sees: Sees, may_act: Callable[[str], bool]) -> StreamView 
         commits=told.value.commits if told.value else (),
         rejected=told.value.rejected if told.value else (),
         changes=told.value.changes if told.value else {},
+        backfill=told.value.backfill if told.value else None,
         last_changes=seen.value.changes if seen.value else {},
         partitions=shown_partitions(partitions),
         partitions_in_all=len(partitions),

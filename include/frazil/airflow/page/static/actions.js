@@ -41,6 +41,7 @@ const ACTS = {
       DRY,
     ],
   },
+  abandon: { label: "Abandon the backfill …", verb: "Abandon the backfill of", fields: [] },
   replay: { label: "Replay dead letters …", verb: "Replay", fields: [DRY] },
   maintain: { label: "Maintain now …", verb: "Maintain", fields: [DRY] },
   release: {

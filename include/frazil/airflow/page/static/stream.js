@@ -21,6 +21,7 @@ export function draw(view, state, page) {
     line.table && actions(offered(view), line.stream, view.may_act, page),
     needsList([...line.needs, ...view.problems.filter((said) => !line.needs.some(({ sentence }) => sentence === said))]),
     line.notes.map((note) => h("p", { class: "note" }, shape(3), h("span", {}, note))),
+    view.backfill && underWay(view.backfill),
     numbers(view),
     line.windows && h("p", { class: "soft next" }, h("b", {}, "Next window"), ": ", words(line.windows.waits_for), "."),
     view.commits.length ? charts(view) : nothingYet(view),
@@ -34,7 +35,13 @@ export function draw(view, state, page) {
 function offered(view) {
   const paused = ["paused", "pausing"].includes(view.line.word);
   const letters = view.rejected.length > 0 && view.facts.Mode === "append";
-  return [paused ? "resume" : "pause", !paused && view.line.word === "given up" && "resume", "restart", "reset", view.facts.Mode === "append" && "backfill", letters && "replay"].filter(Boolean);
+  return [paused ? "resume" : "pause", !paused && view.line.word === "given up" && "resume", "restart", "reset", view.facts.Mode === "append" && "backfill", view.backfill && "abandon", letters && "replay"].filter(Boolean);
+}
+
+function underWay(it) {
+  const what = it.replays ? "A replay of dead letters" : "A backfill";
+  const said = it.state === "staged" ? "is staged and waits to be published" : `has staged ${count(it.chunks)} of about ${counted(it.planned, "chunk")}`;
+  return h("p", { class: "note" }, shape(3), h("span", {}, `${what} (${it.id}) ${said}: ${counted(it.rows, "row")}.`));
 }
 
 function numbers(view) {

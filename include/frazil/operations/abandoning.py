@@ -1,0 +1,29 @@
+"""The end of a backfill, or of a replay, that is under way, in two steps: what it would remove, and doing that."""
+
+from __future__ import annotations
+
+from frazil.backfill.commit import abandon
+from frazil.commit.lane import Lane, read_lane
+from frazil.commit.opened import open_stream
+from frazil.operations.acts import Prepared
+from frazil.spec.model import StreamSpec
+from frazil.spec.units import counted
+
+
+def plan_abandon(spec: StreamSpec) -> Prepared:
+    """Look at the table. Raises what it raises."""
+    tables = open_stream(spec).tables
+    lane = read_lane(tables.main.refresh().metadata.properties, spec.name)
+    if lane is None or not lane.is_open:
+        return Prepared((), "", lambda: None, refused=f"{spec.name} has no backfill under way")
+    return Prepared((_staged(lane),), lane.id, lambda: abandon(tables, lane))
+
+
+def _staged(lane: Lane) -> str:
+    what = "Replay" if lane.replays else "Backfill"
+    if not lane.chunks:
+        return f"{what} {lane.id} has staged nothing yet."
+    return (
+        f"{what} {lane.id} has staged {counted(lane.records, 'row')} in {counted(lane.files, 'file')}, "
+        f"{lane.chunks:,} of about {counted(max(lane.planned, lane.chunks), 'chunk')}."
+    )

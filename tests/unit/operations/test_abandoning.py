@@ -1,0 +1,60 @@
+"""A backfill that is under way is shown, and is abandoned as it was when somebody looked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from frazil.backfill.commit import LaneCommitter
+from frazil.backfill.request import parse_request
+from frazil.commit.lane import LaneState, read_lane
+from frazil.operations.abandoning import plan_abandon
+from frazil.operations.stream_view import UnderWay, history_of
+from frazil.spec.load import validate_stream
+from tests.made_batches import MadeStream
+
+NOW_MS = 1_700_000_000_000
+REQUEST = parse_request({"stream": "ticks", "to-offsets": {"ticks": {"0": 5}}})
+
+
+@pytest.fixture
+def made(frazil_home: Path) -> MadeStream:  # noqa: ARG001 - the catalog is there
+    declared: dict[str, Any] = {
+        "name": "ticks",
+        "source": {"topics": ["ticks"], "bootstrap-servers": "127.0.0.1:1"},
+        "table": "demo.ticks",
+        "schema": {"id": "long"},
+        "event-time": "kafka_timestamp",
+    }
+    stream = MadeStream(validate_stream(declared, Path("ticks.yaml")), NOW_MS, partitions=1)
+    stream.begin()
+    return stream
+
+
+def test_without_a_backfill_under_way_there_is_nothing_to_abandon(made: MadeStream) -> None:
+    assert plan_abandon(made.spec).refused == "ticks has no backfill under way"
+    assert history_of(made.tables.main.refresh().metadata, made.spec, None, now_ms=NOW_MS).backfill is None
+
+
+def test_a_backfill_under_way_is_shown_and_ends_with_what_it_staged(made: MadeStream) -> None:
+    lane = LaneCommitter.begin(made.tables, REQUEST).lane
+    shown = history_of(made.tables.main.refresh().metadata, made.spec, None, now_ms=NOW_MS).backfill
+    assert shown == UnderWay(lane.id, replays=False, chunks=0, planned=0, rows=0, state="staging")
+    plan = plan_abandon(made.spec)
+    assert plan.says == (f"Backfill {lane.id} has staged nothing yet.",)
+    assert plan.refused is None
+    plan.carry_out()
+    ended = read_lane(made.tables.main.refresh().metadata.properties, "ticks")
+    assert ended is not None
+    assert ended.state is LaneState.ABANDONED
+    assert plan_abandon(made.spec).refused
+
+
+def test_what_was_confirmed_is_another_backfill_by_then(made: MadeStream) -> None:
+    LaneCommitter.begin(made.tables, REQUEST)
+    before = plan_abandon(made.spec)
+    before.carry_out()
+    LaneCommitter.begin(made.tables, REQUEST)
+    assert plan_abandon(made.spec).seal != before.seal
