@@ -117,12 +117,45 @@ def test_a_task_that_deferred_before_an_upgrade_finds_its_trigger(path: str, now
 
 
 def test_a_writer_that_warns_without_end_does_not_fill_its_tasks_log() -> None:
-    lines, said = WriterLines(), [(logging.WARNING, "again"), (logging.INFO, "said")] * 3
-    told = [line for s in range(36_000) for _, line in lines.telling(said, now_s=s / 10)]
+    lines, told = WriterLines(), []
+    for second in range(3_600):
+        words = "".join(chr(ord("a") + int(digit)) for digit in f"{second:04}")
+        told += lines.telling([(logging.WARNING, words), (logging.INFO, f"said {words}")], now_s=second)
     assert len(told) == WARNINGS_AN_HOUR + OTHERS_AN_HOUR
     (_, first), (_, second) = lines.telling([(logging.ERROR, "the last")], now_s=3 * HOUR_S)
-    assert first == f"{3 * 36_000 - WARNINGS_AN_HOUR} warnings of the writer are not shown here; writer.log has them"
+    assert first == f"{3_600 - WARNINGS_AN_HOUR} warnings of the writer are not shown here; writer.log has them"
     assert second == "the last"
+
+
+def test_lines_that_differ_in_numbers_only_are_told_once_an_hour_with_the_newest_and_how_many_there_were() -> None:
+    lines, told = WriterLines(), []
+    for minute in range(24 * 60):
+        batch = [(logging.INFO, f"batch {minute}: {minute * 10:,} records"), (logging.WARNING, f"took {minute} s")]
+        told += [(minute, line) for _, line in lines.telling(batch, now_s=minute * 60.0)]
+    assert told[0] == (0, "batch 0: 0 records")
+    of_batches = [one for one in told if one[1].startswith("batch")]
+    assert of_batches[1] == (60, "batch 59: 590 records (of 59 such lines since the last one here; writer.log has all)")
+    assert len(of_batches) == 24
+    assert len(told) - 24 == 10 + 23
+    # What stopped is still counted, and then forgotten.
+    last = [line for hour in (25, 26, 27) for _, line in lines.telling([], now_s=hour * HOUR_S)]
+    assert [line[:10] for line in last] == ["batch 1439", "took 1439 "]
+    assert lines._alike == {}
+
+
+def test_a_decision_that_stands_is_told_again_once_an_hour_with_since_when(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    triggers = importlib.import_module("frazil.airflow.writers.trigger")
+    trigger = triggers.WriterTrigger(stream="s", streams="/streams", application="/w.py", poll_seconds=2.0)
+    for second in range(0, 7_300, 2):
+        monkeypatch.setattr(triggers, "time", SimpleNamespace(monotonic=lambda now=second: 1e6 + now))
+        monkeypatch.setattr(triggers, "clock", SimpleNamespace(now_ms=lambda now=second: now * 1000))
+        decision = Decision(WriterAction.START, Cause.FIRST_START, f"up {second} s")
+        trigger._tell(Step(decision, None, f"TimeoutError: after {second}.5 s", ()))
+    said = [line for line in capsys.readouterr().out.splitlines() if "start (first start)" in line]
+    assert [" as since 1970-01-01 00:00:00Z: up 3600 s" in line for line in said] == [False, True, False]
+    assert "as since 1970-01-01 00:00:00Z: up 7200 s" in said[2]
 
 
 def test_a_trigger_gives_up_only_when_airflow_knows_that_its_task_has_deferred(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,6 +93,15 @@ class SupervisedStream:
         (task,) = self.airflow.tasks(self.dag_id, run["dag_run_id"])
         return task
 
+    def shown(self, run: dict[str, Any]) -> dict[str, Any]:
+        """The state that the task shows without its log; empty before the first."""
+        path = f"/api/v2/dags/{self.dag_id}/dagRuns/{run['dag_run_id']}/taskInstances/write/xcomEntries"
+        entries = self.airflow.call("GET", path)["xcom_entries"]
+        if all(entry["key"] != "frazil_state" for entry in entries):
+            return {}
+        value = self.airflow.call("GET", f"{path}/frazil_state")["value"]
+        return dict(json.loads(value) if isinstance(value, str) else value)
+
     def log(self, run: dict[str, Any]) -> str:
         """Of the task's latest try; empty before the first."""
         number = self.task(run)["try_number"]
@@ -236,6 +245,7 @@ def test_pause_and_resume_from_the_command_line(stream: Any) -> None:
     paused.command("pause", "--reason", "Kafka upgrade")
     eventually(lambda: paused.observe().process is ProcessState.ENDED)
     (run,) = paused.runs()
+    eventually(lambda: (told := paused.shown(run)).get("state") == "paused" and "Kafka upgrade" in told["says"])
     eventually(lambda: "hold (paused)" in (text := paused.log(run)) and "Kafka upgrade" in text)
     assert paused.observe().exits[-1].code == 0
     paused.command("resume")
@@ -259,6 +269,7 @@ def test_an_exit_that_needs_a_person_fails_the_task_once_and_the_next_run_holds(
     first = refused.runs()[0]
     eventually(lambda: refused.task(first)["state"] == "failed")
     assert "OffsetGap: refused-0 lost offsets 5 to 9" in refused.log(first)
+    assert (refused.shown(first)["state"], "OffsetGap" in refused.shown(first)["says"]) == ("given up", True)
     second = eventually(lambda: (runs := refused.runs()) and len(runs) == 2 and runs[1])
     eventually(lambda: "hold (needs a person)" in refused.log(second))
     launches = len(refused.observe().exits)

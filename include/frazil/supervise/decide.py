@@ -160,7 +160,7 @@ def _ended(observed: Observed, *, now_ms: int, policy: Policy) -> Decision:
 
 def _crashed(observed: Observed, exit_: ExitRecord, *, now_ms: int, policy: Policy) -> Decision:
     """Start again after the backoff, or give up when start after start commits nothing."""
-    row = _fruitless_row(observed.exits, window_ms=policy.crash_window_ms)
+    row = fruitless_row(observed.exits, window_ms=policy.crash_window_ms)
     crashes = [e for e in row if e.code not in RESTARTABLE]
     said = f"; its last words: {exit_.error}" if exit_.error else ""
     if len(crashes) >= policy.crash_limit:
@@ -230,7 +230,7 @@ def _as_now(last: ExitRecord) -> Callable[[ExitRecord], bool]:
     return lambda e: (e.spec_fingerprint, e.generation) == (last.spec_fingerprint, last.generation)
 
 
-def _fruitless_row(exits: tuple[ExitRecord, ...], *, window_ms: int) -> list[ExitRecord]:
+def fruitless_row(exits: tuple[ExitRecord, ...], *, window_ms: int) -> list[ExitRecord]:
     """The latest consecutive ends, newest first, without a commit, a request to stop or a person's act in between."""
     last = exits[-1]
     same = _as_now(last)

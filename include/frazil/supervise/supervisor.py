@@ -22,6 +22,7 @@ from frazil.host.records import Launch, StopRequest, read_notes, read_watch, wri
 from frazil.supervise.decide import TABLE_WAYS_OUT, decide
 from frazil.supervise.decision import Cause, Decision, WriterAction
 from frazil.supervise.observed import Desired, Observed
+from frazil.supervise.shown import Shown, shown
 from frazil.supervise.supervised import Connections, Supervised
 from frazil.supervise.told import told
 
@@ -48,6 +49,8 @@ class Step:
     """Lines that the writer logged since the last step."""
     stall: Stall | None = None
     """What a live writer says it is held back by: reported, never acted upon."""
+    shown: Shown | None = None
+    """How the writer is, for people."""
 
 
 def _no_connections(_ids: frozenset[str]) -> Mapping[str, str]:
@@ -132,7 +135,14 @@ class Supervisor:
             if act:
                 problem = self._act(decision, observed, now_ms=now_ms)
                 self._tell_history(decision, observed, problem, now_ms=now_ms)
-            return Step(decision, observed.table_fingerprint, problem, self._read_log(), observed.stall)
+            return Step(
+                decision,
+                observed.table_fingerprint,
+                problem,
+                self._read_log(),
+                observed.stall,
+                shown(decision, observed, policy=self._subject.policy(), problem=problem),
+            )
 
     def _tell_history(self, decision: Decision, observed: Observed, problem: str | None, *, now_ms: int) -> None:
         launch = observed.launch

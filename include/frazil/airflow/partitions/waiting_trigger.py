@@ -12,14 +12,17 @@ from typing import Any
 from airflow.triggers.base import BaseTrigger, TaskSkippedEvent, TriggerEvent
 
 from frazil.airflow.deferral import SETTLED_SECONDS
+from frazil.airflow.shown_state import ShownState
+from frazil.airflow.writers.log_lines import shape
 from frazil.errors import FrazilError
 
 THREADS = ThreadPoolExecutor(max_workers=8, thread_name_prefix="frazil-looks")
 """Threads of our own: one silent catalog must not hold up the triggerer's other work."""
 
-QUIET_SECONDS = 300.0
-"""The shortest time between two lines, except those of checks that fail. What a window waits for names a watermark,
-which moves with each commit, and Airflow never rotates the log of a task that is deferred for weeks."""
+QUIET_SECONDS = 3_600.0
+"""The shortest time between two lines, except the first of checks that fail. What a window waits for names a watermark,
+which moves with each commit, and Airflow never rotates the log of a task that is deferred for weeks. The task itself
+shows what is newer (`frazil.airflow.shown_state`)."""
 
 FAILED = "the check failed, and is tried again"
 
@@ -28,7 +31,7 @@ Payload = dict[str, Any]
 
 
 class WaitingTrigger(BaseTrigger):
-    """Calls `poll` every `poll_seconds` in a thread, logs what it waits for when that changes, every few minutes
+    """Calls `poll` every `poll_seconds` in a thread, logs what it waits for when that changes, every hour
     at most, and fires once.
 
     Its task has polled before it deferred, so it begins with a wait, of `SETTLED_SECONDS` at least.
@@ -51,6 +54,7 @@ class WaitingTrigger(BaseTrigger):
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Wait, poll, log; until there is an event."""
+        shown = ShownState(self.log.info)
         said, said_at_s, wait_s = "", -QUIET_SECONDS, max(self.poll_seconds, SETTLED_SECONDS)
         while True:
             await asyncio.sleep(wait_s)
@@ -64,8 +68,10 @@ class WaitingTrigger(BaseTrigger):
             if event is not None:
                 yield TriggerEvent(event)  # type: ignore[no-untyped-call]
                 return
-            failure = FAILED in {sentence[: len(FAILED)], said[: len(FAILED)]}
-            if sentence != said and (failure or time.monotonic() - said_at_s >= QUIET_SECONDS):
+            fails = sentence.startswith(FAILED)
+            shown.show(self.task_instance, "cannot look" if fails else "waits", sentence)
+            turned = (fails or said.startswith(FAILED)) and shape(sentence) != shape(said)
+            if turned or (sentence != said and time.monotonic() - said_at_s >= QUIET_SECONDS):
                 self.log.info("%s", sentence)
                 said, said_at_s = sentence, time.monotonic()
 

@@ -12,11 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.triggers.base import TaskSuccessEvent, TriggerEvent
 
+from frazil import clock
 from frazil.airflow.deferral import SETTLED_SECONDS
+from frazil.airflow.shown_state import ShownState
 from frazil.airflow.writers.acts import BY, Act
+from frazil.airflow.writers.log_lines import shape
 from frazil.airflow.writers.trigger import FollowingTrigger, in_thread
+from frazil.supervise.liveness import progress
+from frazil.supervise.shown import Shown, State, sentence_of, state_of
 
 if TYPE_CHECKING:
+    from frazil.host.launcher import Observation
     from frazil.host.records import ExitRecord, GivenUp
     from frazil.supervise.desired import DesiredStore
 
@@ -29,6 +35,8 @@ class Seen:
 
     state: str
     """In words."""
+    shown: Shown | None = None
+    """The same for the task itself; None where `state` says it, and no writer runs."""
     belongs: bool = True
     """Whether the application runs it; False once it left."""
     is_alive: bool = False
@@ -50,7 +58,7 @@ class HostedStreamTrigger(FollowingTrigger):
         """Look, report, wait; a look that fails is told, and the next one follows."""
         settled_at_s = time.monotonic() + SETTLED_SECONDS
         self._asking_ahead = asyncio.create_task(self._ask_ahead())
-        said, begun = None, False
+        paused, said, begun, task = "", None, False, ShownState(self.log.info)
         while True:
             try:
                 if not begun:
@@ -58,8 +66,11 @@ class HostedStreamTrigger(FollowingTrigger):
                     begun = True
                 seen = await in_thread(self._look)
                 if seen.state != said:
-                    said = seen.state
-                    self.log.info("%s: %s%s", self.stream, said, await in_thread(partial(self._paused, seen)))
+                    said, paused = seen.state, await in_thread(partial(self._paused, seen))
+                    self.log.info("%s: %s%s", self.stream, said, paused)
+                word = State.PAUSED if paused else State.GIVEN_UP if seen.given_up else State.HELD
+                now = seen.shown or Shown(word, f"{seen.state}{paused}")
+                task.show(self.task_instance, now.state, now.sentence)
                 if time.monotonic() > settled_at_s:
                     if not seen.belongs:
                         yield TaskSuccessEvent()
@@ -69,8 +80,10 @@ class HostedStreamTrigger(FollowingTrigger):
                         yield TriggerEvent({"reason": seen.given_up.reason})  # type: ignore[no-untyped-call]
                         return
             except Exception as error:  # a silent catalog or a full disk must not end the task: no stream ended
-                if said != (said := f"cannot be looked at: {type(error).__name__}: {error}"):
-                    self.log.warning("%s: %s", self.stream, said)
+                problem = f"cannot be looked at: {type(error).__name__}: {error}"
+                if said != (said := shape(problem)):
+                    self.log.warning("%s: %s", self.stream, problem)
+                task.show(self.task_instance, State.UNKNOWN, problem)
             await asyncio.sleep(POLL_SECONDS)
 
     async def _follow_person(self) -> None:
@@ -121,7 +134,13 @@ class HostedStreamTrigger(FollowingTrigger):
         ended = _ending(last) if last else ""
         given_up = standing_given_up(self.stream, seen)
         held = "; given up: when that is mended, clear this task" if given_up else ""
-        return Seen(f"{seen.process}{ended}{held}", is_alive=seen.process.is_alive, given_up=given_up)
+        said = f"{seen.process}{ended}{held}"
+        if not seen.process.is_alive:
+            return Seen(said, given_up=given_up)
+        state = state_of(seen.heartbeat)
+        return Seen(
+            said, shown=Shown(state, sentence_of(state, seen.heartbeat, otherwise=_progress(seen))), is_alive=True
+        )
 
     def _paused(self, seen: Seen) -> str:
         """Who paused a stream that does not run, and how it runs again."""
@@ -168,6 +187,10 @@ class HostedStreamTrigger(FollowingTrigger):
 
         spec, _ = find_or_recall(Path(self.streams), self.stream)
         return open_desired(spec)
+
+
+def _progress(seen: Observation) -> str:
+    return progress(seen.heartbeat, seen.launch, now_ms=clock.now_ms()) if seen.launch else str(seen.process)
 
 
 def _ending(last: ExitRecord) -> str:

@@ -1,33 +1,62 @@
 """Which lines of a writer's log are copied into its task's log. The whole log is in writer.log.
 
-A deferred task may run for weeks and Airflow never rotates a task's log, so each hour has a limit. Warnings beyond it
-are counted.
+A deferred task may run for weeks and Airflow never rotates a task's log. So each hour has a limit, and of lines that
+differ in their numbers only, such as the two of each batch, the first are passed on, and then the newest once an hour
+with how many there were. Warnings beyond the limit are counted.
 """
 
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 WARNINGS_AN_HOUR, OTHERS_AN_HOUR = 200, 30
 """The limit applies to the first lines of an hour, so that a start is shown whole."""
+ALIKE_WARNINGS, ALIKE_OTHERS = 10, 1
+"""Of one shape, before the hourly line."""
 HOUR_S = 3_600.0
+_NUMBERS = re.compile(r"\d[\d.,:]*")
+
+
+def shape(line: str) -> str:
+    """A line without its numbers."""
+    return _NUMBERS.sub("#", line)
+
+
+@dataclass(slots=True)
+class Alike:
+    """The lines of one shape."""
+
+    level: int
+    since_s: float
+    told: int = 0
+    left_out: int = 0
+    newest: str = ""
+    """Of those left out."""
 
 
 @dataclass(slots=True)
 class WriterLines:
-    """Remembers, from one piece of the log to the next, how many lines it has passed on."""
+    """Remembers, from one piece of the log to the next, how many lines it has passed on, and of which shapes."""
 
     _told_s: dict[bool, list[float]] = field(default_factory=lambda: {True: [], False: []})
     """When warnings, and other lines, were passed on."""
+    _alike: dict[str, Alike] = field(default_factory=dict)
+    """Of the last hour; no more shapes than lines that an hour may have."""
     _left_out: int = 0
-    """Of warnings."""
+    """Of warnings, by the hour's limit."""
 
     def telling(self, lines: Iterable[tuple[int, str]], *, now_s: float) -> Iterator[tuple[int, str]]:
-        """The lines to pass on, each with its level, after a line that counts the warnings left out before."""
+        """The lines to pass on, each with its level, after those that count what was left out before."""
+        yield from self._after_an_hour(now_s)
         for level, line in lines:
-            warns = level >= logging.WARNING
+            warns, kind = level >= logging.WARNING, shape(line)
+            alike = self._alike.get(kind)
+            if alike is not None and alike.told >= (ALIKE_WARNINGS if warns else ALIKE_OTHERS):
+                alike.left_out, alike.newest = alike.left_out + 1, line
+                continue
             told_s = [at_s for at_s in self._told_s[warns] if now_s - at_s < HOUR_S]
             self._told_s[warns] = told_s
             if len(told_s) >= (WARNINGS_AN_HOUR if warns else OTHERS_AN_HOUR):
@@ -38,4 +67,19 @@ class WriterLines:
                 yield logging.WARNING, said
                 self._left_out = 0
             told_s.append(now_s)
+            alike = self._alike.setdefault(kind, Alike(level, now_s))
+            alike.told += 1
             yield level, line
+
+    def _after_an_hour(self, now_s: float) -> Iterator[tuple[int, str]]:
+        for kind, alike in list(self._alike.items()):
+            if now_s - alike.since_s < HOUR_S:
+                continue
+            if not alike.left_out:
+                del self._alike[kind]
+                continue
+            yield (
+                alike.level,
+                f"{alike.newest} (of {alike.left_out} such lines since the last one here; writer.log has all)",
+            )
+            alike.since_s, alike.left_out = now_s, 0

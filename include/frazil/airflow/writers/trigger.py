@@ -16,17 +16,21 @@ from airflow.sdk import Connection
 from airflow.sdk.exceptions import AirflowNotFoundException
 from airflow.triggers.base import BaseTrigger, TaskSuccessEvent, TriggerEvent
 
+from frazil import clock
 from frazil.airflow.deferral import SETTLED_SECONDS
+from frazil.airflow.shown_state import ShownState
 from frazil.airflow.writers.acts import Act, DeferredTask, act_of, follow, look_up
-from frazil.airflow.writers.log_lines import WriterLines
+from frazil.airflow.writers.log_lines import WriterLines, shape
 from frazil.errors import SpecError
+from frazil.timetext import utc
 
 if TYPE_CHECKING:
     from frazil.host.heartbeat import Stall
     from frazil.supervise.supervisor import Step, Supervisor
 
-PROGRESS_SECONDS = 300.0
-"""How often a writer whose state has not changed is mentioned."""
+PROGRESS_SECONDS = 3_600.0
+"""How often a writer whose state has not changed is mentioned: Airflow never rotates the log of a task that is deferred
+for weeks, and the state on the task itself is newer (`frazil.airflow.shown_state`)."""
 REMOVED_SECONDS = 60.0
 """Until then the DAG of a removed stream may still have its schedule, or its file may be gone for a moment only."""
 CONNECTION_SECONDS = 30.0
@@ -118,7 +122,8 @@ class WriterTrigger(FollowingTrigger):
         self._supervisor: Supervisor | None = None
         self._asking_ahead: asyncio.Task[None] | None = None
         self._said: tuple[object, ...] = ()
-        self._said_at_s = 0.0
+        self._said_at_s, self._said_since_ms = 0.0, 0
+        self._shown = ShownState(self.log.info)
         self._stall: Stall | None = None
         self._lines = WriterLines()
 
@@ -142,6 +147,7 @@ class WriterTrigger(FollowingTrigger):
         while True:
             step = await in_thread(supervisor.step)
             self._tell(step)
+            self._show(step)
             if step.decision.action == "give up":
                 await in_thread(partial(self._announce, step))
                 await asyncio.sleep(max(settled_at_s - time.monotonic(), 0))
@@ -163,7 +169,14 @@ class WriterTrigger(FollowingTrigger):
             return
         supervisor = await self._make_supervisor()
         run_id = self.task_instance.run_id if self.task_instance else "unknown"
-        self._tell(await in_thread(partial(follow, act, supervisor, run_id=run_id)))
+        step = await in_thread(partial(follow, act, supervisor, run_id=run_id))
+        self._tell(step)
+        if act is Act.MARKED:  # the state of a task that was cleared is its next try's
+            self._show(step)
+
+    def _show(self, step: Step) -> None:
+        if step.shown is not None:
+            self._shown.show(self.task_instance, step.shown.state, step.shown.sentence)
 
     def _begin(self) -> None:
         """Record on this host what the worker that deferred the task may have recorded on another."""
@@ -220,13 +233,21 @@ class WriterTrigger(FollowingTrigger):
             self.log.log(level, "writer | %s", line)
         self._tell_stall(step.stall)
         decision = step.decision
-        said = (decision.action, decision.cause, decision.until_ms, step.problem)
-        if said == self._said and time.monotonic() - self._said_at_s < PROGRESS_SECONDS:
+        said, now_s, now_ms = self._what(step), time.monotonic(), clock.now_ms()
+        if said == self._said and now_s - self._said_at_s < PROGRESS_SECONDS:
             return
-        self._said, self._said_at_s = said, time.monotonic()
-        self.log.info("%s: %s (%s): %s", self.stream, decision.action, decision.cause, decision.reason)
+        since = f", as since {utc(self._said_since_ms)}" if said == self._said else ""
+        self._said_since_ms = self._said_since_ms if since else now_ms
+        self._said, self._said_at_s = said, now_s
+        self.log.info("%s: %s (%s)%s: %s", self.stream, decision.action, decision.cause, since, decision.reason)
         if step.problem:
             self.log.error("%s: that failed, and is tried again: %s", self.stream, step.problem)
+
+    @staticmethod
+    def _what(step: Step) -> tuple[object, ...]:
+        """What a line is about, without what changes at each step."""
+        decision = step.decision
+        return (decision.action, decision.cause, decision.until_ms, shape(step.problem or ""))
 
     def _tell_stall(self, stall: Stall | None) -> None:
         """Warn when a stall begins and when it ends; in between only its numbers change."""

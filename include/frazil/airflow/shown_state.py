@@ -1,0 +1,108 @@
+"""How a deferred task's writer is, or what it waits for, on the task itself: an XCom, which needs no log to be read.
+
+Of all that Airflow 3.3 shows of a task, an XCom alone can be written by its trigger. The messages that a triggerer
+takes (`ToTriggerSupervisor` in `airflow.jobs.triggerer_job_runner`) have none for notes, rendered fields, the label of
+a mapped instance, or the task state store; a note needs the REST API, and a person's credentials.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from airflow.sdk.execution_time import task_runner
+from airflow.sdk.execution_time.comms import SetXCom
+
+from frazil import clock
+from frazil.timetext import utc
+
+KEY = "frazil_state"
+"""Airflow's list of XComs, filtered by it, has the state of each writer."""
+RENEW_S = 900.0
+"""How old the numbers of an unchanged state become."""
+BURST, REFILL_S = 6, 360.0
+"""At most so many writes at once, and one more each six minutes: 16 an hour for a state that changes each second."""
+AGAIN_S = 60.0
+"""After a write that failed."""
+ANSWER_S = 20.0
+LONGEST = 1_000
+"""Characters of a sentence."""
+
+
+class Instance(Protocol):
+    """The task instance of a trigger."""
+
+    dag_id: str
+    run_id: str
+    task_id: str
+
+
+@dataclass(slots=True)
+class Turns:
+    """When to write: at once where the state changed, within a limit, and now and then where it did not."""
+
+    _told: str | None = None
+    _tried_s: float = -AGAIN_S
+    _left: float = BURST
+    _failed: bool = False
+
+    def is_due(self, state: str, *, now_s: float) -> bool:
+        since_s = now_s - self._tried_s
+        if self._failed and since_s < AGAIN_S:
+            return False
+        return (state != self._told or since_s >= RENEW_S) and min(self._left + since_s / REFILL_S, BURST) >= 1
+
+    def tried(self, *, now_s: float) -> None:
+        self._left = min(self._left + (now_s - self._tried_s) / REFILL_S, BURST) - 1
+        self._tried_s = now_s
+
+    def answered(self, state: str | None) -> None:
+        """That state is on the task now; None if the write failed."""
+        self._failed = state is None
+        self._told = state or self._told
+
+
+@dataclass(slots=True)
+class ShownState:
+    """Writes the state of one deferred task. `show` waits for nothing, and an Airflow that does not answer is no error
+    of the task: it is told to `warn` once, and asked again.
+    """
+
+    warn: Callable[..., object]
+    _turns: Turns = field(default_factory=Turns)
+    _state: str | None = None
+    _since: str = ""
+    _is_silent: bool = False
+    _writing: asyncio.Task[None] | None = None
+
+    def show(self, instance: Instance | None, state: str, sentence: str) -> None:
+        """Write the state if it is due. It belongs to the event loop that runs the trigger."""
+        now_s = time.monotonic()
+        if state != self._state:
+            self._state, self._since = state, utc(clock.now_ms())
+        is_writing = self._writing is not None and not self._writing.done()
+        if instance is None or is_writing or not self._turns.is_due(state, now_s=now_s):
+            return
+        self._turns.tried(now_s=now_s)
+        self._writing = asyncio.create_task(self._write(instance, state, sentence))
+
+    async def _write(self, instance: Instance, state: str, sentence: str) -> None:
+        try:
+            await asyncio.wait_for(self._exchange(instance, state, sentence), ANSWER_S)
+        except Exception as error:  # whatever Airflow, its database or the way to them does
+            self._turns.answered(None)
+            if not self._is_silent:
+                self.warn("The task's state cannot be shown on it, and that is tried again: %r", error)
+            self._is_silent = True
+        else:
+            self._turns.answered(state)
+            self._is_silent = False
+
+    async def _exchange(self, instance: Instance, state: str, sentence: str) -> None:
+        value = {"state": state, "since": self._since, "as_of": utc(clock.now_ms()), "says": sentence[:LONGEST]}
+        of = {"dag_id": instance.dag_id, "run_id": instance.run_id, "task_id": instance.task_id}
+        # Awaited, not sent from a thread: a slow Airflow would exhaust the threads.
+        await task_runner.SUPERVISOR_COMMS.asend(SetXCom(key=KEY, value=value, **of))

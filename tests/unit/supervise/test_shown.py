@@ -1,0 +1,102 @@
+"""In which word a writer's task shows how the writer is, whatever was observed of it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from frazil.host.heartbeat import Heartbeat, Phase, Stall, StallKind
+from frazil.host.launcher import ProcessState
+from frazil.supervise.decide import decide
+from frazil.supervise.observed import Declared, Observed, Removed, Unreadable
+from frazil.supervise.shown import Shown, State, shown
+from tests.unit.supervise.test_decide import (
+    GIVEN_UP,
+    MINUTE,
+    NOW,
+    PAUSED,
+    POLICY,
+    alive,
+    beat,
+    crashes,
+    ended,
+    exit_,
+    launch,
+    never,
+)
+
+STALL = Stall(StallKind.OFFSETS, NOW, "t-0", "t-0 holds the offsets back")
+
+
+def well(**changes: object) -> Heartbeat:
+    """The heartbeat of a writer that has committed since its launch."""
+    return dataclasses.replace(beat(), last_commit_at_ms=NOW - 1_000, **changes)
+
+
+@pytest.mark.parametrize(
+    ("state", "observed", "words"),
+    [
+        (State.STARTING, never(), "none was launched before"),
+        (State.STARTING, alive(None, launch=launch(launched_at_ms=NOW - 1_000)), "no heartbeat yet"),
+        (State.RUNNING, alive(well()), "lag 10 records"),
+        (State.RUNNING, alive(well(), state=ProcessState.FOREGROUND, desired=PAUSED), "in the foreground"),
+        (
+            State.SLOW,
+            alive(well(backpressure_ms=70_000)),
+            "70 s|1 min 10 s longer than its commit interval, and 10 rec",
+        ),
+        (State.STALLED, alive(well(stall=STALL, backpressure_ms=1)), "t-0 holds the offsets back"),
+        (State.OUTAGE, alive(well(outage="the catalog does not answer")), "the catalog does not answer"),
+        (State.STOPPING, alive(well(), desired=PAUSED), "paused by ana"),
+        (State.STOPPING, alive(well(), declared=Declared("f2")), "the spec is f2"),
+        (State.PAUSED, ended(exit_(0), desired=PAUSED), "frazil resume"),
+        (State.HELD, ended(exit_(1), desired=Unreadable("no catalog")), "no catalog"),
+        (State.HELD, ended(*crashes(2)), "2 in a row"),
+        (State.CRASH_LOOPING, ended(*crashes(3)), "3 in a row"),
+        (State.CRASH_LOOPING, ended(*crashes(9, code=20)), "9 in a row"),
+        (State.GIVEN_UP, ended(*crashes(9)), "5 crashes|9 crashes"),
+        (State.GIVEN_UP, ended(*crashes(9), notes=GIVEN_UP), "given up: "),
+        (State.GIVEN_UP, ended(exit_(11)), "exit code 11"),
+        (State.GIVEN_UP, never(declared=Unreadable("x.yaml: no")), "x.yaml: no"),
+        (State.REMOVED, ended(exit_(0), declared=Removed(NOW - MINUTE)), "was removed"),
+        (State.REMOVED, ended(exit_(0), declared=Removed(NOW)), "was removed"),
+        (State.REMOVED, alive(well(), state=ProcessState.HOSTED, declared=Removed(NOW - MINUTE)), "the application"),
+    ],
+)
+def test_the_state_of_a_writer(state: State, observed: Observed, words: str) -> None:
+    found = shown(decide(observed, now_ms=NOW, policy=POLICY), observed, policy=POLICY)
+    assert found.state is state
+    assert any(word in found.sentence for word in words.split("|")), found.sentence
+
+
+def test_a_writer_that_starts_again_and_again_is_crash_looping_until_it_commits() -> None:
+    since = launch(launched_at_ms=NOW - 5_000)
+    for committed_ms, state in (
+        (None, State.CRASH_LOOPING),
+        (NOW - MINUTE, State.CRASH_LOOPING),
+        (NOW - 1_000, State.RUNNING),
+    ):
+        heartbeat = dataclasses.replace(beat(), last_commit_at_ms=committed_ms)
+        seen = alive(heartbeat, launch=since)
+        seen = dataclasses.replace(seen, writer=dataclasses.replace(seen.writer, exits=crashes(4)))
+        assert shown(decide(seen, now_ms=NOW, policy=POLICY), seen, policy=POLICY).state is state
+
+
+def test_a_writer_that_cannot_be_launched_is_held_with_the_reason() -> None:
+    decision = decide(never(), now_ms=NOW, policy=POLICY)
+    assert shown(decision, never(), policy=POLICY, problem="SpecError: no such connection") == Shown(
+        State.HELD, "start fails, and is tried again: SpecError: no such connection"
+    )
+
+
+def test_the_old_lag_of_a_writer_whose_planner_is_silent_is_not_told() -> None:
+    seen = alive(dataclasses.replace(well(), phase=Phase.WAITING, backpressure_ms=1_000, lag=None))
+    assert (
+        "record" not in shown(decide(seen, now_ms=NOW, policy=POLICY), seen, policy=POLICY).sentence.partition(";")[0]
+    )
+
+
+def test_a_desired_state_that_cannot_be_read_hides_no_running_writer() -> None:
+    seen = alive(well(), desired=Unreadable("no catalog"))
+    assert shown(decide(seen, now_ms=NOW, policy=POLICY), seen, policy=POLICY).state is State.RUNNING
