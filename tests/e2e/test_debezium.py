@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
+import string
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -37,6 +39,9 @@ schema:
   zoned: timestamptz
   big: string
   raw: binary
+  tags: list<string>
+  numbers: list<int>
+  doc: string
   place: string
   said_at: {{type: timestamptz, unit: ms}}
 event-time: said_at
@@ -47,9 +52,9 @@ commit: {{interval: 1s}}
 """
 TABLE = """
 create table orders (id bigint primary key, name text, total numeric(10, 2), day date, at timestamp, zoned timestamptz,
-big text, raw bytea)
+big text, raw bytea, tags text[], numbers int[], doc jsonb)
 """
-COLUMNS = ("id", "name", "total", "day", "at", "zoned", "big", "raw")
+COLUMNS = ("id", "name", "total", "day", "at", "zoned", "big", "raw", "tags", "numbers", "doc")
 
 
 class Source:
@@ -76,14 +81,18 @@ class Source:
                 self.states.append(self.rows())
 
     def _change(self, key: int) -> None:
-        large = "".join(chr(self.draw.randrange(33, 126)) for _ in range(9000))  # so long that it is stored apart
+        # Each so long that it is stored apart, or null.
+        large = "".join(self.draw.choices(string.ascii_letters, k=9000))
+        tags = self.draw.choice([None, [large[n : n + 9] for n in range(0, 9000, 9)]])
+        numbers = self.draw.choice([None, [self.draw.randrange(2**31) for _ in range(3000)]])
         match self.draw.randrange(self._kinds):
             case 0 | 1:
                 self.run(
-                    "insert into orders values (%s, %s, %s, %s, %s, %s, %s, %s) on conflict (id) do update set "
+                    f"insert into orders values ({', '.join(['%s'] * len(COLUMNS))}) on conflict (id) do update set "
                     "name = excluded.name, total = excluded.total",
                     *(key, self.draw.choice("abc"), f"{key}.25", "2026-02-03", "2026-02-03 04:05:06.000007"),
                     *("2026-02-03 04:05:06+02", large, b"\x00\xff" * 3),
+                    *(tags, numbers, json.dumps({"large": large[::-1]})),
                 )
             case 2:
                 self.run("update orders set name = %s where id = %s", self.draw.choice("xyz"), key)
@@ -95,8 +104,8 @@ class Source:
 
     def rows(self) -> list[tuple[Any, ...]]:
         with self.connection.cursor() as cursor:
-            cursor.execute(f"select {', '.join(COLUMNS)} from orders order by id")
-            found = [(*row[:-1], None if row[-1] is None else bytes(row[-1])) for row in cursor.fetchall()]
+            cursor.execute(f"select {', '.join(COLUMNS[:-1])}, doc::text from orders order by id")
+            found = [tuple(bytes(v) if isinstance(v, memoryview) else v for v in row) for row in cursor.fetchall()]
         self.connection.rollback()
         return found
 

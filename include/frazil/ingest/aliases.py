@@ -10,12 +10,12 @@ from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema
 from pyiceberg.types import NestedField
 
-from frazil.ingest.changes import with_others
+from frazil.ingest.changes import KEPT, with_others
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.decode import Decoded, Decoder, Rejection
 
-FIRST_ID = 1_000_000_000
-"""Field ids from here on are no column's."""
+FIRST_ID = 200_000_000
+"""Field ids from here on are no column's. An envelope has ids of its own from 500,000,000 on."""
 
 Make = Callable[[Schema, Mapping[int, str]], Decoder]
 """Makes a decoder of a schema, with the units of its columns by field id."""
@@ -44,6 +44,7 @@ class AliasedDecoder:
         }
         self._decode = make(Schema(*own, *extra, schema_id=schema.schema_id), {**units, **of_extra})
         self._arrow_schema = schema_to_pyarrow(schema, include_field_ids=True)
+        self._filled = {e.field_id: c.field_id for e, c in zip(extra, aliases.values(), strict=True)}
         self._others = {c.name: [n for n, o in aliases.items() if o.field_id == c.field_id] for c in aliases.values()}
         self._required = [column.name for column in schema.fields if column.required and column.field_id in filled]
 
@@ -62,8 +63,19 @@ class AliasedDecoder:
         rows = pa.Table.from_arrays(kept, schema=self._arrow_schema)
         others = decoded.rows.filter(good) if rejections else decoded.rows
         return Decoded(
-            with_others(rows, others), decoded.kept[~lacking], [*decoded.rejections, *rejections], decoded.sighted
+            with_others(rows, self._kept(others)),
+            decoded.kept[~lacking],
+            [*decoded.rejections, *rejections],
+            decoded.sighted,
         )
+
+    def _kept(self, rows: pa.Table) -> pa.Table:
+        """What an event does not tell under another name, it does not tell of the column."""
+        at = rows.schema.get_field_index(KEPT)
+        if at < 0 or rows.column(at).null_count == rows.num_rows:
+            return rows
+        lists = [ids and [self._filled.get(i, i) for i in ids] for ids in rows.column(at).to_pylist()]
+        return rows.set_column(at, rows.schema.field(at), pa.array(lists, rows.schema.field(at).type))
 
     def _column(self, field: pa.Field, rows: pa.Table) -> pa.ChunkedArray:
         column = rows.column(field.name)

@@ -20,6 +20,7 @@ from pyiceberg.types import (
 )
 
 from frazil.ingest.aliases import aliased
+from frazil.ingest.changes import KEPT
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.decode import Decoded
 from frazil.ingest.formats import decoder
@@ -75,3 +76,14 @@ def test_without_other_names_nothing_stands_between():
     made: list[Schema] = []
     aliased(lambda schema, _: made.append(schema), Schema(NestedField(1, "a", LongType())), {}, {})  # type: ignore[func-returns-value,arg-type,return-value]
     assert len(made) == 1
+
+
+def test_what_an_event_does_not_tell_under_a_former_name_is_kept_in_the_column():
+    schema = Schema(NestedField(1, "id", LongType(), required=True), NestedField(2, "now", StringType()))
+    make = partial(decoder, {"type": "json", "envelope": "debezium"})
+    event = '{"op":"u","before":null,"after":{"id":1,"was":"__debezium_unavailable_value"}}'
+    values = [event, event.replace("__debezium_unavailable_value", "x"), '{"op":"d","before":{"id":1,"was":null}}']
+    found = aliased(make, schema, {}, {"was": 2})(Chunk.of_values([value.encode() for value in values]))
+    assert found.rejections == []
+    assert found.rows[KEPT].to_pylist() == [[2], None, None]
+    assert found.rows["now"].to_pylist() == [None, "x", None]

@@ -7,7 +7,7 @@ what was created, updated or read in a snapshot, the key in `before` of what was
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema
 from pyiceberg.types import (
-    BinaryType,
     DateType,
     IcebergType,
     IntegerType,
+    ListType,
     LongType,
     NestedField,
     StringType,
@@ -32,13 +32,18 @@ from frazil.ingest.binary_column import NULL
 from frazil.ingest.changes import CHANGE, DELETE, KEPT, UPSERT
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.decode import Decoded, Decoder, Rejection
+from frazil.ingest.formats.unavailable import Unavailable, hides_null, true_where
 from frazil.spec.formats import POSITION, Envelope
 
 MakeDecoder = Callable[[Schema, Mapping[int, str]], Decoder]
 
 BEFORE_IDS, PAYLOAD_IDS, OWN_IDS = 1_000_000_000, 500_000_000, 1_900_000_000
 """Where the field ids of `before`, of all within `payload`, and of fields that are no columns begin."""
-NOT_AN_ENVELOPE, TRUNCATED = "NotAnEnvelope", "Truncated"
+NOT_AN_ENVELOPE, TRUNCATED, UNTOLD = "NotAnEnvelope", "Truncated", "UntoldValue"
+UNTOLD_NULL = (
+    "null, which the connector also writes for a large value of this type that the update left as it was: let the "
+    "source's table have replica identity full"
+)
 POSITIONS: Mapping[str, IcebergType] = {
     "lsn": LongType(),
     "file": StringType(),
@@ -60,6 +65,8 @@ class EnvelopeDecoder:
         self._schema = schema_to_pyarrow(schema, include_field_ids=True)
         self._key = [field.name for field in schema.fields if field.required]
         self._columns = [field for field in schema.fields if field.name not in envelope.metadata]
+        self._unavailable = Unavailable(envelope.unavailable)
+        self._hiding = [field.name for field in self._columns if hides_null(field.field_type)]
         self._ids = {field.name: field.field_id for field in schema.fields}
         layers = self._layers(schema)
         payload = NestedField(OWN_IDS, "payload", StructType(*_moved(layers, PAYLOAD_IDS)), required=False)
@@ -89,6 +96,8 @@ class EnvelopeDecoder:
         """The type that a column's value arrives as."""
         if self._envelope.times == "iso":
             return kind
+        if isinstance(kind, ListType) and isinstance(kind.element_type, DateType):
+            return ListType(kind.element_id, IntegerType(), element_required=kind.element_required)
         return IntegerType() if isinstance(kind, DateType) else LongType() if isinstance(kind, TimeType) else kind
 
     def __call__(self, chunk: Chunk) -> Decoded:
@@ -97,14 +106,16 @@ class EnvelopeDecoder:
         rejections = [r for r in decoded.rejections if not absent[r.index]]
         parts = _Parts.of(decoded.rows)
         op = parts.text("op")
-        deletes, states = _mask(pc.equal(op, "d")), _mask(pc.is_in(op, pa.array(_STATES)))
+        deletes, states = true_where(pc.equal(op, "d")), true_where(pc.is_in(op, pa.array(_STATES)))
         wrong = self._wrong(parts, op, deletes, states)
-        skipped = _mask(pc.is_in(op, pa.array(_SKIPPED)))
+        skipped = true_where(pc.is_in(op, pa.array(_SKIPPED)))
         columns = self._values(parts, deletes)
         for name in self._key:
-            for row in np.flatnonzero(_mask(columns[name].is_null()) & (deletes | states)).tolist():
+            for row in np.flatnonzero(true_where(columns[name].is_null()) & (deletes | states)).tolist():
                 where = "before" if deletes[row] else "after"
                 wrong.setdefault(row, ("MissingRequired", f"{where}.{name}: required, and missing or null"))
+        for row, why in self._untold(parts, op, columns):
+            wrong.setdefault(row, why)
         kept, columns = self._kept(columns)
         good = ~skipped
         good[list(wrong)] = False
@@ -119,7 +130,7 @@ class EnvelopeDecoder:
         self, parts: _Parts, op: pa.Array, deletes: NDArray[np.bool_], states: NDArray[np.bool_]
     ) -> dict[int, tuple[str, str]]:
         found: dict[int, tuple[str, str]] = {}
-        for row in np.flatnonzero(~deletes & ~states & ~_mask(pc.is_in(op, pa.array(_SKIPPED)))).tolist():
+        for row in np.flatnonzero(~deletes & ~states & ~true_where(pc.is_in(op, pa.array(_SKIPPED)))).tolist():
             said = op[row].as_py()
             if said == "t":
                 text = "op: t: the source's table was truncated; its rows are still in this one: delete them by hand"
@@ -152,19 +163,24 @@ class EnvelopeDecoder:
         count = len(next(iter(columns.values())))
         masks: dict[int, NDArray[np.bool_]] = {}
         for field in self._columns:
-            text = isinstance(field.field_type, StringType)
-            if not text and not isinstance(field.field_type, BinaryType):
-                continue
             values = columns[field.name]
-            unavailable = self._envelope.unavailable
-            mask = _mask(pc.equal(values, pa.scalar(unavailable if text else unavailable.encode(), values.type)))
+            mask = self._unavailable(values)
             if mask.any():
                 masks[self._ids[field.name]] = mask
-                columns = {**columns, field.name: pc.if_else(pa.array(mask), pa.scalar(None, values.type), values)}
+                columns = {**columns, field.name: values.take(pa.array(np.arange(count), mask=mask))}
         lists: list[list[int] | None] = [None] * count
         for row in np.flatnonzero(np.any([*masks.values()], axis=0)).tolist() if masks else ():
             lists[row] = [i for i, mask in masks.items() if mask[row]]
         return pa.array(lists, pa.list_(pa.int32())), columns
+
+    def _untold(
+        self, parts: _Parts, op: pa.Array, columns: dict[str, pa.Array]
+    ) -> Iterator[tuple[int, tuple[str, str]]]:
+        """Updates with a null of which nobody knows whether the row has it: the event has no row before the update."""
+        bare = true_where(pc.equal(op, "u")) & ~parts.there("before") & parts.there("after")
+        for name in self._hiding if bare.any() else ():
+            for row in np.flatnonzero(bare & true_where(columns[name].is_null())).tolist():
+                yield row, (UNTOLD, f"after.{name}: {UNTOLD_NULL}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +195,7 @@ class _Parts:
     def of(cls, rows: pa.Table) -> _Parts:
         columns = {name: _whole(rows.column(name)) for name in rows.column_names}
         payload = columns.pop("payload")
-        return cls(columns, payload, _mask(payload.is_valid()))
+        return cls(columns, payload, true_where(payload.is_valid()))
 
     def _field(self, name: str) -> pa.Array:
         if not self.wrapped.any():
@@ -190,7 +206,7 @@ class _Parts:
         return self._field(name)
 
     def there(self, name: str) -> NDArray[np.bool_]:
-        return _mask(self._field(name).is_valid())
+        return true_where(self._field(name).is_valid())
 
     def of_column(self, layer: str, name: str) -> pa.Array:
         return pc.struct_field(self._field(layer), name)
@@ -279,8 +295,3 @@ def _nullable(schema: pa.Schema) -> pa.Schema:
 def _whole(column: pa.ChunkedArray) -> pa.Array:
     found = column.combine_chunks()
     return found if isinstance(found, pa.Array) else pa.concat_arrays(found.chunks)
-
-
-def _mask(array: pa.Array) -> NDArray[np.bool_]:
-    found: NDArray[np.bool_] = pc.fill_null(array, False).to_numpy(zero_copy_only=False).astype(np.bool_)
-    return found

@@ -1,0 +1,116 @@
+"""What Debezium writes for a value that an update left as it was and the log does not have: it depends on the type.
+
+The forms are those of its `UnchangedToastedPlaceholder` and, for binary columns, of its `binary.handling.mode`. For
+other types its PostgreSQL connector writes null, because the placeholder is no value of theirs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import uuid
+from base64 import b64encode, urlsafe_b64encode
+from collections.abc import Iterator
+from decimal import Decimal, InvalidOperation
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+from pyiceberg.types import (
+    BinaryType,
+    DateType,
+    IcebergType,
+    IntegerType,
+    ListType,
+    LongType,
+    MapType,
+    StringType,
+    StructType,
+    UUIDType,
+)
+
+_TOLD_IN_LISTS = (StringType, BinaryType, UUIDType, IntegerType, LongType, DateType)
+
+
+def hides_null(kind: IcebergType) -> bool:
+    """Whether a null may stand for a value that is not told, as far as the type of the column shows."""
+    match kind:
+        case ListType():
+            return not isinstance(kind.element_type, _TOLD_IN_LISTS)
+        case MapType():
+            return not isinstance(kind.value_type, StringType)
+        case StructType():
+            return any(field.name == "wkb" for field in kind.fields)  # a geometry or geography
+    return False
+
+
+class Unavailable:
+    """Finds the placeholder in columns."""
+
+    def __init__(self, placeholder: str) -> None:
+        data = placeholder.encode()
+        named = uuid.UUID(bytes=hashlib.md5(data, usedforsecurity=False).digest(), version=3)
+        in_text = b64encode(data).decode(), urlsafe_b64encode(data).decode(), data.hex()
+        self._text, self._data, self._uuid = placeholder, data, named
+        hstore = json.dumps({placeholder: placeholder}, separators=(",", ":"), ensure_ascii=False)
+        self._texts = [placeholder, hstore, *in_text]
+        self._element_texts = [placeholder, str(named), in_text[0]]
+        self._numbers = np.frombuffer(data, np.int8).tolist()
+
+    def __call__(self, values: pa.Array) -> NDArray[np.bool_]:
+        """Where a column has the placeholder. Dates are told from other numbers by the array's type."""
+        kind = values.type
+        if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+            return true_where(pc.is_in(values, pa.array(self._texts, kind)))
+        if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+            return true_where(pc.equal(values, pa.scalar(self._data, kind)))
+        found = np.zeros(len(values), np.bool_)
+        if pa.types.is_map(kind):
+            if pa.types.is_string(kind.item_type) or pa.types.is_large_string(kind.item_type):
+                keys, items = (pa.array([self._text], of) for of in (kind.key_type, kind.item_type))
+                found |= _are(values, values.keys, keys) & _are(values, values.items, items)
+        elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
+            elements = values.values.storage if _is_uuid(kind.value_type) else values.values
+            for form in self._lists(kind.value_type):
+                found |= _are(values, elements, form)
+        return found
+
+    def _lists(self, element: pa.DataType) -> Iterator[pa.Array]:
+        if pa.types.is_string(element) or pa.types.is_large_string(element):
+            yield from (pa.array([text], element) for text in self._element_texts)
+        elif pa.types.is_binary(element) or pa.types.is_large_binary(element):
+            yield pa.array([self._data], element)
+        elif _is_uuid(element):
+            yield pa.array([self._uuid.bytes], element.storage_type)
+        elif pa.types.is_date(element):
+            yield pa.array(self._numbers, pa.int32()).cast(element)
+        elif pa.types.is_decimal(element):
+            try:
+                yield pa.array([Decimal(number) for number in self._numbers], element)
+            except (pa.ArrowInvalid, InvalidOperation):
+                return  # it cannot hold them, so no record has them
+        elif pa.types.is_integer(element) or pa.types.is_floating(element):
+            yield pa.array(self._numbers, element)
+
+
+def _are(lists: pa.Array, elements: pa.Array, form: pa.Array) -> NDArray[np.bool_]:
+    """The lists, or maps, that have just these elements."""
+    offsets = lists.offsets.to_numpy()
+    found = np.zeros(len(lists), np.bool_)
+    rows = np.flatnonzero(true_where(lists.is_valid()) & (np.diff(offsets) == len(form)))
+    if len(rows):
+        there = elements.take(pa.array((offsets[rows][:, None] + np.arange(len(form))).ravel()))
+        wanted = form.take(pa.array(np.tile(np.arange(len(form)), len(rows))))
+        found[rows] = true_where(pc.equal(there, wanted)).reshape(len(rows), len(form)).all(axis=1)
+    return found
+
+
+def _is_uuid(kind: pa.DataType) -> bool:
+    return isinstance(kind, pa.BaseExtensionType)
+
+
+def true_where(array: pa.Array) -> NDArray[np.bool_]:
+    """The places where a column of booleans is true; null is not."""
+    found: NDArray[np.bool_] = pc.fill_null(array, False).to_numpy(zero_copy_only=False).astype(np.bool_)
+    return found

@@ -1,0 +1,138 @@
+"""What an update left as it was is kept, in each form that Debezium's placeholder has."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import fastavro
+import pytest
+
+from frazil.ingest.changes import KEPT
+from tests.unit.ingest.test_envelope import ROW, SPEC, decode, event
+
+PAGE = Path("docs/how-to/capture-changes.md").read_text().split("## Values that an event does not tell")[1]
+FORMS = re.findall(r"^\| .+? \| `([^`]+)` \| `(.+?)` \|$", PAGE.split("\n## ")[0], re.MULTILINE)
+X = 11
+"""The id of the column `x`."""
+PLACEHOLDER = "__debezium_unavailable_value"
+
+
+def of(declared: str, *events: dict[str, Any], **envelope: Any) -> Any:
+    schema = {**SPEC["schema"], "x": declared}  # type: ignore[dict-item]
+    if not envelope:
+        return decode([*events], schema=schema)
+    form = {"type": "json", "envelope": {**SPEC["source"]["format"]["envelope"], **envelope}}  # type: ignore[index]
+    return decode([*events], schema=schema, source={**SPEC["source"], "format": form})  # type: ignore[dict-item]
+
+
+def update(x: Any, **parts: Any) -> dict[str, Any]:
+    return event("u", after={**ROW, "x": x}, **parts)
+
+
+def others(value: Any) -> list[Any]:
+    """Values that look like the form, and are none."""
+    if isinstance(value, list):
+        return [[], [*value, value[0]], [None, *value[1:]], value[1:] or [None]]
+    return [{}, {**value, "": ""}, dict.fromkeys(value, "")] if isinstance(value, dict) else [""]
+
+
+def test_the_page_has_all_forms() -> None:
+    assert len(FORMS) == 10
+
+
+@pytest.mark.parametrize(("declared", "form"), FORMS)
+def test_json_has_the_placeholder_in_the_form_of_its_type(declared: str, form: str) -> None:
+    value = json.loads(form)
+    told = [value, None, *(v for v in others(value) if declared != "list<uuid>" or v is None)]
+    before = {"id": 1}
+    found = of(declared, *(update(v, before=before) for v in [*told, value]))
+    assert found.rejections == []
+    assert found.rows[KEPT].to_pylist() == [[X], *[None] * (len(told) - 1), [X]]
+    values = found.rows["x"].to_pylist()
+    assert values[0] is values[-1] is values[1] is None
+    assert None not in values[2:-1]
+
+
+AVRO: dict[str, Any] = {
+    "string": "string",
+    "binary": "bytes",
+    "map<string, string>": {"type": "map", "values": ["null", "string"]},
+    "list<string>": {"type": "array", "items": ["null", "string"]},
+    "list<binary>": {"type": "array", "items": ["null", "bytes"]},
+    "list<uuid>": {"type": "array", "items": ["null", "string"]},
+    "list<int>": {"type": "array", "items": ["null", "int"]},
+    "list<long>": {"type": "array", "items": ["null", "long"]},
+    "list<date>": {"type": "array", "items": ["null", "int"]},
+}
+
+
+@pytest.mark.parametrize(("declared", "form"), FORMS)
+def test_avro_has_it_too(declared: str, form: str) -> None:
+    value = json.loads(form)
+    if "binary" in declared:
+        value = [base64.b64decode(v) for v in value] if isinstance(value, list) else base64.b64decode(value)
+    state = {"type": "record", "name": "V", "fields": [{"name": "id", "type": "long"}]}
+    state["fields"].append({"name": "x", "type": ["null", AVRO[declared]]})  # type: ignore[attr-defined]
+    fields = [{"name": "before", "type": ["null", state]}, {"name": "after", "type": ["null", "V"]}]
+    fields += [{"name": "op", "type": "string"}, {"name": "ts_ms", "type": ["null", "long"]}]
+    schema = {"type": "record", "name": "Envelope", "fields": fields}
+    out = io.BytesIO()
+    written = {"before": None, "after": {"id": 1, "x": value}, "op": "u", "ts_ms": 5}
+    fastavro.schemaless_writer(out, fastavro.parse_schema(json.loads(json.dumps(schema))), written)
+    envelope = {"metadata": {"said_at": "ts_ms"}}
+    source = {
+        **SPEC["source"],  # type: ignore[dict-item]
+        "format": {"type": "avro", "schema-text": json.dumps(schema), "envelope": envelope},
+    }
+    columns = {"id": "long not null", "said_at": {"type": "timestamptz", "unit": "ms"}, "x": declared}
+    found = decode([out.getvalue()], source=source, schema=columns, **{"order-by": None})
+    assert found.rejections == []
+    assert (found.rows["x"].to_pylist(), found.rows[KEPT].to_pylist()) == ([None], [[3]])
+
+
+@pytest.mark.parametrize(
+    ("declared", "form"),
+    [
+        ("string", base64.b64encode(PLACEHOLDER.encode()).decode()),
+        ("string", PLACEHOLDER.encode().hex()),
+        ("list<string>", [base64.b64encode(PLACEHOLDER.encode()).decode()]),
+        ("list<string>", ["b68a35a7-17ad-35b3-af2a-ae46edb4545a"]),
+        ("list<double>", [*PLACEHOLDER.encode()]),
+        ("list<decimal(5, 1)>", [*PLACEHOLDER.encode()]),
+    ],
+)
+def test_a_column_of_another_type_knows_it_as_well(declared: str, form: Any) -> None:
+    assert of(declared, update(form)).rows[KEPT].to_pylist() == [[X]]
+
+
+def test_another_placeholder_has_forms_of_its_own() -> None:
+    found = of("list<int>", update([-61, -92]), update([*PLACEHOLDER.encode()]), unavailable="ä")
+    assert found.rows[KEPT].to_pylist() == [[X], None]
+    found = of("list<string>", update(["ä"]), update([PLACEHOLDER]), unavailable="ä")
+    assert found.rows[KEPT].to_pylist() == [[X], None]
+
+
+@pytest.mark.parametrize("declared", ["list<double>", "list<boolean>", "list<list<int>>", "struct<wkb: binary>"])
+def test_a_null_that_may_be_no_null_is_a_dead_letter(declared: str) -> None:
+    before = {"id": 1, "x": None}
+    events = [
+        update(None),
+        event("c", after={**ROW, "x": None}),
+        update(None, before=before),
+        event("d", before=before),
+    ]
+    found = of(declared, *events)
+    (rejection,) = found.rejections
+    assert (rejection.index, rejection.error_class) == (0, "UntoldValue")
+    assert rejection.error.startswith("after.x: null, which the connector also writes for a large value")
+    assert found.kept.tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize("declared", ["string", "list<string>", "list<int>", "map<string, string>", "struct<a: int>"])
+def test_any_other_null_is_one(declared: str) -> None:
+    assert of(declared, update(None)).rejections == []
