@@ -129,6 +129,8 @@ def declared(ask: Ask, streams: Path) -> None:
     (streams / "ticks.yaml").write_text(YAML.format(name="ticks", table="demo.ticks"))
     ghosts = YAML.format(name="ghosts", table="{identifier: far.ghosts, catalog: silent}")
     (streams / "ghosts.yaml").write_text(ghosts)
+    route = "route: {by: field, name: id, tables: {'1': demo.orders_one}, template: 'demo.orders_of_{value}'}\n"
+    (streams / "orders.yaml").write_text(YAML.format(name="orders", table="demo.orders") + route)
     (streams / "wrong.yaml").write_text("name: wrong\nschema: {id: lung}\n")
     eventually(lambda: ask("VIEWER", "api/overview")["body"]["lines"], within_s=60)
 
@@ -192,6 +194,30 @@ def test_a_table_has_a_view_also_before_it_exists_and_none_that_nobody_feeds(ask
     assert ask("VIEWER", "api/table/demo.nothing")["status"] == 404
 
 
+@pytest.mark.usefixtures("declared")
+def test_the_tables_of_a_route_and_of_dead_letters_have_views_and_are_found_from_the_stream(ask: Ask):
+    def routed(search: str) -> Any:
+        return ask("VIEWER", f"api/stream/orders?tables={search}&hours=168")["body"]
+
+    found = eventually(lambda: next((body for body in [routed("one")] if body["routed"]), None), within_s=60)
+    assert found["routed"] == {"names": ["demo.orders_one"], "found": 1, "in_all": 1}
+    assert (routed("two")["routed"]["names"], found["range"]) == ([], 168)
+    for name, kind in KINDS_OF_TABLES.items():
+        answer = ask("VIEWER", f"api/table/{name}")["body"]
+        assert (answer["kind"], answer["streams"], answer["calendar"]) == (kind, ["orders"], None)
+    assert ask("VIEWER", "api/table/frazil.signals")["status"] == 404
+    plan = ask("OP", "api/plan/maintain/default.demo.orders_of_2", method="POST", headers=OURS, body={})["body"]
+    assert plan["says"][0].startswith("Of the route of orders, each table that needs it is compacted")
+    for act, name in (("maintain", "demo.orders_dead_letters"), ("release", "default.demo.orders_of_2")):
+        assert ask("OP", f"api/plan/{act}/{name}", method="POST", headers=OURS, body={})["status"] == 404
+
+
+KINDS_OF_TABLES = {  # with its catalog before it, where no declaration names it and there are several
+    "demo.orders": "main",
+    "demo.orders_one": "routed",
+    "default.demo.orders_of_2": "routed",
+    "demo.orders_dead_letters": "dead letters",
+}
 OF_TABLES = ("maintain", "release", "send-again")
 OURS = {"X-Frazil": "page", "Origin": "http://airflow.example", "Sec-Fetch-Site": "same-origin"}
 
@@ -277,8 +303,8 @@ def test_a_stream_of_another_team_is_neither_shown_nor_named(ask: Ask, airflow_p
         stream, table = (ask("VIEWER", path, teams=teams)["status"] for path in PATHS)
         return {line["stream"] for line in lines}, stream, table
 
-    assert seen("blue") == ({"ghosts", "ticks", "wrong"}, 200, 200)
-    assert seen() == ({"ghosts", "wrong"}, 404, 404)
+    assert seen("blue") == ({"ghosts", "orders", "ticks", "wrong"}, 200, 200)
+    assert seen() == ({"ghosts", "orders", "wrong"}, 404, 404)
     assert seen("red") == seen()
 
 

@@ -149,9 +149,10 @@ def _replay(now: Situation) -> tuple[str, ...]:
 
 
 def _maintain(now: Situation) -> tuple[str, ...]:
+    who = f"Of the {now.subject}, each table that needs it" if now.subject.startswith("route of ") else now.subject
     return (
         (
-            f"{now.subject} is compacted, its manifests are rewritten and old snapshots expire, each where it is due. "
+            f"{who} is compacted, its manifests are rewritten and old snapshots expire, each where it is due. "
             "Writers go on meanwhile."
         ),
         "A dry run says in its log what it would do, and stops there.",

@@ -20,6 +20,7 @@ from frazil.host.launcher import Observation
 from frazil.host.launchers import open_launcher
 from frazil.maintenance.due import due
 from frazil.maintenance.measure import measure
+from frazil.maintenance.routed import tables_of_route
 from frazil.maintenance.tables import MaintainedTable
 from frazil.offsets.spans import TopicPartition
 from frazil.operations.holders import holders
@@ -37,8 +38,6 @@ from frazil.table.catalogs import existing_catalog
 from frazil.table.tables import load_stream_table
 
 KAFKA_ANSWERS_WITHIN_S = 5.0
-PAST_MS = 6 * 3_600_000
-"""How much of a stream's recorded minutes is shown."""
 FILES_MOST = 20_000
 """A table with more files shows no histogram: each file is an entry of a manifest, and these are read for it."""
 
@@ -61,8 +60,8 @@ def look_at_windows(specs: Sequence[StreamSpec]) -> Windows | None:
     return Windows(seen.grain, complete, seen.decision.reason, tuple(held), holders(seen.feeds, following, held))
 
 
-def look_at_history(spec: StreamSpec) -> History | None:
-    """What the table's metadata tells of a stream; None if it does not exist."""
+def look_at_history(spec: StreamSpec, *, past_ms: int) -> History | None:
+    """What the table's metadata tells of a stream, and what was recorded of so long; None if it does not exist."""
     table = load_stream_table(spec)
     if table is None:
         return None
@@ -71,8 +70,18 @@ def look_at_history(spec: StreamSpec) -> History | None:
     except MarkerUnreadable:  # the status says so
         marker = None
     now_ms = clock.now_ms()
-    past = past_of(table, spec.name, since_ms=now_ms - PAST_MS)
+    past = past_of(table, spec.name, since_ms=now_ms - past_ms)
     return history_of(table.metadata, spec, marker, past, now_ms=now_ms)
+
+
+def look_at_routed(spec: StreamSpec, specs: Sequence[StreamSpec]) -> tuple[str, ...]:
+    """The tables of a stream's route, by name: those that it names, and those that its template may have made.
+
+    `specs` are all declared streams.
+    """
+    if spec.route is None:
+        return ()
+    return tuple(table.name for table in tables_of_route(existing_catalog(spec.table.catalog), spec, specs))
 
 
 def look_at_shape(table: MaintainedTable) -> Shape | None:

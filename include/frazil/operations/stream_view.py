@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
 from itertools import islice
+from urllib.parse import quote
 
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot
@@ -15,7 +17,7 @@ from frazil.commit.lane import read_lane
 from frazil.commit.marker import Marker, of_topics
 from frazil.commit.reasons import Reason, reasons_in
 from frazil.errors import MarkerUnreadable
-from frazil.history.points import Happened, Point
+from frazil.history.points import MINUTE_MS, Happened, Point, beginning
 from frazil.history.points import History as Past
 from frazil.host.launcher import Observation
 from frazil.host.records import ExitRecord, LaunchKind
@@ -32,7 +34,33 @@ COMMITS_MOST = 240
 WRITERS_MOST = 12
 PARTITIONS_MOST = 256
 HAPPENED_MOST = 30
+ROUTED_MOST = 60
+TOPICS_MOST = 20
 NO_PAST = Past()
+
+
+class Range(IntEnum):
+    """How far back a stream's recorded numbers are shown, in hours."""
+
+    SIX_HOURS = 6
+    DAY = 24
+    WEEK = 7 * 24
+    TWO_WEEKS = 14 * 24
+
+    @classmethod
+    def of(cls, hours: int) -> Range:
+        """The shortest for any other number."""
+        return cls(hours) if hours in set(cls) else cls.SIX_HOURS
+
+    @property
+    def past_ms(self) -> int:
+        return self * 60 * MINUTE_MS
+
+    @property
+    def span_ms(self) -> int:
+        """Of one point: a picture has a few hundred at most."""
+        minutes = {Range.SIX_HOURS: 1, Range.DAY: 10, Range.WEEK: 60, Range.TWO_WEEKS: 120}
+        return minutes[self] * MINUTE_MS
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,17 +101,34 @@ class UnderWay:
 
 
 @dataclass(frozen=True, slots=True)
+class Topic:
+    """A topic that is read; with an address where the team has named a tool for topics."""
+
+    name: str
+    address: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RoutedTables:
+    """Tables of a route: as many as a page shows of those that were searched for."""
+
+    names: tuple[str, ...]
+    found: int
+    in_all: int
+
+
+@dataclass(frozen=True, slots=True)
 class History:
     """What the table's metadata tells of a stream."""
 
-    commits: tuple[Commit, ...]
+    commits: tuple[Commit, ...] = ()
     """Oldest first."""
-    rejected: tuple[Rejected, ...]
+    rejected: tuple[Rejected, ...] = ()
     """Most first."""
-    changes: Mapping[str, int]
+    changes: Mapping[str, int] = field(default_factory=dict)
     """What became of the changes of the last day, by `frazil.status.stream.CHANGES`; empty where nothing merges."""
-    marker: Marker | None
-    past: Past
+    marker: Marker | None = None
+    past: Past = NO_PAST
     backfill: UnderWay | None = None
 
 
@@ -138,10 +183,15 @@ class StreamView:
     problems: tuple[str, ...] = ()
     """What could not be read for this view."""
     points: tuple[Point, ...] = ()
-    """By the minute, oldest first, as the writer recorded them."""
+    """Oldest first, as the writer recorded them."""
     happened: tuple[Happened, ...] = ()
     """Newest first."""
     backfill: UnderWay | None = None
+    log: str | None = None
+    """The path in Airflow's UI of what its writer's task logs."""
+    topics: tuple[Topic, ...] = ()
+    routed: RoutedTables | None = None
+    range: Range = Range.SIX_HOURS
 
 
 def history_of(
@@ -278,3 +328,33 @@ def facts_of(spec: StreamSpec) -> dict[str, str]:
         "Dead letters": spec.dead_letter_table,
         **({"Application": spec.application} if spec.application else {}),
     }
+
+
+def coarser(points: Iterable[Point], shown: Range) -> tuple[Point, ...]:
+    """Points of one span each, oldest first, so that a longer time has no more of them."""
+    found: dict[int, Point] = {}
+    for point in points:
+        at_ms = beginning(point.at_ms, max(shown.span_ms, point.span_ms))
+        before = found.get(at_ms)
+        found[at_ms] = before.then(point) if before else _spread(point, at_ms, shown.span_ms)
+    return tuple(found.values())
+
+
+def _spread(point: Point, at_ms: int, span_ms: int) -> Point:
+    return replace(point, at_ms=at_ms, span_ms=max(span_ms, point.span_ms))
+
+
+def topics_of(spec: StreamSpec, partitions: Iterable[Partition], address: str) -> tuple[Topic, ...]:
+    """The topics that are read. `address` has {topic} where a topic's name belongs; it may be empty."""
+    names = sorted({*spec.source.topics, *(one.topic for one in partitions)})[:TOPICS_MOST]
+    is_web = address.startswith(("https://", "http://"))
+    return tuple(Topic(name, address.replace("{topic}", quote(name, safe="")) if is_web else None) for name in names)
+
+
+def routed_of(names: Sequence[str] | None, search: str) -> RoutedTables | None:
+    """Those whose name has each word that is searched for; None if the stream has no route, or nothing is known yet."""
+    if not names:
+        return None
+    words = search.lower().split()
+    found = [name for name in names if all(word in name.lower() for word in words)]
+    return RoutedTables(tuple(found[:ROUTED_MOST]), len(found), len(names))

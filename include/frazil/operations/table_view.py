@@ -120,6 +120,8 @@ class TableView:
 
     at_ms: int
     table: str
+    kind: str
+    """As in `frazil.maintenance.tables.TableKind`."""
     level: Level
     streams: tuple[str, ...]
     every: str

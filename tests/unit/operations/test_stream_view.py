@@ -11,17 +11,25 @@ import pytest
 from pyiceberg.table.snapshots import Snapshot, Summary
 
 from frazil.commit.marker import BatchKey, Marker
+from frazil.history.points import MINUTE_MS, TEN_MS, Point, beginning
 from frazil.host.launcher import Observation, ProcessState
 from frazil.host.records import ExitRecord, Launch, LaunchKind
 from frazil.kafka.identity import SourceIdentity
 from frazil.operations.stream_view import (
     PARTITIONS_MOST,
+    ROUTED_MOST,
     Partition,
+    Range,
+    RoutedTables,
+    Topic,
+    coarser,
     facts_of,
     history_of,
     partitions_of,
+    routed_of,
     runs_of,
     shown_partitions,
+    topics_of,
 )
 from frazil.spec.load import validate_stream
 from frazil.spec.model import StreamSpec
@@ -156,3 +164,48 @@ def test_what_became_of_changes_is_summed_over_a_day(spec: StreamSpec):
     )
     found = history_of(metadata, spec, None, now_ms=NOW_MS)
     assert found.changes == {"inserted": 7, "stale": 2, "repeated": 0}
+
+
+@pytest.mark.parametrize("shown", Range)
+def test_whatever_time_is_shown_it_has_few_points_and_loses_no_record(shown: Range):
+    spans = {Range.SIX_HOURS: MINUTE_MS}
+    span_ms = spans.get(shown, TEN_MS)
+    first = beginning(NOW_MS, shown.span_ms)
+    points = [Point(first + at, span_ms, batches=1, records=5, lag=at) for at in range(0, shown.past_ms, span_ms)]
+    found = coarser(points, shown)
+    assert len(found) <= 360
+    assert sum(point.records for point in found) == 5 * len(points)
+    assert all(point.span_ms == shown.span_ms and point.at_ms % shown.span_ms == 0 for point in found)
+    assert found[-1].lag == points[-1].at_ms - first
+
+
+def test_minutes_and_tens_of_one_time_are_one_point_each():
+    tens = [Point(NOW_MS - NOW_MS % TEN_MS, TEN_MS, records=10)]
+    minutes = [Point(tens[0].at_ms + TEN_MS + n * MINUTE_MS, records=1) for n in range(10)]
+    assert [point.records for point in coarser([*tens, *minutes], Range.DAY)] == [10, 10]
+    assert [point.span_ms for point in coarser([*tens, *minutes], Range.SIX_HOURS)] == [TEN_MS] + [MINUTE_MS] * 10
+
+
+def test_any_other_number_of_hours_is_six():
+    assert [Range.of(hours) for hours in (0, 24, 25, 168, 10**9)] == [6, 24, 6, 168, 6]
+
+
+def test_a_topic_has_an_address_where_the_team_has_named_one(spec: StreamSpec):
+    assert topics_of(spec, (), "") == (Topic("ticks"),)
+    assert topics_of(spec, (), "javascript:{topic}") == (Topic("ticks"),)
+    other = Partition("a/b", 0, 1, 0, None, idle=False, holds=False)
+    found = topics_of(spec, [other], "https://kafka.example/topics/{topic}?x")
+    assert [one.address for one in found] == [
+        "https://kafka.example/topics/a%2Fb?x",
+        "https://kafka.example/topics/ticks?x",
+    ]
+
+
+def test_of_thousands_of_tables_some_are_shown_and_a_search_finds_the_others():
+    names = [f"demo.orders_of_{n:04}" for n in range(2000)]
+    shown = routed_of(names, "")
+    assert shown is not None
+    assert (shown.names, shown.found, shown.in_all) == (tuple(names[:ROUTED_MOST]), 2000, 2000)
+    assert routed_of(names, "DEMO 1234") == RoutedTables(("demo.orders_of_1234",), 1, 2000)
+    assert routed_of(names, "nothing") == RoutedTables((), 0, 2000)
+    assert routed_of((), "") is None

@@ -21,9 +21,11 @@ from frazil.airflow.backfills.dag import DAG_ID as BACKFILL_DAG
 from frazil.airflow.dead_letters.dag import DAG_ID as DEAD_LETTERS_DAG
 from frazil.airflow.maintenance.dag import DAG_ID as MAINTENANCE_DAG
 from frazil.airflow.page.known import paused_dags
+from frazil.airflow.page.one_table import find_table, views_of
 from frazil.airflow.page.views import answers, declared, status_key, writer_dag_of
 from frazil.airflow.partitions.dag import RELEASE_DAG, partitions_dag_id
 from frazil.host.launchers import open_launcher
+from frazil.maintenance.tables import TableKind, routes
 from frazil.operations.abandoning import plan_abandon
 from frazil.operations.acts import OF_STREAMS, SEALED, Act, Plan, Prepared, Situation, plan_of
 from frazil.operations.resetting import plan_reset
@@ -55,25 +57,39 @@ class Subject:
     """Whose permissions decide."""
     method: str
     """POST to make a run of it, PUT to change what it cares for."""
+    turn: str | None = None
+    """The tables of a route are maintained together, under this name."""
 
 
 def subject_of(act: Act, name: str) -> Subject | None:
     """What a person wants to act on; None if no file declares it."""
-    everything = declared().value or []
-    for one in everything:
-        spec = one.spec
-        if spec is None or name != (one.name if act in OF_STREAMS else spec.table.identifier):
-            continue
-        dag, method = {
-            Act.BACKFILL: (BACKFILL_DAG, "POST"),
-            Act.ABANDON: (BACKFILL_DAG, "PUT"),
-            Act.REPLAY: (DEAD_LETTERS_DAG, "POST"),
-            Act.MAINTAIN: (MAINTENANCE_DAG, "POST"),
-            Act.RELEASE: (RELEASE_DAG, "POST"),
-            Act.SEND_AGAIN: (partitions_dag_id(name), "PUT"),
-        }.get(act, (writer_dag_of(one), "PUT"))
-        return Subject(name, spec, dag, method)
-    return None
+    if act not in OF_STREAMS:
+        return _table_of(act, name)
+    one = next((one for one in declared().value or () if one.name == name), None)
+    if one is None or one.spec is None:
+        return None
+    dag, method = {
+        Act.BACKFILL: (BACKFILL_DAG, "POST"),
+        Act.ABANDON: (BACKFILL_DAG, "PUT"),
+        Act.REPLAY: (DEAD_LETTERS_DAG, "POST"),
+    }.get(act, (writer_dag_of(one), "PUT"))
+    return Subject(name, one.spec, dag, method)
+
+
+def _table_of(act: Act, name: str) -> Subject | None:
+    table = find_table(name)
+    if table is None or (act is Act.MAINTAIN and table.kind is TableKind.DEAD_LETTERS):
+        return None
+    seen = views_of(table)
+    if act is Act.MAINTAIN:
+        own, *_ = table.streams
+        turn = next((turn for turn, spec in routes([own]).items()), None) if table.kind is TableKind.ROUTED else None
+        return Subject(name, own, MAINTENANCE_DAG, "POST", turn)
+    if not seen:
+        return None
+    if act is Act.RELEASE:
+        return Subject(name, seen[0], RELEASE_DAG, "POST")
+    return Subject(name, seen[0], partitions_dag_id(table.identifier), "PUT")
 
 
 def planned(act: Act, subject: Subject, form: Form) -> Plan:
@@ -87,7 +103,7 @@ def planned(act: Act, subject: Subject, form: Form) -> Plan:
     plan = plan_of(
         act,
         Situation(
-            subject.name,
+            subject.turn or subject.name,
             desired=str(desired.read().mode) if desired else None,
             writer_runs=runs,
             has_table=desired.beside_table if desired else True,
@@ -120,7 +136,7 @@ def carry_out(act: Act, subject: Subject, form: Form, *, person: str) -> str:
         dag_id=subject.dag,
         triggered_by=DagRunTriggeredByType.UI,
         triggering_user_name=person,
-        conf=run_form(act, name, form),
+        conf=run_form(act, subject.turn or name, form),
     )
     return f"The run {run.run_id} of {subject.dag} is queued." if run else f"{subject.dag} was not started."
 

@@ -46,19 +46,20 @@ def operations_page() -> FastAPI:
         return answered(views.overview(partial(visible, user)))
 
     @app.get("/api/stream/{name}")
-    def stream(name: str, user: GetUserDep) -> Response:
-        from frazil.airflow.page import views  # noqa: PLC0415 - as above
+    def stream(name: str, user: GetUserDep, hours: int = 6, tables: str = "") -> Response:
+        from frazil.airflow.page import one_stream  # noqa: PLC0415 - as above
 
-        found = views.stream(name, partial(visible, user), partial(may, user, "PUT"))
+        wish = one_stream.Wish(hours, tables)
+        found = one_stream.stream(name, wish, partial(visible, user), partial(may, user, "PUT"))
         if found is None:
             raise HTTPException(404, f"no file declares a stream {name}, or you may not see it")
         return answered(found)
 
     @app.get("/api/table/{name}")
     def table(name: str, user: GetUserDep) -> Response:
-        from frazil.airflow.page import views  # noqa: PLC0415 - as above
+        from frazil.airflow.page import one_table  # noqa: PLC0415 - as above
 
-        found = views.table(name, partial(visible, user), partial(may, user, "PUT"))
+        found = one_table.table(name, partial(visible, user), partial(may, user, "PUT"))
         if found is None:
             raise HTTPException(404, f"no stream feeds a table {name}, or you may not see it")
         return answered(found)
@@ -131,7 +132,7 @@ def _said(work: Callable[[], Any]) -> Any:
 @asynccontextmanager
 async def _warmed(_: FastAPI) -> AsyncIterator[None]:
     """The API server loads PyIceberg beside its start; the first person would wait a second for it."""
-    threading.Thread(target=import_module, args=("frazil.airflow.page.views",), daemon=True).start()
+    threading.Thread(target=import_module, args=("frazil.airflow.page.one_stream",), daemon=True).start()
     yield
 
 

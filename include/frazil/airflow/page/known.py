@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from airflow.models.dag import DagModel
+from airflow.models.dagrun import DagRun
 from airflow.models.xcom import XComModel
 from airflow.utils.session import create_session
 from sqlalchemy import select
@@ -78,3 +79,10 @@ def paused_dags(dag_ids: Collection[str]) -> dict[str, bool]:
             select(DagModel.dag_id, DagModel.is_paused).where(DagModel.dag_id.in_(dag_ids), ~DagModel.is_stale)
         )
         return {dag_id: bool(is_paused) for dag_id, is_paused in rows}
+
+
+def newest_run(dag_id: str) -> str | None:
+    """The id of the run that began last."""
+    newest = select(DagRun.run_id).where(DagRun.dag_id == dag_id).order_by(DagRun.id.desc()).limit(1)
+    with create_session() as session:
+        return session.scalar(newest)

@@ -27,8 +27,12 @@ export function duration(ms) {
   const s = Math.max(ms, 0) / 1000;
   if (s < 60) return `${Math.round(s)} s`;
   if (s < 3600) return `${Math.floor(s / 60)} min`;
-  if (s < 86400) return `${Math.floor(s / 3600)} h ${Math.floor((s % 3600) / 60)} min`;
-  return `${Math.floor(s / 86400)} d ${Math.floor((s % 86400) / 3600)} h`;
+  if (s < 86400) return both(Math.floor(s / 3600), "h", Math.floor((s % 3600) / 60), "min");
+  return both(Math.floor(s / 86400), "d", Math.floor((s % 86400) / 3600), "h");
+}
+
+function both(n, unit, rest, smaller) {
+  return rest ? `${n} ${unit} ${rest} ${smaller}` : `${n} ${unit}`;
 }
 
 export function ago(ms, now) {

@@ -43,7 +43,7 @@ async function load() {
   const mine = shown;
   const number = ++asked;
   try {
-    const data = await call(mine.view.path(...mine.arguments));
+    const data = await call(mine.view.path(...mine.arguments, mine.state));
     if (mine !== shown || number !== asked) return;
     mine.data = data;
     mine.problem = null;

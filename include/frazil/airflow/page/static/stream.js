@@ -1,16 +1,18 @@
 // One stream: what its commits brought, what holds it back, its writers, what was rejected.
 
 import { actions } from "./actions.js";
-import { linkTo } from "./airflow.js";
+import { linkOut, linkTo } from "./airflow.js";
 import { bar } from "./charts.js";
 import { h, s } from "./dom.js";
 import { ago, bytes, count, counted, duration, iso, moment, rate, short, UNKNOWN } from "./format.js";
 import { badge, shape } from "./marks.js";
 import { heldBy, needsList, way, words } from "./parts.js";
+import { recorded } from "./recorded.js";
+import { routed } from "./routed.js";
 import { timeline } from "./timeline.js";
 
 export const title = (name) => name;
-export const path = (name) => `stream/${encodeURIComponent(name)}`;
+export const path = (name, state) => `stream/${encodeURIComponent(name)}?${new URLSearchParams({ hours: state.hours || 6, tables: state.tables || "" })}`;
 export const begin = () => ({});
 
 export function draw(view, state, page) {
@@ -25,8 +27,9 @@ export function draw(view, state, page) {
     numbers(view),
     line.windows && h("p", { class: "soft next" }, h("b", {}, "Next window"), ": ", words(line.windows.waits_for), "."),
     view.commits.length ? charts(view) : nothingYet(view),
-    view.points.length > 1 && recorded(view),
+    recorded(view, state, page),
     partitions(view),
+    routed(view, state, page),
     h("div", { class: "columns" }, runs(view), rejected(view), changes(view)),
     h("div", { class: "columns" }, happened(view), facts(view), elsewhere(view)),
   ];
@@ -87,22 +90,6 @@ function charts(view) {
   );
 }
 
-/** What the writer itself recorded, by the minute. */
-function recorded(view) {
-  const now = view.at_ms;
-  const of = (value) => view.points.map((point) => ({ at: point.at_ms, value: value(point) }));
-  const each = (name) => of((point) => (point.batches ? point[name] / point.batches : null));
-  const some = (points) => points.filter(({ value }) => value !== null).length > 1;
-  const pictures = [
-    { points: of((point) => point.lag), title: "Records that waited in Kafka" },
-    { points: of((point) => point.freshness_ms), title: "Age of the newest rows at their commit", say: duration },
-    { points: each("stage_ms"), title: "Staging, each batch", say: duration },
-    { points: of((point) => point.backpressure_ms), title: "Batches longer than their interval by", say: duration },
-    { points: each("commit_ms"), title: "Committing, each batch", say: duration },
-  ];
-  return h("section", { class: "charts" }, pictures.filter(({ points }) => some(points)).map(({ points, ...options }) => timeline(points, { ...options, now })));
-}
-
 function happened(view) {
   if (!view.happened.length) return null;
   return h(
@@ -132,13 +119,18 @@ function partitions(view) {
     h(
       "p",
       { class: "soft" },
-      view.partitions.some(({ lag }) => lag) ? `Darker waits longer: up to ${counted(most, "record")}. ` : "Nothing waits. ",
+      waiting(view.partitions, most),
       holder && [`The watermark waits for `, h("b", {}, `${holder.topic}-${holder.partition}`), `, whose newest event time is ${moment(holder.newest_ms)}.`],
       !holder && view.partitions.every(({ idle }) => idle) && "All are idle: new records move the watermark.",
       more > 0 && ` ${counted(more, "partition")} that wait least are not shown.`,
     ),
     h("ul", { class: "heat" }, view.partitions.map((one) => cell(one, most))),
   );
+}
+
+function waiting(partitions, most) {
+  if (partitions.some(({ lag }) => lag)) return `Darker waits longer: up to ${counted(most, "record")}. `;
+  return partitions.some(({ lag }) => lag !== null) ? "Nothing waits. " : "How much waits is not known. ";
 }
 
 function cell(one, most) {
@@ -164,14 +156,19 @@ function runs(view) {
 }
 
 function rejected(view) {
+  const name = view.line.stream;
   return h(
     "section",
     { class: "card" },
     h("h2", {}, "Rejected in the last day"),
     view.rejected.length
-      ? h("table", { class: "small" }, h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Reason"), h("th", { scope: "col", class: "n" }, "Records"), h("th", { scope: "col" }, "Such as"))), h("tbody", {}, view.rejected.map((one) => h("tr", {}, h("th", { scope: "row" }, one.reason), h("td", { class: "n" }, count(one.count)), h("td", {}, h("code", {}, one.places[0] || UNKNOWN))))))
+      ? h(
+          "ul",
+          { class: "runs letters" },
+          view.rejected.map((one) => h("li", {}, h("div", {}, h("b", {}, one.reason), ` ${counted(one.count, "record")}`, one.places.length > 0 && h("small", {}, "such as ", one.places.map((place, i) => [i ? ", " : "", h("code", {}, place)])), h("small", {}, h("code", {}, `frazil dlq show ${name} --reason ${one.reason} --limit 3`))))),
+        )
       : h("p", { class: "soft" }, view.line.rejected_last_day ? "Why is not in the table's history." : "Every record could be decoded."),
-    view.rejected.length > 0 && h("p", { class: "soft" }, h("code", {}, `frazil dlq show ${view.line.stream}`), " shows what they look like."),
+    view.rejected.length > 0 && h("p", { class: "soft" }, "What is in them is not shown here, because their fields may be sensitive: the command shows it to whoever may read the table."),
   );
 }
 
@@ -204,7 +201,17 @@ function changes(view) {
 }
 
 function facts(view) {
-  return h("section", { class: "card" }, h("h2", {}, "Declared"), h("dl", { class: "facts" }, Object.entries(view.facts).map(([name, value]) => [h("dt", {}, name), h("dd", {}, name === "Table" ? h("a", { href: `#/table/${encodeURIComponent(value)}`, "data-key": "table" }, value) : value)])));
+  const said = {
+    Topics: () => view.topics.map(({ name, address }, i) => [i ? ", " : "", address ? h("a", { ...linkOut(address), "data-key": `topic-${name}` }, name) : name]),
+    Table: toTable,
+    "Dead letters": toTable,
+  };
+  const topics = view.topics.length > 0;
+  return h("section", { class: "card" }, h("h2", {}, "Declared"), h("dl", { class: "facts" }, Object.entries(view.facts).map(([name, value]) => [h("dt", {}, name), h("dd", {}, said[name] && (name !== "Topics" || topics) ? said[name](value) : value)])));
+}
+
+function toTable(name) {
+  return h("a", { href: `#/table/${encodeURIComponent(name)}`, "data-key": `table-${name}` }, name);
 }
 
 const NAMES = [
@@ -221,7 +228,7 @@ function elsewhere(view) {
     { class: "card" },
     h("h2", {}, "In Airflow"),
     dags.length
-      ? h("ul", { class: "links" }, dags.map(([id, paused]) => h("li", {}, h("a", { ...linkTo(`/dags/${encodeURIComponent(id)}`), "data-key": id }, (NAMES.find(([at]) => at.test(id)) || [0, id])[1]), paused && h("span", { class: "tag" }, s("svg", { viewBox: "0 0 16 16", class: "shape", "aria-hidden": "true" }, s("path", { d: "M3.5 3h3v10h-3zM9.5 3h3v10h-3z" })), "paused"))))
+      ? h("ul", { class: "links" }, dags.map(([id, paused]) => h("li", {}, h("a", { ...linkTo(`/dags/${encodeURIComponent(id)}`), "data-key": id }, (NAMES.find(([at]) => at.test(id)) || [0, id])[1]), paused && h("span", { class: "tag" }, s("svg", { viewBox: "0 0 16 16", class: "shape", "aria-hidden": "true" }, s("path", { d: "M3.5 3h3v10h-3zM9.5 3h3v10h-3z" })), "paused"))), view.log && h("li", {}, h("a", { ...linkTo(view.log), "data-key": "log" }, "The log of its writer's task")))
       : h("p", { class: "soft" }, view.dags ? "Airflow has none of its DAGs: unless they are still being parsed, see its import errors." : "Looking …"),
   );
 }

@@ -29,7 +29,7 @@ function held(view) {
 }
 
 function offered(view) {
-  return ["maintain", held(view) && "release", view.calendar && "send-again"].filter(Boolean);
+  return [view.kind !== "dead letters" && "maintain", held(view) && "release", view.calendar && "send-again"].filter(Boolean);
 }
 
 function nothing(view) {

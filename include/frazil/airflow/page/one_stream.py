@@ -1,0 +1,156 @@
+"""What the view of one stream asks for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Self, TypeVar
+from urllib.parse import quote
+
+from frazil import clock
+from frazil.airflow.audits.dag import DAG_ID as AUDITS
+from frazil.airflow.declared import DeclaredStream
+from frazil.airflow.maintenance.dag import DAG_ID as MAINTENANCE
+from frazil.airflow.page import views
+from frazil.airflow.page.known import newest_run, paused_dags, standing_alerts
+from frazil.airflow.page.views import KEEP_S, WITHIN_S, Sees, answers, declared, group_of, seen_of, status_key
+from frazil.airflow.partitions.dag import partitions_dag_id
+from frazil.airflow.writers.dag import STREAM_TASK, TASK_ID, writer_dag_id
+from frazil.host.launcher import Observation
+from frazil.offsets.spans import TopicPartition
+from frazil.operations.answers import Answer, Asked
+from frazil.operations.look import look_at_history, look_at_routed, look_at_topics, look_at_writers
+from frazil.operations.overview import Around, line_of
+from frazil.operations.stream_view import (
+    HAPPENED_MOST,
+    History,
+    Range,
+    StreamView,
+    coarser,
+    facts_of,
+    partitions_of,
+    routed_of,
+    runs_of,
+    shown_partitions,
+    topics_of,
+)
+from frazil.spec.model import StreamSpec
+from frazil.status.stream import StreamStatus
+
+T = TypeVar("T")
+
+TOPIC_URL_VARIABLE = "FRAZIL_TOPIC_URL"
+"""The address of a topic in a tool of the team's, with {topic} for its name."""
+KEEP_ROUTED_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a person wants to see of a stream: how far back, and which tables of its route."""
+
+    hours: int = 6
+    tables: str = ""
+
+
+def stream(name: str, wish: Wish, sees: Sees, may_act: Callable[[str], bool]) -> StreamView | None:
+    """One stream; None if no file declares it, or the user may not see it. `may_act` takes the id of a DAG."""
+    one = next((one for one in declared().value or () if one.name == name), None)
+    if one is None or not sees({name: views.writer_dag_of(one)}):
+        return None
+    if one.spec is None:
+        now_ms = clock.now_ms()
+        line = line_of(name, None, seen_of(one, None), Around(), now_ms=now_ms)
+        return StreamView(now_ms, line, {}, problems=tuple((one.problem or "").splitlines()))
+    return _view(one, one.spec, wish, may_act=may_act(views.writer_dag_of(one)))
+
+
+@dataclass(frozen=True, slots=True)
+class Looks:
+    """The looks at one stream, all of them under way at once."""
+
+    status: Asked[StreamStatus]
+    history: Asked[History | None]
+    ends: Asked[Mapping[TopicPartition, int]]
+    writers: Asked[Observation]
+    dags: Asked[dict[str, bool]]
+    run: Asked[str | None]
+    routed: Asked[tuple[str, ...]] | None
+
+    @classmethod
+    def begin(cls, spec: StreamSpec, shown: Range) -> Self:
+        ask, group, key, name = answers().ask, group_of(spec), status_key(spec), spec.name
+        past = partial(look_at_history, spec, past_ms=shown.past_ms)
+        specs = [one.spec for one in declared().value or () if one.spec]
+        tables = partial(look_at_routed, spec, specs)
+        return cls(
+            status=views.ask_status(spec),
+            history=ask(group, ("history", shown, *key), past, keep_s=KEEP_S),
+            ends=ask(f"Kafka of {name}", ("topics", *key), partial(look_at_topics, spec), keep_s=KEEP_S),
+            writers=ask("this host", ("writers", name), partial(look_at_writers, spec), keep_s=KEEP_S),
+            dags=ask("Airflow", ("dags", name), partial(paused_dags, _dags(spec)), keep_s=KEEP_S),
+            run=ask("Airflow", ("run", name), partial(newest_run, _dags(spec)[0]), keep_s=KEEP_S),
+            routed=ask(group, ("routed", *key), tables, keep_s=KEEP_ROUTED_S) if spec.route else None,
+        )
+
+
+def _view(one: DeclaredStream, spec: StreamSpec, wish: Wish, *, may_act: bool) -> StreamView:
+    shown = Range.of(wish.hours)
+    looks = Looks.begin(spec, shown)
+    seen = _gathered(looks.status, WITHIN_S)
+    told, ends, runs = _gathered(looks.history), _gathered(looks.ends), _gathered(looks.writers)
+    found = told.value or History()
+    partitions = partitions_of(found.marker, ends.value, spec)
+    return StreamView(
+        at_ms=clock.now_ms(),
+        line=line_of(spec.name, spec, seen_of(one, seen), _around(one), now_ms=clock.now_ms()),
+        facts=facts_of(spec),
+        commits=found.commits,
+        rejected=found.rejected,
+        changes=found.changes,
+        last_changes=seen.value.changes if seen.value else {},
+        backfill=found.backfill,
+        partitions=shown_partitions(partitions),
+        partitions_in_all=len(partitions),
+        runs=runs_of(runs.value),
+        dags=_gathered(looks.dags).value,
+        log=_log(spec, _gathered(looks.run).value),
+        topics=topics_of(spec, partitions, os.environ.get(TOPIC_URL_VARIABLE, "")),
+        routed=routed_of(_gathered(looks.routed).value, wish.tables) if looks.routed else None,
+        pending=told.pending or seen.pending or ends.pending,
+        may_act=may_act,
+        problems=tuple(views.unread({"Kafka": ends, "The table": told, "The run folder": runs})),
+        range=shown,
+        points=coarser(found.past.points, shown),
+        happened=tuple(reversed(found.past.happened[-HAPPENED_MOST:])),
+    )
+
+
+def _gathered(asked: Asked[T], within_s: float = 0.1) -> Answer[T]:
+    return answers().gather([asked], within_s=within_s)[0]
+
+
+def _dags(spec: StreamSpec) -> tuple[str, ...]:
+    writer = writer_dag_id(spec.application or spec.name)
+    return (writer, AUDITS, partitions_dag_id(spec.table.identifier), MAINTENANCE)
+
+
+def _log(spec: StreamSpec, run_id: str | None) -> str | None:
+    """The path in Airflow's UI of what the newest task of its writer logs."""
+    if run_id is None:
+        return None
+    task = f"{STREAM_TASK}{spec.name}" if spec.application else TASK_ID
+    return f"/dags/{quote(_dags(spec)[0])}/runs/{quote(run_id, safe='')}/tasks/{quote(task)}"
+
+
+def _around(one: DeclaredStream) -> Around:
+    """Of the table that a stream feeds, what is known by now."""
+    everything = declared().value or []
+    measured = answers().one("Airflow", "alerts", standing_alerts, keep_s=KEEP_S, within_s=0.2)
+    care = views.care_of(measured.value, everything)
+    specs = views.feeding(everything)[one.spec.table.identifier] if one.spec else ()
+    if not specs or not specs[0].window:
+        return care(one, None)
+    (windows,) = answers().gather([views.ask_windows(specs, KEEP_S)], within_s=0.3)
+    return care(one, windows.value)

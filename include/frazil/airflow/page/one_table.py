@@ -1,0 +1,91 @@
+"""What the view of one table asks for: of a stream's own, of its dead letters, or of a route."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from frazil import clock
+from frazil.airflow.maintenance.dag import DAG_ID as MAINTENANCE
+from frazil.airflow.page.known import paused_dags, standing_alerts
+from frazil.airflow.page.views import (
+    KEEP_S,
+    KEEP_WINDOWS_S,
+    WITHIN_S,
+    Sees,
+    answers,
+    declared,
+    group_of,
+    unread,
+    writer_dag_of,
+)
+from frazil.airflow.partitions.dag import partitions_dag_id
+from frazil.errors import SpecError
+from frazil.maintenance.tables import MaintainedTable, TableKind, find_maintained
+from frazil.operations.answers import Answer
+from frazil.operations.look import look_at_calendar, look_at_shape
+from frazil.operations.overview import StandingAlert
+from frazil.operations.table_view import Calendar, TableView, level_of
+from frazil.spec.model import StreamSpec
+from frazil.spec.routed_stream import seen_by
+from frazil.spec.units import format_duration
+
+
+def find_table(name: str) -> MaintainedTable | None:
+    """A table that streams write; one that is named as a template names tables may not be there."""
+    try:
+        found = find_maintained([one.spec for one in declared().value or () if one.spec], name)
+    except SpecError:
+        return None
+    return None if found.kind is TableKind.SIGNALS else found
+
+
+def views_of(table: MaintainedTable) -> tuple[StreamSpec, ...]:
+    """Its streams as it sees them; empty for dead letters, and for what a template made, which have no windows."""
+    return tuple(seen for one in table.streams if (seen := seen_by(one, table.identifier)) is not None)
+
+
+def table(name: str, sees: Sees, may_act: Callable[[str], bool]) -> TableView | None:
+    """One table that streams write; None if none does, or the user may see none of these."""
+    found = find_table(name)
+    if found is None:
+        return None
+    feeders = {spec.name for spec in found.streams}
+    shown = sees({one.name: writer_dag_of(one) for one in declared().value or () if one.name in feeders})
+    if not shown:
+        return None
+    kept, group, specs = answers(), group_of(found.streams[0]), views_of(found)
+    key = tuple(one.fingerprint() for one in found.streams)
+    shape = kept.ask(group, ("shape", name, key), partial(look_at_shape, found), keep_s=KEEP_WINDOWS_S)
+    calendar = partial(look_at_calendar, specs) if specs and specs[0].window else None
+    windows = kept.ask(group, ("calendar", name, key), calendar, keep_s=KEEP_WINDOWS_S) if calendar else None
+    measured = kept.ask("Airflow", "alerts", standing_alerts, keep_s=KEEP_S)
+    known = partial(paused_dags, (partitions_dag_id(found.identifier), MAINTENANCE))
+    dags = kept.ask("Airflow", ("dags", name), known, keep_s=KEEP_S)
+    (seen,) = kept.gather([shape], within_s=WITHIN_S)
+    complete: Answer[Calendar | None] = kept.gather([windows], within_s=0.3)[0] if windows else Answer()
+    (alerts,) = kept.gather([measured], within_s=0.2)
+    (paused,) = kept.gather([dags], within_s=0.2)
+    standing = _standing(found, alerts.value.alerts if alerts.value else ())
+    return TableView(
+        at_ms=clock.now_ms(),
+        table=name,
+        kind=found.kind,
+        level=level_of(seen.value, complete.value, standing),
+        streams=tuple(sorted(shown)),
+        every=format_duration(found.settings.every),
+        shape=seen.value,
+        calendar=complete.value,
+        alerts=standing,
+        dags=paused.value,
+        pending=seen.at_ms is None or (windows is not None and complete.at_ms is None),
+        may_act=may_act(MAINTENANCE),
+        problems=tuple(unread({"The table": seen, "Its windows": complete})),
+    )
+
+
+def _standing(table: MaintainedTable, alerts: Sequence[StandingAlert]) -> tuple[StandingAlert, ...]:
+    subjects = {table.name, f"care of {table.identifier}"}
+    if table.kind is TableKind.MAIN:
+        subjects |= {spec.dead_letter_table for spec in table.streams}
+    return tuple(one for one in alerts if one.subject in subjects)

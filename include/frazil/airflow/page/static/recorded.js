@@ -1,0 +1,107 @@
+// What a stream's writers recorded over time: a choice of how far back, pictures of it, and where their time went.
+
+import { h, s } from "./dom.js";
+import { bytes, duration, moment, rate } from "./format.js";
+import { timeline } from "./timeline.js";
+
+const RANGES = { 6: "6 hours", 24: "24 hours", 168: "7 days", 336: "14 days" };
+
+export function recorded(view, state, page) {
+  const pictures = view.points.length > 1;
+  if (!pictures && view.range === 6 && !view.commits.length) return null;
+  return h(
+    "section",
+    { class: "card recorded" },
+    h("div", { class: "with-choice" }, h("h2", {}, "As its writers recorded"), choice(view, state, page)),
+    pictures ? [h("div", { class: "charts" }, charts(view)), stages(view)] : h("p", { class: "soft" }, "Nothing was recorded in that time."),
+  );
+}
+
+function choice(view, state, page) {
+  const chosen = String(state.hours || view.range);
+  return h(
+    "div",
+    { class: "chips", role: "group", "aria-label": "How far back" },
+    Object.entries(RANGES).map(([hours, word]) =>
+      h(
+        "button",
+        {
+          class: "chip",
+          "aria-pressed": String(chosen === hours),
+          "data-key": `range-${hours}`,
+          onclick: () => {
+            state.hours = Number(hours);
+            page.draw();
+            page.load();
+          },
+        },
+        word,
+      ),
+    ),
+  );
+}
+
+function charts(view) {
+  const now = view.at_ms;
+  const of = (value) => view.points.map((point) => ({ at: point.at_ms, value: value(point) }));
+  const each = (name) => of((point) => (point.batches ? point[name] / point.batches : null));
+  const some = (points) => points.filter(({ value }) => value !== null && value !== undefined).length > 1;
+  const perSecond = view.points.map((point) => ({ at: point.at_ms, value: (point.records * 1000) / point.span_ms, bad: (point.rejected * 1000) / point.span_ms }));
+  const pictures = [
+    { points: perSecond, title: "Records a second", bars: true, say: (value) => rate(value) },
+    { points: of((point) => point.lag), title: "Records that waited in Kafka" },
+    { points: of((point) => point.freshness_ms), title: "Age of the last commit while records waited", say: duration, limit: view.line.promise_ms },
+    { points: of((point) => (point.watermark_ms === null ? null : Math.max(point.at_ms + point.span_ms - point.watermark_ms, 0))), title: "Watermark behind the clock, at the end of each span", say: duration },
+    { points: each("bytes"), title: "Bytes a commit", bars: true, say: bytes },
+    { points: of((point) => point.backpressure_ms), title: "By how much batches took longer than their interval", say: duration },
+  ];
+  return pictures.filter(({ points }) => some(points)).map(({ points, ...options }) => timeline(points, { ...options, now }));
+}
+
+/* Where the time of batches went */
+
+const STAGES = { stage: "staging", commit: "committing", merge: "merging", wait: "waiting for records, or for the interval" };
+const BARS = 120;
+const WIDTH = 1200;
+const HEIGHT = 110;
+
+function spent(point) {
+  const merge = point.merge_ms;
+  const commit = Math.max(point.commit_ms - merge, 0);
+  return { stage: point.stage_ms, commit, merge, wait: Math.max(point.span_ms - point.stage_ms - commit - merge, 0) };
+}
+
+function stages(view) {
+  const points = view.points.slice(-BARS);
+  if (!points.some(({ batches }) => batches)) return null;
+  const times = points.map(spent);
+  const total = Object.fromEntries(Object.keys(STAGES).map((name) => [name, times.reduce((sum, one) => sum + one[name], 0)]));
+  const all = Object.values(total).reduce((a, b) => a + b, 0) || 1;
+  const shown = Object.keys(STAGES).filter((name) => total[name] > 0);
+  const share = (name) => `${((total[name] / all) * 100).toFixed(total[name] / all < 0.1 ? 1 : 0)} %`;
+  const said = shown.map((name) => `${STAGES[name]} ${share(name)}`).join(", ");
+  const step = WIDTH / points.length;
+  const read = h("output", { class: "read" }, "");
+  const column = (point, i) => {
+    const one = times[i];
+    const whole = Object.values(one).reduce((a, b) => a + b, 0) || 1;
+    const words = `${moment(point.at_ms, view.at_ms)}, ${point.batches} batches: ${shown.map((name) => `${STAGES[name]} ${duration(one[name])}`).join(", ")}`;
+    let y = HEIGHT;
+    return s(
+      "g",
+      { onpointerenter: () => (read.textContent = words) },
+      shown.map((name) => {
+        const height = (one[name] / whole) * HEIGHT;
+        y -= height;
+        return s("rect", { class: `part ${name}`, x: i * step + step * 0.08, y, width: step * 0.84, height });
+      }),
+    );
+  };
+  return h(
+    "figure",
+    { class: "chart stages" },
+    h("figcaption", {}, h("h3", {}, `Where the time of batches went, by ${duration(points.at(-1).span_ms)}`), read),
+    s("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img", "aria-label": `Where the time of batches went since ${moment(points[0].at_ms, view.at_ms)}: ${said}` }, points.map(column)),
+    h("div", { class: "legend" }, shown.map((name) => h("span", {}, h("i", { class: `part ${name}`, "aria-hidden": "true" }), `${STAGES[name]}, ${share(name)}`))),
+  );
+}

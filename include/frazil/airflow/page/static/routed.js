@@ -1,0 +1,34 @@
+// The tables of a stream's route, of which there may be thousands: some of them, and a search for the others.
+
+import { h } from "./dom.js";
+import { count, counted } from "./format.js";
+
+const PATIENCE_MS = 250;
+let timer = null;
+
+export function routed(view, state, page) {
+  const found = view.routed;
+  if (!found) return null;
+  const search = (event) => {
+    state.tables = event.target.value;
+    clearTimeout(timer);
+    timer = setTimeout(page.load, PATIENCE_MS);
+  };
+  const more = found.found - found.names.length;
+  return h(
+    "section",
+    { class: "card" },
+    h(
+      "div",
+      { class: "with-choice" },
+      h("h2", {}, "Tables of its route"),
+      found.in_all > found.names.length || state.tables
+        ? h("input", { type: "search", placeholder: `Search ${counted(found.in_all, "table")}`, "aria-label": "Search the tables of the route", "data-key": "search-tables", value: state.tables || "", oninput: search })
+        : h("span", { class: "soft" }, counted(found.in_all, "table")),
+    ),
+    found.names.length
+      ? h("ul", { class: "tables" }, found.names.map((name) => h("li", {}, h("a", { href: `#/table/${encodeURIComponent(name)}`, "data-key": `routed-${name}` }, name))))
+      : h("p", { class: "soft" }, "No table is named so."),
+    more > 0 && h("p", { class: "soft" }, `${count(more)} more: search for a part of the name.`),
+  );
+}
