@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from frazil.commit.marker import BatchKey, Marker
 from frazil.commit.settle import Settled
@@ -58,6 +58,8 @@ class BatchCommitted:
     """Including the journal, and the merge."""
     bytes: int = 0
     """Of the files, before a merge."""
+    changes: Mapping[str, int] = field(default_factory=dict)
+    """What a merge made of the records, by the names of `frazil.commit.history.CHANGES`; empty without one."""
 
 
 @dataclass(frozen=True, slots=True)

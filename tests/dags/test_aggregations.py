@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections import defaultdict
 from collections.abc import Callable
 from datetime import date
@@ -16,6 +17,7 @@ from airflow.sdk.exceptions import AirflowSkipException
 
 from frazil.aggregate.due import WaitingDay
 from frazil.airflow.aggregations.reconcile import ASKED, reconcile, to_ask
+from frazil.airflow.lineage_parent import IN_A_CLUSTER
 from frazil.partitions.completeness import Cursor
 from frazil.partitions.windows import Grain, Window, windows_between
 from frazil.signals.signal import Signal, SignalState
@@ -45,6 +47,7 @@ complete: {complete}
 """
 SPARK_SUBMIT = """#!/bin/sh
 echo "$@" >> "$SUBMITTED"
+echo "$OPENLINEAGE_PARENT_ID" >> "$SUBMITTED.parents"
 """
 
 
@@ -152,6 +155,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory, airflow_database: Path) -> dic
         patch.setenv("FRAZIL_HOME", str(folder / "home"))
         patch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
         patch.setenv("SUBMITTED", str(folder / "submitted"))
+        patch.setenv("OPENLINEAGE_URL", "http://127.0.0.1:1")
         patch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", json.dumps(connection))
         snapshot_id = sell()
         days = [f"2013-12-{day}" for day in (29, 30, 31)]
@@ -161,7 +165,8 @@ def ran(tmp_path_factory: pytest.TempPathFactory, airflow_database: Path) -> dic
         process = airflow(folder, database=airflow_database)
         told = {" ".join(one): process.call(in_airflow.run_for_day, FILE, *one) for one in asked}
         process.end()
-    return {**told, "snapshot": snapshot_id, "submitted": (folder / "submitted").read_text(), "in": folder}
+    submitted = {name: (folder / name).read_text() for name in ("submitted", "submitted.parents")}
+    return {**told, "snapshot": snapshot_id, "in": folder, **submitted}
 
 
 def declare(folder: Path) -> None:
@@ -206,8 +211,11 @@ def sell() -> int:
 
 
 def test_a_run_hands_spark_the_day_that_is_its_key_and_the_snapshot_it_chose(ran: dict[str, Any]) -> None:
+    parent_id = ran["submitted.parents"].splitlines()[0]
+    assert re.fullmatch(r"default/frazil_daily_sales\.aggregate/[0-9a-f-]{36}", parent_id)
+    parent = " ".join(f"--conf {prefix}.OPENLINEAGE_PARENT_ID={parent_id}" for prefix in IN_A_CLUSTER)
     assert ran["submitted"].splitlines(keepends=True)[0] == (
-        f"--master local[2] --properties-file /spark.conf --name frazil_daily_sales "
+        f"--master local[2] {parent} --properties-file /spark.conf --name frazil_daily_sales "
         f"{CHECKOUT}/include/frazil/spark_apps/aggregate_daily.py sales --aggregations "
         f"{ran['in']}/aggregations --day 2013-12-30 "
         f"--snapshot-id {ran['snapshot']} --revisions 1\n"

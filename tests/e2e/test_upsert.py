@@ -18,6 +18,7 @@ from confluent_kafka import Producer
 from frazil.errors import SchemaIncompatible
 from frazil.home import run_folder
 from tests.faults.exactness import parquet_files
+from tests.lineage_backend import tracing
 from tests.polling import eventually
 
 CRASHING = Path(__file__).parents[1] / "faults" / "crashing_writer.py"
@@ -75,16 +76,21 @@ def counts(stream: Any) -> dict[str, int]:
     return {name: sum(int(one.get(f"frazil.{name}") or 0) for one in told) for name in names}
 
 
-def test_the_table_has_the_newest_version_of_each_key(stream: Any, source: Source, frazil: Callable[..., Any]) -> None:
-    for count in (200, 1, 150):
-        source.send(count)
-        stream.catch_up()
-        source.check()
+def test_the_table_has_the_newest_version_of_each_key(
+    stream: Any, source: Source, frazil: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with tracing(monkeypatch) as traced:
+        for count in (200, 1, 150):
+            source.send(count)
+            stream.catch_up()
+            source.check()
     stream.catch_up()  # nothing new
     source.check()
     told = counts(stream)
     assert sum(told.values()) == source.sent
     assert min(told.values()) > 0
+    merged = [e["run"]["facets"]["frazil_changes"]["counts"] for e in traced if e["eventType"] == "COMPLETE"]
+    assert {name: sum(run.get(name, 0) for run in merged) for name in told} == told
     assert "last changes" in frazil("status", "events").stdout
     assert frazil("audit", "events", "--last", "1h").returncode == 0
     audited = frazil("audit", "events", "--source")

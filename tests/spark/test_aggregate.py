@@ -21,8 +21,11 @@ from frazil.aggregate.day_input import choose_input
 from frazil.aggregate.due import aggregated
 from frazil.aggregate.run import DayOutcome, aggregate_day
 from frazil.aggregate.spec import AggregationSpec, load_aggregation
+from frazil.aggregate.told import DayRun
 from frazil.errors import SchemaIncompatible, SpecError
+from frazil.lineage.jobs import telling
 from frazil.table.catalogs import load_catalog
+from tests.lineage_backend import tracing
 
 pytestmark = pytest.mark.usefixtures("shared_home")
 
@@ -84,11 +87,23 @@ def test_a_day_is_its_24_hours_in_utc_and_a_second_run_changes_nothing(shop: Sho
     assert [(str(f.transform), schema.find_column_name(f.source_id)) for f in spec.fields] == [("identity", "day")]
 
 
-def test_the_snapshot_says_what_it_was_made_from(shop: Shop) -> None:
+def test_the_snapshot_says_what_it_was_made_from_and_so_is_a_lineage_backend_told(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shop.sell(1)
     given = shop.given()
     shop.sell(2)
-    shop.run(given)
+    with (
+        tracing(monkeypatch) as received,
+        telling() as jobs,
+        DayRun(shop.catalog, shop.spec, DAY, given).told(jobs),
+    ):
+        shop.run(given)
+    assert [event["eventType"] for event in received] == ["START", "COMPLETE"]
+    (read,), (out,) = received[1]["inputs"], received[1]["outputs"]
+    assert read["facets"]["version"]["datasetVersion"] == str(given.snapshot_id)
+    assert out["facets"]["version"]["datasetVersion"] == str(shop.target().current_snapshot().snapshot_id)  # type: ignore[union-attr]
+    assert out["outputFacets"]["outputStatistics"]["rowCount"] == 1
     summary = shop.target().current_snapshot().summary  # type: ignore[union-attr]
     assert {key: value for key, value in summary.additional_properties.items() if key.startswith("frazil.")} == {
         "frazil.aggregation": shop.spec.name,

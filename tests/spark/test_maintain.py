@@ -33,6 +33,7 @@ from frazil.maintenance.spark_actions import SparkTable
 from frazil.maintenance.tables import MaintainedTable, find_maintained
 from frazil.spec.load import load_stream
 from frazil.table.catalogs import load_catalog
+from tests.lineage_backend import tracing
 from tests.made_batches import EventTimes, MadeStream
 from tests.made_routes import MadeRoute
 
@@ -363,7 +364,12 @@ def test_the_app_maintains_one_table_after_the_other_and_reports_each(
     report = tmp_path / "report.json"
     table = made.spec.table.identifier
     run = [f"{table}_dead_letters", table, "frazil.signals"]
-    assert main.run_maintenance(run, streams=tmp_path, actions=set(Action), report=report) == 0
+    with tracing(monkeypatch) as received:
+        assert main.run_maintenance(run, streams=tmp_path, actions=set(Action), report=report) == 0
+    job = f"maintenance.{table}"
+    assert [(e["eventType"], e["job"]["name"]) for e in received] == [("START", job), ("COMPLETE", job)]
+    done = received[1]["run"]["facets"]["frazil_maintenance"]["actions"]
+    assert [(one["action"], one["ending"]) for one in done] == [("compaction", "done"), ("manifests", "done")]
     found = json.loads(report.read_text())
     assert [(o["table"], o["action"]) for o in found] == [(t, a) for t in run for a in Action]
     assert [o["ending"] for o in found if o["table"] == table] == ["done", "done", "skipped"]

@@ -17,11 +17,13 @@ from frazil import clock
 from frazil.cli.light import allow_pandas
 from frazil.cli.options import json_option, streams_option, table_argument
 from frazil.cli.output import echo_json, echo_table, working
+from frazil.lineage.jobs import telling
 from frazil.maintenance.compaction import CompactionPlan
 from frazil.maintenance.due import Action, enabled
 from frazil.maintenance.expiry import ExpiryPlan
 from frazil.maintenance.plans import MaintenancePlan, MaintenancePlanner
 from frazil.maintenance.tables import MaintainedTable, find_maintained
+from frazil.maintenance.told import tell
 from frazil.spark.catalog_jars import catalog_jars
 from frazil.spec.load import sound_streams
 from frazil.spec.maintenance import Maintenance
@@ -108,7 +110,10 @@ def _run(found: MaintainedTable, actions: Iterable[Action], *, as_json: bool) ->
 
         catalog = existing_catalog(found.catalog)
         with working("measuring the table, and doing what is due"):
-            outcomes = run.maintain(spark, catalog, found, actions=tuple(actions), now_ms=clock.now_ms())
+            began_ms = clock.now_ms()
+            outcomes = run.maintain(spark, catalog, found, actions=tuple(actions), now_ms=began_ms)
+            with telling() as jobs:
+                tell(jobs, found, outcomes, began_ms=began_ms)
     echo_json(outcomes) if as_json else click.echo("\n".join(map(str, outcomes)))
     sys.exit(next((outcome.exit_code for outcome in outcomes if outcome.exit_code), 0))
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from pyiceberg.table.metadata import TableMetadata
-from pyiceberg.table.snapshots import Snapshot
+from pyiceberg.table.snapshots import Snapshot, Summary
 
 from frazil.commit.journal import Journal, JournalStore
 from frazil.errors import RolledBack
@@ -15,6 +15,9 @@ from frazil.table.branches import MAIN, head_of
 
 ONLY_TOLD_HERE = ("frazil.lost", "frazil.backfill-stream")
 """Keys in summaries for skipped ranges and published backfills, whose time no record has."""
+
+CHANGES = ("inserted", "updated", "deleted", "stale", "superseded", "unchanged", "repeated")
+"""What becomes of a record that is merged, or dropped because it repeats another one."""
 
 
 def ancestors(metadata: TableMetadata, branch: str = MAIN) -> Iterator[Snapshot]:
@@ -100,3 +103,9 @@ def first_offsets(journals: JournalStore) -> tuple[dict[TopicPartition, int], So
         for p in record.progress:
             first.setdefault(p.topic_partition, p.start)
     return first, source
+
+
+def changes_of(summary: Summary | Mapping[str, str] | None) -> dict[str, int]:
+    """What a merge made of the records, by a snapshot's summary, into which others may write anything."""
+    counts = ((name, (summary.get(f"frazil.{name}") if summary else None) or "") for name in CHANGES)
+    return {name: int(text) for name, text in counts if text.isdecimal()}

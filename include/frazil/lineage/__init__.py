@@ -1,1 +1,1 @@
-"""Writers as streaming jobs in an OpenLineage backend. Off unless OpenLineage's own variables name one."""
+"""Writers, aggregations and maintenance in an OpenLineage backend. Off unless OpenLineage's own variables name one."""

@@ -6,14 +6,22 @@ What a backend gets, and how, is declared by the client's variables: `OPENLINEAG
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
 
+import attr
 from openlineage.client import OpenLineageClient
 from openlineage.client.event_v2 import InputDataset, Job, OutputDataset, Run, RunEvent, RunState
 from openlineage.client.facet_v2 import (
+    DatasetFacet,
+    OutputDatasetFacet,
+    RunFacet,
+    base_subset_dataset,
     dataset_version_dataset,
     error_message_run,
     job_type_job,
+    nominal_time_run,
     output_statistics_output_dataset,
     parent_run,
     processing_engine_run,
@@ -23,79 +31,116 @@ from openlineage.client.facet_v2 import (
 from openlineage.client.uuid import generate_new_uuid
 
 from frazil import __version__
-from frazil.lineage.facts import Dataset, Settings, State, Totals
+from frazil.lineage.facts import Dataset, Settings, State, Told
 
 PRODUCER = f"https://pypi.org/project/frazil/{__version__}"
+
+
+@attr.define
+class ChangesFacet(RunFacet):
+    """What the run's merges made of its records, as the summaries of the table's snapshots count them."""
+
+    counts: dict[str, int]
+
+    @staticmethod
+    def _get_schema() -> str:
+        return f"{PRODUCER}#changes"
+
+
+@attr.define
+class MaintenanceFacet(RunFacet):
+    """What each action of maintenance came to."""
+
+    actions: list[dict[str, Any]]
+
+    @staticmethod
+    def _get_schema() -> str:
+        return f"{PRODUCER}#maintenance"
 
 
 class Client:
     """Sends the events of one run. Its methods raise what the transport raises, and block as long as that does."""
 
-    def __init__(self, settings: Settings, job: str) -> None:
+    def __init__(self, settings: Settings, job: str, *, streaming: bool = True) -> None:
         self.run_id = str(generate_new_uuid())
         self._settings, self._job = settings, job
+        self._processing = "STREAMING" if streaming else "BATCH"
         self._client = OpenLineageClient()
 
-    def send(  # noqa: PLR0913 - what an event says
-        self,
-        state: State,
-        at_ms: int,
-        *,
-        inputs: tuple[Dataset, ...],
-        output: Dataset,
-        totals: Totals,
-        error: str | None = None,
-    ) -> None:
+    def send(self, state: State, at_ms: int, told: Told) -> None:
         """Send one event."""
         self._client.emit(
             RunEvent(
-                eventTime=datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(),
+                eventTime=_moment(at_ms),
                 eventType=RunState[state],
-                run=self._run(error),
+                run=self._run(told),
                 job=self._described_job(),
                 producer=PRODUCER,
-                inputs=[InputDataset(one.namespace, one.name) for one in inputs],
-                outputs=[_output(output, totals)],
+                inputs=[_input(one) for one in told.inputs],
+                outputs=[] if told.output is None else [_output(told.output, told)],
             )
         )
 
     def close(self, timeout_s: float) -> None:
         self._client.close(timeout_s)
 
-    def _run(self, error: str | None) -> Run:
-        engine = processing_engine_run.ProcessingEngineRunFacet(version=__version__, name="frazil")
-        run = Run(runId=self.run_id, facets={"processing_engine": engine})
-        facets = run.facets if run.facets is not None else {}
+    def _run(self, told: Told) -> Run:
+        facets: dict[str, RunFacet] = {
+            "processing_engine": processing_engine_run.ProcessingEngineRunFacet(version=__version__, name="frazil")
+        }
         if self._settings.parent is not None:
             namespace, name, run_id = self._settings.parent
-            parent = parent_run.ParentRunFacet(
+            facets["parent"] = parent_run.ParentRunFacet(
                 run=parent_run.Run(runId=run_id), job=parent_run.Job(namespace=namespace, name=name)
             )
-            facets["parent"] = parent
-        if error is not None:
-            facets["errorMessage"] = error_message_run.ErrorMessageRunFacet(error, "PYTHON")
-        return run
+        if told.error is not None:
+            facets["errorMessage"] = error_message_run.ErrorMessageRunFacet(told.error, "PYTHON")
+        if told.day is not None:
+            begin = datetime.combine(told.day, datetime.min.time(), UTC)
+            facets["nominalTime"] = nominal_time_run.NominalTimeRunFacet(
+                nominalStartTime=begin.isoformat(), nominalEndTime=(begin + timedelta(days=1)).isoformat()
+            )
+        if told.totals is not None and told.totals.changes:
+            facets["frazil_changes"] = ChangesFacet(dict(told.totals.changes))
+        if told.actions:
+            facets["frazil_maintenance"] = MaintenanceFacet([dict(action) for action in told.actions])
+        return Run(runId=self.run_id, facets=facets)
 
     def _described_job(self) -> Job:
-        kind = job_type_job.JobTypeJobFacet(processingType="STREAMING", integration="FRAZIL", jobType="JOB")
+        kind = job_type_job.JobTypeJobFacet(processingType=self._processing, integration="FRAZIL", jobType="JOB")
         return Job(namespace=self._settings.namespace, name=self._job, facets={"jobType": kind})
 
 
-def _output(table: Dataset, totals: Totals) -> OutputDataset:
-    identifier = symlinks_dataset.Identifier(namespace=table.catalog or "", name=table.identifier or "", type="TABLE")
-    fields = [schema_dataset.SchemaDatasetFacetFields(name=name, type=kind) for name, kind in table.columns]
-    written = output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet(
-        rowCount=totals.records, size=totals.bytes, fileCount=totals.files
-    )
-    made = OutputDataset(
-        table.namespace,
-        table.name,
-        facets={
-            "symlinks": symlinks_dataset.SymlinksDatasetFacet([identifier]),
-            "schema": schema_dataset.SchemaDatasetFacet(fields=fields),
-        },
-        outputFacets={"outputStatistics": written},
-    )
-    if totals.snapshot_id is not None and made.facets is not None:
-        made.facets["version"] = dataset_version_dataset.DatasetVersionDatasetFacet(str(totals.snapshot_id))
-    return made
+def _moment(at_ms: int) -> str:
+    return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat()
+
+
+def _input(one: Dataset) -> InputDataset:
+    return InputDataset(one.namespace, one.name, facets=_of_table(one))
+
+
+def _of_table(table: Dataset) -> dict[str, DatasetFacet]:
+    facets: dict[str, DatasetFacet] = {}
+    if table.identifier is not None:
+        identifier = symlinks_dataset.Identifier(namespace=table.catalog or "", name=table.identifier, type="TABLE")
+        facets["symlinks"] = symlinks_dataset.SymlinksDatasetFacet([identifier])
+        fields = [schema_dataset.SchemaDatasetFacetFields(name=name, type=kind) for name, kind in table.columns]
+        facets["schema"] = schema_dataset.SchemaDatasetFacet(fields=fields)
+    if table.snapshot_id is not None:
+        facets["version"] = dataset_version_dataset.DatasetVersionDatasetFacet(str(table.snapshot_id))
+    return facets
+
+
+def _output(table: Dataset, told: Told) -> OutputDataset:
+    facets: dict[str, OutputDatasetFacet] = {}
+    if (totals := told.totals) is not None:
+        table = replace(table, snapshot_id=totals.snapshot_id)
+        facets["outputStatistics"] = output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet(
+            rowCount=totals.records, size=totals.bytes, fileCount=totals.files
+        )
+    if told.day is not None:
+        of_day = base_subset_dataset.Partition(dimensions={"day": str(told.day)})
+        facets["subset"] = base_subset_dataset.OutputSubsetOutputDatasetFacet(
+            base_subset_dataset.PartitionSubsetCondition(partitions=[of_day])
+        )
+    return OutputDataset(table.namespace, table.name, facets=_of_table(table), outputFacets=facets)

@@ -1,11 +1,13 @@
-"""What an OpenLineage event says of a writer, without its client: frozen values, and when an event is due. Pure."""
+"""What an OpenLineage event says of a run, without its client. Pure."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import date
 from enum import StrEnum
+from typing import Any
 from urllib.parse import urlsplit
 
 from pyiceberg.table import Table
@@ -40,6 +42,8 @@ class Dataset:
     catalog: str | None = None
     columns: tuple[tuple[str, str], ...] = ()
     """Names and types."""
+    snapshot_id: int | None = None
+    """That was read, or that the run made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,23 @@ class Totals:
     bytes: int = 0
     files: int = 0
     snapshot_id: int | None = None
+    changes: Mapping[str, int] = field(default_factory=dict)
+    """What merges made of the records: `inserted`, `updated`, `deleted`, and the kinds that were dropped."""
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What one event says."""
+
+    inputs: tuple[Dataset, ...] = ()
+    output: Dataset | None = None
+    totals: Totals | None = None
+    """None where nothing was written."""
+    error: str | None = None
+    day: date | None = None
+    """The UTC day that an aggregation is of, and the partition that it writes."""
+    actions: tuple[Mapping[str, Any], ...] = ()
+    """What maintenance did."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,16 +6,16 @@ the newest totals once it is back.
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import threading
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Protocol
 
 from pyiceberg.table import Table
 
 from frazil.events import BatchCommitted, EpochBegan, Event, TableEvolved
-from frazil.lineage.facts import Dataset, Settings, State, Totals, dataset_of, topics
+from frazil.lineage.facts import Dataset, Settings, State, Told, Totals, dataset_of, topics
 
 log = logging.getLogger(__name__)
 
@@ -27,16 +27,7 @@ CLOSE_S = 2.0
 class Sender(Protocol):
     """OpenLineage's client, of one run."""
 
-    def send(  # noqa: PLR0913 - what an event says
-        self,
-        state: State,
-        at_ms: int,
-        *,
-        inputs: tuple[Dataset, ...],
-        output: Dataset,
-        totals: Totals,
-        error: str | None = None,
-    ) -> None: ...
+    def send(self, state: State, at_ms: int, told: Told) -> None: ...
 
     def close(self, timeout_s: float) -> None: ...
 
@@ -79,7 +70,8 @@ class StreamLineage:
                 case BatchCommitted() as batch:
                     total, newest = self._totals, batch.marker.snapshot_id
                     records, size = total.records + batch.records, total.bytes + batch.bytes
-                    self._totals = Totals(records, size, total.files + batch.files, newest)
+                    changes = {**total.changes, **{k: total.changes.get(k, 0) + n for k, n in batch.changes.items()}}
+                    self._totals = Totals(records, size, total.files + batch.files, newest, changes)
 
     def ended(self, error: str | None, *, at_ms: int) -> None:
         """The writer ended, with that error or well."""
@@ -117,28 +109,21 @@ class StreamLineage:
             output = self._output = dataset_of(self._load())
         if self._sender is None:
             self._sender = self._connect()
+        told = Told(inputs, output, totals)
         if self._sent is None:
-            self._send(State.START, began_ms, inputs, output, dataclasses.replace(totals, records=0, bytes=0, files=0))
+            self._send(State.START, began_ms, replace(told, totals=Totals(snapshot_id=totals.snapshot_id)))
         if ended is not None:
             state, at_ms, error = ended
-            self._send(state, at_ms, inputs, output, totals, error)
+            self._send(state, at_ms, replace(told, error=error))
             self._sender.close(CLOSE_S)
         elif totals != self._sent_totals and abs(now_ms - self._sent_ms) >= self._settings.every_ms:
-            self._send(State.RUNNING, now_ms, inputs, output, totals)
+            self._send(State.RUNNING, now_ms, told)
             self._sent_ms = now_ms
 
-    def _send(  # noqa: PLR0913, PLR0917 - what an event says
-        self,
-        state: State,
-        at_ms: int,
-        inputs: tuple[Dataset, ...],
-        output: Dataset,
-        totals: Totals,
-        error: str | None = None,
-    ) -> None:
+    def _send(self, state: State, at_ms: int, told: Told) -> None:
         if self._sender is None:
             return
-        self._sender.send(state, at_ms, inputs=inputs, output=output, totals=totals, error=error)
-        self._sent, self._sent_totals = state, totals
+        self._sender.send(state, at_ms, told)
+        self._sent, self._sent_totals = state, told.totals or Totals()
         if state is State.START:
             self._sent_ms = at_ms

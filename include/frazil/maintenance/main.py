@@ -11,10 +11,12 @@ from pathlib import Path
 from frazil import clock
 from frazil.errors import FrazilError
 from frazil.host.process_log import log_to_stderr
+from frazil.lineage.jobs import telling
 from frazil.maintenance.due import Action
 from frazil.maintenance.outcome import Outcome
 from frazil.maintenance.run import maintain
 from frazil.maintenance.tables import find_maintained
+from frazil.maintenance.told import tell
 from frazil.spark.application import start_session
 from frazil.spec.load import sound_streams
 from frazil.table.catalogs import existing_catalog
@@ -45,13 +47,16 @@ def run_maintenance(
         log.error("%s: %s", type(error).__name__, error)  # noqa: TRY400
         return error.exit_code
     outcomes: list[Outcome] = []
-    try:
-        for table in tables:
-            now_ms = clock.now_ms()
-            outcomes += maintain(lambda: spark, existing_catalog(table.catalog), table, actions=actions, now_ms=now_ms)
-            _write(report, outcomes)
-    finally:
-        spark.stop()
+    with telling() as jobs:
+        try:
+            for table in tables:
+                now_ms, catalog = clock.now_ms(), existing_catalog(table.catalog)
+                made = maintain(lambda: spark, catalog, table, actions=actions, now_ms=now_ms)
+                tell(jobs, table, made, began_ms=now_ms)
+                outcomes += made
+                _write(report, outcomes)
+        finally:
+            spark.stop()
     return next((o.exit_code for o in outcomes if o.exit_code), 0)
 
 

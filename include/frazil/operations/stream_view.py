@@ -12,7 +12,7 @@ from urllib.parse import quote
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot
 
-from frazil.commit.history import commit_records
+from frazil.commit.history import changes_of, commit_records
 from frazil.commit.lane import read_lane
 from frazil.commit.marker import Marker, of_topics
 from frazil.commit.reasons import Reason, reasons_in
@@ -27,7 +27,6 @@ from frazil.partitions.watermark import holding_back
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import format_bytes, format_duration
 from frazil.status.flow import DAY_MS
-from frazil.status.stream import CHANGES
 from frazil.supervise.observed import error_name
 
 COMMITS_MOST = 240
@@ -126,7 +125,7 @@ class History:
     rejected: tuple[Rejected, ...] = ()
     """Most first."""
     changes: Mapping[str, int] = field(default_factory=dict)
-    """What became of the changes of the last day, by `frazil.status.stream.CHANGES`; empty where nothing merges."""
+    """What became of the changes of the last day, by `frazil.commit.history.CHANGES`; empty where nothing merges."""
     marker: Marker | None = None
     past: Past = NO_PAST
     backfill: UnderWay | None = None
@@ -204,7 +203,7 @@ def history_of(
     for snapshot, _ in commit_records(metadata, spec.name):
         if now_ms - snapshot.timestamp_ms > DAY_MS:
             break
-        changes.update(_changes(_summary(snapshot)))
+        changes.update(changes_of(_summary(snapshot)))
         for name, found in reasons_in(_summary(snapshot)).items():
             reasons[name] = found + reasons[name] if name in reasons else found
     rejected = [Rejected(name, found.count, found.places) for name, found in reasons.items()]
@@ -221,12 +220,6 @@ def _under_way(metadata: TableMetadata, stream: str) -> UnderWay | None:
     if lane is None or not lane.is_open:
         return None
     return UnderWay(lane.id, lane.replays, lane.chunks, max(lane.planned, lane.chunks), lane.records, lane.state)
-
-
-def _changes(told: Mapping[str, str]) -> dict[str, int]:
-    """Others may write anything into a summary."""
-    counts = ((name, told.get(f"frazil.{name}", "")) for name in CHANGES)
-    return {name: int(text) for name, text in counts if text.isdecimal()}
 
 
 def _commit(snapshot: Snapshot) -> Commit:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
 
-from frazil.commit.history import last_commit_ms
+from frazil.commit.history import changes_of, last_commit_ms
 from frazil.commit.marker import Marker, read_marker
 from frazil.commit.rules import check_ancestry, check_same_source
 from frazil.errors import FrazilError
@@ -35,7 +35,6 @@ from frazil.table.schema_update import undeclared_columns
 from frazil.table.tables import check_fits, load_stream_table
 from frazil.timetext import ago
 
-CHANGES = ("inserted", "updated", "deleted", "stale", "superseded", "unchanged", "repeated")
 KAFKA_ANSWERS_WITHIN_S = 1.0
 ROUTED_NAMED = 5
 """At most this many tables of a route that lack rows are named."""
@@ -367,7 +366,7 @@ def _changes(metadata: TableMetadata, stream: str) -> dict[str, int]:
     """By the summary of the newest batch that has not expired."""
     for snapshot in reversed(metadata.snapshots):
         told = snapshot.summary
-        counts = {name: int(text) for name in CHANGES if told and (text := told.get(f"frazil.{name}")) is not None}
+        counts = changes_of(told)
         if told and told.get("frazil.stream") == stream and counts:
             return counts
     return {}

@@ -14,6 +14,7 @@ from pathlib import Path
 from pyiceberg.schema import Schema
 
 from frazil.commit.committer import Committer
+from frazil.commit.history import changes_of
 from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey, Marker, merged_identity
 from frazil.commit.reasons import reasons_of
@@ -160,11 +161,18 @@ class BatchRunner:
                 stage_s=stage_s,
                 commit_s=commit_s,
                 bytes=sum(file.bytes for file in journal.files),
+                changes=self._changes(),
             )
         )
         if journal.future:
             most = max(journal.progress, key=lambda p: p.future).topic_partition
             self.emit(FutureEventTimes(key, journal.future, most, format_duration(self.spec.watermark.max_future)))
+
+    def _changes(self) -> dict[str, int]:
+        if self.spec.mode != "upsert" and not self.spec.dedupe:
+            return {}
+        made = self.tables.main.current().metadata.snapshot_by_id(self.marker.snapshot_id)
+        return changes_of(made.summary if made else None)
 
     def _give_notices(self, answers: Sequence[TaskAnswer]) -> None:
         said = {notice for answer in answers for notice in answer.result.notices}

@@ -15,6 +15,7 @@ from frazil.home import home, run_folder
 from frazil.host.environment import writer_environment
 from frazil.host.launcher import Launcher, LaunchRequest
 from frazil.host.launchers import open_launcher
+from frazil.lineage.facts import PARENT
 from frazil.spec.application import Application, shared_applications
 from frazil.spec.last_sound import STREAMS, find_declared
 from frazil.spec.model import StreamSpec
@@ -77,6 +78,8 @@ class WriterProgram:
     stream: str
     streams: Path
     main: Path
+    parent: str | None = None
+    """Whose child its runs are in OpenLineage, as OPENLINEAGE_PARENT_ID; that of the environment goes before it."""
 
     def command(self) -> tuple[str, ...]:
         """`python <main> NAME --streams FOLDER`, with this process's Python."""
@@ -128,7 +131,10 @@ class SupervisedStream:
         spec = self._sound_spec()
         return LaunchRequest(
             command=self._program.command(),
-            environment=launch_environment(environment_names(spec), connections(declared_connections(spec))),
+            environment={
+                **_child_of(self._program.parent),
+                **launch_environment(environment_names(spec), connections(declared_connections(spec))),
+            },
             spec_fingerprint=spec.fingerprint(),
             generation=generation,
             streams=(self.name,),
@@ -168,6 +174,8 @@ class ApplicationProgram:
     application: str
     streams: Path
     main: Path
+    parent: str | None = None
+    """As of a writer."""
 
     def command(self) -> tuple[str, ...]:
         """`python <main> NAME --streams FOLDER`, with this process's Python."""
@@ -232,7 +240,10 @@ class SupervisedApplication:
         found = self._application
         return LaunchRequest(
             command=self._program.command(),
-            environment=launch_environment(found.environment, connections(found.connections)),
+            environment={
+                **_child_of(self._program.parent),
+                **launch_environment(found.environment, connections(found.connections)),
+            },
             spec_fingerprint=found.fingerprint(),
             generation=generation,
             streams=tuple(spec.name for spec in found.streams),
@@ -261,6 +272,10 @@ class SupervisedApplication:
 def launch_environment(referred: Collection[str], connections: Mapping[str, str]) -> dict[str, str]:
     """The environment of a writer that this process launches."""
     return writer_environment(referred, os.environ, connections=connections, python=sys.executable, home=str(home()))
+
+
+def _child_of(parent: str | None) -> dict[str, str]:
+    return {} if parent is None else {PARENT: parent}
 
 
 def _is_paused(desired: Desired | Unreadable) -> bool:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from pyiceberg.table import Table
@@ -16,7 +15,7 @@ from frazil.commit.settle import Settled
 from frazil.events import BatchCommitted, EpochBegan, Event, Happening, TableEvolved
 from frazil.kafka.identity import SourceIdentity
 from frazil.lineage.client import Client
-from frazil.lineage.facts import Dataset, Settings, State, Totals, dataset_of
+from frazil.lineage.facts import Dataset, Settings, State, Told, Totals, dataset_of
 from frazil.lineage.stream import AGAIN_MS, StreamLineage
 from frazil.spec.load import validate_stream
 from frazil.table.catalogs import load_catalog
@@ -53,11 +52,12 @@ class Sent:
     fails: bool = False
     closed: bool = False
 
-    def send(self, state: State, at_ms: int, **said: Any) -> None:
+    def send(self, state: State, at_ms: int, told: Told) -> None:
         if self.fails:
             raise OSError("no route to host")
-        self.events.append((state, at_ms, said["totals"], said.get("error")))
-        self.inputs, self.output = said["inputs"], said["output"]
+        assert told.totals is not None
+        self.events.append((state, at_ms, told.totals, told.error))
+        self.inputs, self.output = told.inputs, told.output
 
     def close(self, timeout_s: float) -> None:  # noqa: ARG002
         self.closed = True
@@ -107,6 +107,15 @@ def test_a_run_starts_once_tells_its_totals_now_and_then_and_completes(table: Ta
         ("kafka://b1:9092", "rides"),
         ("kafka://b1:9092", "ticks"),
     ]
+
+
+def test_the_merges_of_a_run_are_added_up(table: Table) -> None:
+    bench = Bench(table)
+    merged = replace(BATCH, changes={"inserted": 3, "updated": 0, "stale": 1})
+    bench.tell(merged, replace(BATCH, changes={}), replace(merged, changes={"inserted": 4, "updated": 2, "stale": 0}))
+    bench.passes(NOW + EVERY_MS)
+    assert bench.sent.events[0][2].changes == {}
+    assert bench.sent.events[-1][2].changes == {"inserted": 7, "updated": 2, "stale": 1}
 
 
 def test_a_second_epoch_of_the_process_is_the_same_run(table: Table) -> None:
@@ -215,8 +224,9 @@ def test_a_backend_gets_a_streaming_job_its_topics_its_table_and_its_parent(monk
     with tracing(monkeypatch) as received:
         client = Client(settings, "ticks")
         inputs = (Dataset("kafka://b:9092", "rides"),)
-        client.send(State.START, NOW, inputs=inputs, output=output, totals=Totals())
-        client.send(State.FAIL, NOW, inputs=inputs, output=output, totals=Totals(7, 8, 9, 42), error="OffsetGap: gone")
+        client.send(State.START, NOW, Told(inputs, output, Totals()))
+        told = Told(inputs, output, Totals(7, 8, 9, 42, {"inserted": 5, "stale": 2}), error="OffsetGap: gone")
+        client.send(State.FAIL, NOW, told)
         client.close(1)
     started, failed = received
     assert (started["eventType"], failed["eventType"]) == ("START", "FAIL")
@@ -235,4 +245,5 @@ def test_a_backend_gets_a_streaming_job_its_topics_its_table_and_its_parent(monk
     assert out["facets"]["version"]["datasetVersion"] == "42"
     statistics = out["outputFacets"]["outputStatistics"]
     assert (statistics["rowCount"], statistics["size"], statistics["fileCount"]) == (7, 8, 9)
-    assert "errorMessage" not in started["run"]["facets"]
+    assert not {"errorMessage", "frazil_changes", "nominalTime"} & started["run"]["facets"].keys()
+    assert failed["run"]["facets"]["frazil_changes"]["counts"] == {"inserted": 5, "stale": 2}

@@ -63,7 +63,8 @@ class WriterOperator(BaseOperator):
 
     def execute(self, context: Context) -> None:
         """Hand over to the trigger."""
-        from frazil.airflow.writers.trigger import WriterTrigger  # noqa: PLC0415 - a DAG file that is parsed needs no trigger
+        from frazil.airflow.lineage_parent import parent_id  # noqa: PLC0415 - a DAG file that is parsed needs no trigger
+        from frazil.airflow.writers.trigger import WriterTrigger  # noqa: PLC0415
         from frazil.host.claim import Claim, write_claim  # noqa: PLC0415
 
         instance = context["ti"]
@@ -75,6 +76,7 @@ class WriterOperator(BaseOperator):
             application=self.application,
             poll_seconds=self.poll_seconds,
             shared=self.shared,
+            parent=parent_id(context),
         )
         self.defer(trigger=trigger, method_name="execute_complete")
 

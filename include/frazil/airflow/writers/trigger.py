@@ -112,11 +112,18 @@ class WriterTrigger(FollowingTrigger):
     calls run in threads of its own.
     """
 
-    def __init__(
-        self, *, stream: str, streams: str, application: str, poll_seconds: float, shared: bool = False
+    def __init__(  # noqa: PLR0913 - what it is made again from
+        self,
+        *,
+        stream: str,
+        streams: str,
+        application: str,
+        poll_seconds: float,
+        shared: bool = False,
+        parent: str | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.shared = shared
+        self.shared, self.parent = shared, parent
         self.stream, self.streams, self.application = stream, streams, application
         self.poll_seconds = poll_seconds
         self._supervisor: Supervisor | None = None
@@ -133,8 +140,9 @@ class WriterTrigger(FollowingTrigger):
             "streams": self.streams,
             "application": self.application,
             "poll_seconds": self.poll_seconds,
-            # A triggerer of an earlier version may take the trigger over, and knows nothing of shared applications.
+            # A triggerer of an earlier version may take the trigger over, and does not know these.
             **({"shared": True} if self.shared else {}),
+            **({"parent": self.parent} if self.parent else {}),
         }
         return f"{type(self).__module__}.{type(self).__qualname__}", arguments
 
@@ -222,7 +230,7 @@ class WriterTrigger(FollowingTrigger):
             return asyncio.run_coroutine_threadsafe(_connections(ids), loop).result(CONNECTION_SECONDS)
 
         kind = ApplicationProgram if self.shared else WriterProgram
-        program = kind(self.stream, Path(self.streams), Path(self.application))
+        program = kind(self.stream, Path(self.streams), Path(self.application), self.parent)
         return Supervisor(program, connections=connections)
 
     def _tell(self, step: Step) -> None:

@@ -1,0 +1,84 @@
+"""What an OpenLineage backend is told of an aggregation's run. Whatever goes wrong in here, the run goes on."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import date
+
+from pyiceberg.catalog import Catalog
+from pyiceberg.table import Table
+from pyiceberg.table.snapshots import Snapshot
+
+from frazil import clock
+from frazil.aggregate.day_input import DayInput
+from frazil.aggregate.spec import AggregationSpec
+from frazil.commit.history import ancestors
+from frazil.lineage.facts import Told, Totals, dataset_of
+from frazil.lineage.jobs import JobRun, Jobs
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class DayRun:
+    """The run of one day, of one snapshot of the source."""
+
+    catalog: Catalog
+    spec: AggregationSpec
+    day: date
+    given: DayInput
+
+    @contextmanager
+    def told(self, jobs: Jobs | None) -> Iterator[None]:
+        """START before it, COMPLETE or FAIL after it; nothing where no backend is declared."""
+        if jobs is None:
+            yield
+            return
+        run, before = jobs.run(f"aggregation.{self.spec.name}"), self._before()
+        run.started(clock.now_ms(), before)
+        try:
+            yield
+        except BaseException as error:
+            run.ended(clock.now_ms(), replace(before, error=f"{type(error).__name__}: {error}"))
+            raise
+        self._complete(run, before)
+
+    def _before(self) -> Told:
+        try:
+            source = dataset_of(self.catalog.load_table(self.spec.source))
+        except Exception as error:  # whatever the catalog raises; the run meets it too
+            log.info("OpenLineage's backend is not told of the source: %r", error)
+            return Told(day=self.day)
+        return Told(inputs=(replace(source, snapshot_id=self.given.snapshot_id),), day=self.day)
+
+    def _complete(self, run: JobRun, before: Told) -> None:
+        try:
+            target = self.catalog.load_table(self.spec.target)
+            snapshot = self._written(target)
+            totals = None if snapshot is None else totals_of(snapshot)
+            after = replace(before, output=dataset_of(target), totals=totals)
+        except Exception as error:  # as above
+            log.info("OpenLineage's backend is not told of the target: %r", error)
+            after = before
+        run.ended(clock.now_ms(), after)
+
+    def _written(self, target: Table) -> Snapshot | None:
+        """What this run wrote; None where a newer input was there already."""
+        asked = {"frazil.aggregation": self.spec.name, "frazil.day": str(self.day)}
+        for snapshot in ancestors(target.metadata):
+            summary = snapshot.summary
+            if summary is not None and all(summary.get(key) == value for key, value in asked.items()):
+                mine = summary.get("frazil.input-snapshot-id") == str(self.given.snapshot_id)
+                return snapshot if mine and summary.get("frazil.input-revisions") == self.given.revisions else None
+        return None
+
+
+def totals_of(snapshot: Snapshot) -> Totals:
+    """What a snapshot added, by its summary."""
+    summary = snapshot.summary
+    keys = ("added-records", "added-files-size", "added-data-files")
+    rows, size, files = (int((summary.get(key) if summary else None) or 0) for key in keys)
+    return Totals(rows, size, files, snapshot.snapshot_id)

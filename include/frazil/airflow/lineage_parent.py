@@ -1,0 +1,75 @@
+"""The run of an Airflow task in OpenLineage, to which the runs of what it starts belong.
+
+As Airflow's own provider tells of it (`airflow.providers.openlineage.plugins.macros.lineage_parent_id`): namespace,
+`<dag id>.<task id>`, and a run id that is made of DAG, task, try and the run's date. Without the provider the same is
+made here, so that installing it later changes no id.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from airflow.configuration import conf
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from airflow.sdk import Context
+
+log = logging.getLogger(__name__)
+
+IN_A_CLUSTER = ("spark.yarn.appMasterEnv", "spark.kubernetes.driverEnv")
+"""How Spark gives a driver in a cluster a variable; every other master ignores them."""
+
+
+def parent_id(context: Context, environment: Mapping[str, str] = os.environ) -> str | None:
+    """`<namespace>/<job>/<run id>` of the task; None where no backend is declared, or a person has named a parent."""
+    from frazil.lineage.facts import PARENT, Settings  # noqa: PLC0415 - a DAG file that is parsed needs no PyIceberg
+
+    if environment.get(PARENT) or not Settings.of(environment).on:
+        return None
+    try:
+        return _of_provider(context) or _made(context)
+    except Exception as error:  # what a provider or a client raises must not fail the task
+        log.warning("OpenLineage's id of this task is unknown, and its runs have no parent: %r", error)
+        return None
+
+
+@contextmanager
+def as_parent(context: Context, spark: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """While applications are submitted: the task is the parent of their runs. Yields the Spark properties with it."""
+    from frazil.lineage.facts import PARENT  # noqa: PLC0415 - as above
+
+    parent = parent_id(context)
+    if parent is None:
+        yield spark
+        return
+    os.environ[PARENT] = parent
+    try:
+        yield {**{f"{prefix}.{PARENT}": parent for prefix in IN_A_CLUSTER}, **spark}
+    finally:
+        del os.environ[PARENT]
+
+
+def _of_provider(context: Context) -> str | None:
+    try:
+        macros = import_module("airflow.providers.openlineage.plugins.macros")
+    except ImportError:
+        return None
+    return str(macros.lineage_parent_id(context["ti"]))
+
+
+def _made(context: Context) -> str:
+    from openlineage.client.uuid import generate_static_uuid  # noqa: PLC0415 - of the extra
+
+    ti, run = context["ti"], context["dag_run"]
+    namespace = conf.get("openlineage", "namespace", fallback="") or os.environ.get("OPENLINEAGE_NAMESPACE", "default")
+    moment: datetime = run.logical_date or run.run_after
+    map_index = -1 if ti.map_index is None else ti.map_index
+    data = f"{namespace}.{ti.dag_id}.{ti.task_id}.{ti.try_number}.{map_index}"
+    return f"{namespace}/{ti.dag_id}.{ti.task_id}/{generate_static_uuid(moment, data.encode())}"

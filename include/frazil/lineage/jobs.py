@@ -1,0 +1,133 @@
+"""Runs of batch jobs, such as an aggregation's day: each is a pair of events, START and COMPLETE or FAIL.
+
+A thread sends them, and nobody waits for it but the end of the process, which waits for two seconds at most. A backend
+that is away gets START with the end of the run, or nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from frazil.lineage.facts import Settings, State, Told
+from frazil.lineage.stream import Sender
+
+log = logging.getLogger(__name__)
+
+CLOSE_S = 2.0
+MOST = 4_000
+"""Events that may wait to be sent; those beyond are lost. A run of maintenance has two for each of 500 tables."""
+
+Connect = Callable[[Settings, str], Sender]
+
+
+def connect(settings: Settings, job: str) -> Sender:
+    try:
+        from frazil.lineage.client import Client  # noqa: PLC0415 - needs the extra, and nobody else does
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(f"{error}. Install frazil[lineage]") from error
+    return Client(settings, job, streaming=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _Event:
+    run: JobRun
+    state: State
+    at_ms: int
+    told: Told
+
+
+class JobRun:
+    """One run. Its methods wait for nothing and raise nothing."""
+
+    def __init__(self, job: str, put: Callable[[_Event], None]) -> None:
+        self.job, self._put = job, put
+        self.sender: Sender | None = None
+        """Of the thread that sends."""
+
+    def started(self, at_ms: int, told: Told) -> None:
+        self._put(_Event(self, State.START, at_ms, told))
+
+    def ended(self, at_ms: int, told: Told) -> None:
+        """It completed, or failed where there is an error."""
+        self._put(_Event(self, State.COMPLETE if told.error is None else State.FAIL, at_ms, told))
+
+
+class Jobs:
+    """Sends what the runs of one process tell."""
+
+    def __init__(self, settings: Settings, *, connect: Connect = connect) -> None:
+        self._settings, self._connect = settings, connect
+        self._events: queue.Queue[_Event | None] = queue.Queue(MOST)
+        # A daemon: a backend that hangs must not keep the process.
+        self._thread = threading.Thread(target=self._send_all, name="openlineage", daemon=True)
+        self._unsent: list[_Event] = []
+        self._failed = False
+
+    def run(self, job: str) -> JobRun:
+        return JobRun(job, self._put)
+
+    def open(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        """Returns when all is sent, or after CLOSE_S."""
+        ends_at = time.monotonic() + CLOSE_S
+        try:
+            self._events.put(None, timeout=CLOSE_S)
+        except queue.Full:
+            return
+        self._thread.join(max(ends_at - time.monotonic(), 0))
+
+    def _put(self, event: _Event) -> None:
+        try:
+            self._events.put_nowait(event)
+        except queue.Full:
+            self._warn(f"{MOST} events wait to be sent")
+
+    def _send_all(self) -> None:
+        while (event := self._events.get()) is not None:
+            self._unsent.append(event)
+            try:
+                while self._unsent:
+                    self._send(self._unsent[0])
+                    self._unsent.pop(0)
+            except Exception as error:  # transports raise what their clients raise
+                self._warn(repr(error))
+                if event.state is not State.START:  # its run is over, and tells nothing more
+                    self._unsent = [one for one in self._unsent if one.run is not event.run]
+
+    def _send(self, event: _Event) -> None:
+        if event.run.sender is None:
+            event.run.sender = self._connect(self._settings, event.run.job)
+        event.run.sender.send(event.state, event.at_ms, event.told)
+        if event.state is not State.START:
+            event.run.sender.close(CLOSE_S)
+
+    def _warn(self, why: str) -> None:
+        if not self._failed:
+            log.warning("OpenLineage's backend does not get all events: %s", why)
+        self._failed = True
+
+
+@contextmanager
+def telling(environment: Mapping[str, str] = os.environ, *, connect: Connect = connect) -> Iterator[Jobs | None]:
+    """For the runs of this process; None where no backend is declared."""
+    settings = Settings.of(environment)
+    for problem in settings.problems:
+        log.warning("%s", problem)
+    if not settings.on:
+        yield None
+        return
+    jobs = Jobs(settings, connect=connect)
+    jobs.open()
+    try:
+        yield jobs
+    finally:
+        jobs.close()

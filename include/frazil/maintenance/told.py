@@ -1,0 +1,48 @@
+"""What an OpenLineage backend is told of a table's maintenance: a run for each that changed it, or failed to."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+
+from frazil import clock
+from frazil.lineage.facts import Told, dataset_of
+from frazil.lineage.jobs import Jobs
+from frazil.maintenance.outcome import Ending, Outcome
+from frazil.maintenance.tables import MaintainedTable
+from frazil.table.catalogs import existing_catalog
+
+log = logging.getLogger(__name__)
+
+
+def tell(jobs: Jobs | None, table: MaintainedTable, outcomes: Sequence[Outcome], *, began_ms: int) -> None:
+    """Tell of it now that it is over: before, nobody knows whether anything is worth doing. It raises nothing."""
+    worth = [one for one in outcomes if one.ending in {Ending.DONE, Ending.FAILED}]
+    if jobs is None or not worth:
+        return
+    try:
+        loaded = existing_catalog(table.catalog).load_table(table.identifier)
+        found, snapshot = dataset_of(loaded), loaded.current_snapshot()
+    except Exception as error:  # whatever the catalog raises; what was done is in the log
+        log.info("OpenLineage's backend is not told of the maintenance of %s: %r", table.name, error)
+        return
+    failed = [f"{one.action}: {one.sentence}" for one in worth if one.ending is Ending.FAILED]
+    told = Told(
+        inputs=(found,),
+        output=replace(found, snapshot_id=snapshot.snapshot_id if snapshot else None),
+        error="; ".join(failed) or None,
+        actions=tuple(_told(one) for one in worth),
+    )
+    run = jobs.run(f"maintenance.{table.name}")
+    run.started(began_ms, Told(inputs=(found,)))
+    run.ended(clock.now_ms(), told)
+
+
+def _told(one: Outcome) -> dict[str, object]:
+    return {
+        "action": str(one.action),
+        "ending": str(one.ending),
+        "sentence": one.sentence,
+        "numbers": dict(one.numbers),
+    }

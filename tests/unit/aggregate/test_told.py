@@ -1,0 +1,120 @@
+"""What a lineage backend is told of a day's run: the snapshot that was read, and what was written of the day."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyiceberg.catalog import Catalog
+from pyiceberg.table import Table
+
+from frazil.aggregate.day_input import DayInput, lineage
+from frazil.aggregate.told import DayRun
+from frazil.lineage.facts import State, Told
+from frazil.lineage.jobs import telling
+from frazil.table.catalogs import load_catalog
+from tests.unit.aggregate.test_day_input import DAY, SPEC
+
+ROWS = pa.table({"amount": pa.array([1, 2], pa.int64())})
+ON = {"OPENLINEAGE_URL": "http://127.0.0.1:1"}
+
+
+class Backend:
+    def __init__(self) -> None:
+        self.events: list[tuple[State, Told]] = []
+        self.job = ""
+
+    def connect(self, _: object, job: str) -> Any:
+        self.job = job
+        return self
+
+    def send(self, state: State, at_ms: int, told: Told) -> None:  # noqa: ARG002
+        self.events.append((state, told))
+
+    def close(self, timeout_s: float) -> None: ...
+
+
+@pytest.fixture
+def catalog(frazil_home: Path) -> Catalog:  # noqa: ARG001
+    catalog = load_catalog(None)
+    catalog.create_namespace("shop")
+    return catalog
+
+
+@pytest.fixture
+def source(catalog: Catalog) -> Table:
+    table = catalog.create_table(SPEC.source, ROWS.schema)
+    table.append(ROWS)
+    return table
+
+
+def given(source: Table) -> DayInput:
+    snapshot = source.current_snapshot()
+    assert snapshot is not None
+    return DayInput(snapshot.snapshot_id, 1, "1")
+
+
+def test_a_day_that_was_written_is_told_with_the_snapshot_that_it_was_read_from(
+    catalog: Catalog, source: Table
+) -> None:
+    backend, read = Backend(), given(source)
+    source.append(ROWS)
+    with telling(ON, connect=backend.connect) as jobs, DayRun(catalog, SPEC, DAY, read).told(jobs):
+        target = catalog.create_table(SPEC.target, ROWS.schema)
+        target.append(ROWS, snapshot_properties=lineage(SPEC, DAY, read))
+        written = target.current_snapshot()
+        target.append(ROWS)
+    (_, before), (state, after) = backend.events
+    assert (backend.job, state) == ("aggregation.sales", State.COMPLETE)
+    assert [(one.identifier, one.snapshot_id) for one in before.inputs] == [(SPEC.source, read.snapshot_id)]
+    assert before.output is None
+    assert after.inputs == before.inputs
+    assert after.output is not None
+    assert after.totals is not None
+    assert written is not None
+    assert (after.output.identifier, after.totals.snapshot_id) == (SPEC.target, written.snapshot_id)
+    assert (after.totals.records, after.totals.files, after.day) == (2, 1, DAY)
+    assert after.totals.bytes > 0
+
+
+def test_a_run_that_found_a_newer_input_wrote_nothing(catalog: Catalog, source: Table) -> None:
+    backend, read = Backend(), given(source)
+    target = catalog.create_table(SPEC.target, ROWS.schema)
+    target.append(ROWS, snapshot_properties=lineage(SPEC, DAY, replace(read, snapshot_id=77)))
+    with telling(ON, connect=backend.connect) as jobs, DayRun(catalog, SPEC, DAY, read).told(jobs):
+        pass
+    state, after = backend.events[-1]
+    assert (state, after.totals) == (State.COMPLETE, None)
+
+
+def test_a_run_that_fails_says_why_and_fails_as_before(catalog: Catalog, source: Table) -> None:
+    backend, run = Backend(), DayRun(catalog, SPEC, DAY, given(source))
+    with (
+        pytest.raises(ValueError, match="no such column"),
+        telling(ON, connect=backend.connect) as jobs,
+        run.told(jobs),
+    ):
+        raise ValueError("no such column")
+    assert [(state, told.error) for state, told in backend.events] == [
+        (State.START, None),
+        (State.FAIL, "ValueError: no such column"),
+    ]
+
+
+def test_a_catalog_that_does_not_answer_takes_only_the_tables_from_what_is_told() -> None:
+    backend = Backend()
+    run = DayRun(object(), SPEC, DAY, DayInput(1, 1, "1"))  # type: ignore[arg-type]
+    with telling(ON, connect=backend.connect) as jobs, run.told(jobs):
+        pass
+    assert [(state, told.inputs, told.output) for state, told in backend.events] == [
+        (State.START, (), None),
+        (State.COMPLETE, (), None),
+    ]
+
+
+def test_without_a_backend_the_catalog_is_not_asked() -> None:
+    with DayRun(object(), SPEC, DAY, DayInput(1, 1, "1")).told(None):  # type: ignore[arg-type]
+        pass

@@ -1,0 +1,135 @@
+"""Runs of batch jobs are told in pairs, and nobody waits for a backend that is away."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from datetime import date
+from typing import Any
+
+import pytest
+
+from frazil.lineage import jobs as module
+from frazil.lineage.facts import Dataset, Settings, State, Told, Totals
+from frazil.lineage.jobs import Jobs, telling
+from tests.lineage_backend import tracing
+
+NOW = 1_800_000_000_000
+ON = {"OPENLINEAGE_URL": "http://127.0.0.1:1"}
+RUN_ID = "01941f29-7c00-7000-8000-000000000001"
+
+
+class Backend:
+    """What is sent, by job, through clients that fail or hang when told."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[str, State]] = []
+        self.meanwhile: Callable[[], None] = lambda: None
+
+    def connect(self, _: Settings, job: str) -> Any:
+        backend = self
+
+        class Client:
+            def send(self, state: State, at_ms: int, told: Told) -> None:  # noqa: ARG002
+                backend.meanwhile()
+                backend.sent.append((job, state))
+
+            def close(self, timeout_s: float) -> None: ...
+
+        return Client()
+
+
+def test_a_run_is_a_pair_with_what_it_read_and_wrote(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = Dataset("s3://lake", "shop/sales", "shop.sales", "http://catalog", (("at", "timestamptz"),), 41)
+    target = Dataset("s3://lake", "shop/days", "shop.days", "http://catalog")
+    with tracing(monkeypatch) as received:
+        monkeypatch.setenv("OPENLINEAGE_PARENT_ID", f"airflow/daily.aggregate/{RUN_ID}")
+        with telling() as jobs:
+            assert jobs is not None
+            run = jobs.run("aggregation.sales")
+            run.started(NOW, Told((source,), day=date(2013, 12, 30)))
+            run.ended(NOW + 5, Told((source,), target, Totals(3, 400, 1, 42), day=date(2013, 12, 30)))
+    started, ended = received
+    assert (started["eventType"], ended["eventType"]) == ("START", "COMPLETE")
+    assert started["run"]["runId"] == ended["run"]["runId"]
+    assert ended["job"]["facets"]["jobType"]["processingType"] == "BATCH"
+    assert started["run"]["facets"]["parent"]["job"]["name"] == "daily.aggregate"
+    nominal = ended["run"]["facets"]["nominalTime"]
+    assert nominal["nominalStartTime"] == "2013-12-30T00:00:00+00:00"
+    assert nominal["nominalEndTime"] == "2013-12-31T00:00:00+00:00"
+    assert started["inputs"][0]["facets"]["version"]["datasetVersion"] == "41"
+    assert started["outputs"] == []
+    (out,) = ended["outputs"]
+    assert (out["name"], out["facets"]["version"]["datasetVersion"]) == ("shop/days", "42")
+    assert out["outputFacets"]["outputStatistics"]["rowCount"] == 3
+    assert out["outputFacets"]["subset"]["outputCondition"]["partitions"][0]["dimensions"] == {"day": "2013-12-30"}
+
+
+def test_nothing_is_told_where_no_backend_is_declared() -> None:
+    with telling({}) as jobs:
+        assert jobs is None
+
+
+def test_three_hundred_runs_are_told_twice_over_each_as_its_own() -> None:
+    backend = Backend()
+    with telling(ON, connect=backend.connect) as jobs:
+        assert jobs is not None
+        for number in range(300):
+            for _ in range(2):
+                run = jobs.run(f"maintenance.t{number}")
+                run.started(NOW, Told())
+                run.ended(NOW, Told(error="it broke" if number == 7 else None))
+    assert len(backend.sent) == 1_200
+    assert [one for one in backend.sent if one[1] is State.FAIL] == [("maintenance.t7", State.FAIL)] * 2
+
+
+def test_a_backend_that_hangs_keeps_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend, forever = Backend(), threading.Event()
+    backend.meanwhile = lambda: forever.wait() and None
+    monkeypatch.setattr(module, "CLOSE_S", 0.05)
+    monkeypatch.setattr(module, "MOST", 10)
+    began = time.monotonic()
+    with telling(ON, connect=backend.connect) as jobs:
+        assert jobs is not None
+        for _ in range(300):
+            run = jobs.run("aggregation.sales")
+            run.started(NOW, Told())
+            run.ended(NOW, Told())
+    assert time.monotonic() - began < 5
+    assert backend.sent == []
+    forever.set()
+
+
+def test_a_backend_that_refuses_is_told_of_once_and_gets_the_start_with_the_end(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    backend, answers = Backend(), iter([OSError("500"), OSError("500"), None, None])
+
+    def meanwhile() -> None:
+        if (error := next(answers, None)) is not None:
+            raise error
+
+    backend.meanwhile = meanwhile
+    with telling(ON, connect=backend.connect) as jobs:
+        assert jobs is not None
+        for name in ("lost", "late"):
+            run = jobs.run(name)
+            run.started(NOW, Told())
+            run.ended(NOW, Told())
+    # The first run is over when the second try of its start fails; the second is told whole.
+    assert backend.sent == [("late", State.START), ("late", State.COMPLETE)]
+    assert [r.levelno for r in caplog.records if "OpenLineage" in r.getMessage()] == [logging.WARNING]
+
+
+def test_a_client_that_is_not_installed_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    def missing(*_: Any) -> Any:
+        raise ModuleNotFoundError("No module named 'openlineage'. Install frazil[lineage]")
+
+    with telling(ON, connect=missing) as jobs:
+        assert isinstance(jobs, Jobs)
+        run = jobs.run("aggregation.sales")
+        run.started(NOW, Told())
+        run.ended(NOW, Told())
+    assert caplog.text.count("Install frazil[lineage]") == 1
