@@ -291,6 +291,13 @@ def serve(port: int) -> bool:
     return True
 
 
+def forget_answers() -> None:
+    """Let the operations page know nothing, as in an API server that begins."""
+    from frazil.airflow.page import views  # noqa: PLC0415 - needs AIRFLOW_HOME
+
+    views.answers.cache_clear()
+
+
 def give_to_team(team: str, dag_id: str) -> None:
     """Let Airflow have several teams, and a DAG be one's."""
     from airflow.models.dag import DagModel  # noqa: PLC0415 - as above

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import select
 import socket
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from frazil.spec.load import load_stream
 from tests.dags import in_airflow
 from tests.dags.in_airflow import CHECKOUT, AirflowProcess
 from tests.polling import eventually
@@ -66,10 +68,18 @@ def streams(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def airflow_process(
-    tmp_path_factory: pytest.TempPathFactory, airflow_database: Path, streams: Path, silent: Silent
-) -> Iterator[AirflowProcess]:
-    home = tmp_path_factory.mktemp("airflow-page")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("airflow-page")
+
+
+@pytest.fixture(scope="module")
+def kept(home: Path) -> Path:
+    """What the overview showed last."""
+    return home / "frazil" / "page" / "overview.json"
+
+
+@pytest.fixture(scope="module")
+def airflow_process(home: Path, airflow_database: Path, streams: Path, silent: Silent) -> Iterator[AirflowProcess]:
     process = AirflowProcess(
         home,
         database=airflow_database,
@@ -158,6 +168,27 @@ def test_an_answer_does_not_wait_for_a_catalog_that_hangs(ask: Ask, silent: Sile
         return ask("VIEWER", path)["status"] == 200 and silent.waiting() > 0
 
     assert eventually(answered_while_it_hangs, within_s=60)
+
+
+@pytest.mark.usefixtures("declared")
+def test_an_api_server_that_begins_shows_what_was_known_last_while_it_looks_again(
+    ask: Ask, airflow_process: AirflowProcess, kept: Path, streams: Path
+):
+    def saved() -> Any:
+        ask("VIEWER", "api/overview")
+        found = json.loads(kept.read_text()) if kept.exists() else []
+        return next((one for one in found if one["stream"] == "ticks"), None)
+
+    of_ticks = eventually(saved, within_s=60)
+    fingerprint = load_stream(streams / "ghosts.yaml").fingerprint()
+    before = {**of_ticks, "stream": "ghosts", "fingerprint": fingerprint, "at_ms": of_ticks["at_ms"] - 3_600_000}
+    kept.write_text(json.dumps([before]))
+    airflow_process.call(in_airflow.forget_answers)
+    lines = ask("VIEWER", "api/overview")["body"]["lines"]
+    ghosts = next(line for line in lines if line["stream"] == "ghosts")  # its catalog does not answer
+    assert (ghosts["at_ms"], ghosts["word"]) == (before["at_ms"], "not begun")
+    kept.unlink()
+    airflow_process.call(in_airflow.forget_answers)
 
 
 @pytest.mark.usefixtures("declared")

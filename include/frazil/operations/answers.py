@@ -1,8 +1,9 @@
 """Answers of things that may hang, such as a catalog, within a deadline: each look has a thread, and is kept a while.
 
-Whoever asks gets the last answer at once while a new look is under way. What has never answered is waited for, up to
-the deadline of the whole question. A look that hangs occupies one of its group's few threads until it comes back, so a
-silent catalog costs other catalogs nothing, and holds no more than these threads. Nothing runs while nobody asks.
+Whoever asks gets the last answer at once, however old, while a new look is under way. What has never answered is waited
+for, up to the deadline of the whole question. A look that hangs occupies one of its group's few threads until it comes
+back, so a silent catalog costs other catalogs nothing, and holds no more than these threads. Nothing runs while nobody
+asks.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ THREADS = 4
 SILENT_AFTER_S = 1.5
 """A look that takes longer is shown as one that does not answer."""
 TOO_OLD_S = 120.0
-"""An answer of before is not shown at once, but only if no newer one comes in time."""
-FORGOTTEN_AFTER_S = 900.0
+"""An older answer is shown, but whoever asks is told to ask again soon."""
+FORGOTTEN_AFTER_S = 12 * 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +34,13 @@ class Answer(Generic[T]):
     problem: str | None = None
     silent_since_ms: int | None = None
     """When the look began that has not come back in time; or that everything of its group waits for."""
+    renewed: bool = False
+    """It is old, and the look for a newer one has begun."""
 
     @property
     def pending(self) -> bool:
-        """The first look is under way."""
-        return self.at_ms is None and self.silent_since_ms is None
+        """A look is under way that will change what is known: the first one, or one after long."""
+        return (self.at_ms is None or self.renewed) and self.silent_since_ms is None
 
 
 @dataclass(slots=True, eq=False)
@@ -82,10 +85,11 @@ class Answers:
         self._kept: dict[Hashable, _Kept] = {}
         self._changed = threading.Condition()
 
-    def ask(self, group: str, key: Hashable, look: Callable[[], T], *, keep_s: float) -> Asked[T]:
+    def ask(self, group: str, key: Hashable, look: Callable[[], T], *, keep_s: float, first: bool = False) -> Asked[T]:
         """Begin to look unless the last answer is younger than `keep_s`. Returns at once.
 
-        Looks of one group share its threads. What `look` raises becomes the answer's problem.
+        Looks of one group share its threads; with `first` this one is the next. What `look` raises becomes the answer's
+        problem.
         """
         with self._changed:
             now_s = self._monotonic()
@@ -95,12 +99,25 @@ class Answers:
                 one = self._kept[key] = _Kept(self._groups.setdefault(group, _Group()), look)
             one.look, one.asked_s = look, now_s
             fresh = one.answered_s is not None and now_s - one.answered_s < keep_s
+            if one.waiting and first:
+                one.group.queue.remove(one)
+                one.group.queue.appendleft(one)
             if not fresh and not one.waiting and one.began_s is None:
                 one.waiting = True
-                one.group.queue.append(one)
+                one.group.queue.insert(0 if first else len(one.group.queue), one)
                 if len(one.group.running) < self._threads:
                     self._take(one.group)
             return Asked(one)
+
+    def remember(self, group: str, key: Hashable, value: object, *, at_ms: int) -> None:
+        """An answer of before this process began, unless there is one already. It is shown, and looked for again."""
+        with self._changed:
+            if key not in self._kept:
+                now_s = self._monotonic()
+                one = _Kept(self._groups.setdefault(group, _Group()), lambda: value, value)
+                age_s = max(self._now_ms() - at_ms, 0) / 1000
+                one.answered_s, one.answered_ms, one.asked_s = now_s - age_s, at_ms, now_s
+                self._kept[key] = one
 
     def gather(self, asked: Iterable[Asked[T]], *, within_s: float) -> list[Answer[T]]:
         """The answers in the order of the questions, after `within_s` at most."""
@@ -126,14 +143,16 @@ class Answers:
     def _is_waited_for(self, one: _Kept) -> bool:
         if one.began_s is None and not one.waiting:
             return False
-        if one.answered_s is not None and self._monotonic() - one.answered_s < TOO_OLD_S:
+        if one.answered_s is not None:
             return False
         return self._silent_since_s(one) is None
 
     def _answer(self, one: _Kept) -> Answer[object]:
         since_s = self._silent_since_s(one)
         since_ms = None if since_s is None else self._now_ms() - int((self._monotonic() - since_s) * 1000)
-        return Answer(one.value, one.answered_ms, one.problem, since_ms)
+        looking = one.waiting or one.began_s is not None
+        old = one.answered_s is not None and self._monotonic() - one.answered_s >= TOO_OLD_S
+        return Answer(one.value, one.answered_ms, one.problem, since_ms, renewed=looking and old)
 
     def _silent_since_s(self, one: _Kept) -> float | None:
         """Since when it has not come back; what waits for a thread is silent if all of these are."""

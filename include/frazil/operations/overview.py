@@ -82,6 +82,8 @@ class Seen:
     silent_since_ms: int | None = None
     problem: str | None = None
     """Of the declaration, or why the look failed."""
+    renewed: bool = False
+    """It is old, and is looked at again: it is shown as it was then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +140,7 @@ def line_of(name: str, spec: StreamSpec | None, seen: Seen, around: Around, *, n
         needs = tuple(Need(said, runbook_of("declaration")) for said in (seen.problem or "").splitlines())
         return Line(name, None, Level.BROKEN, "declaration broken", needs)
     status = seen.status
+    now_ms = seen.at_ms if seen.renewed and seen.at_ms is not None else now_ms
     condition = _condition(spec, seen, now_ms=now_ms)
     needs = _needs(condition, seen, windows, alerts)
     told = Line(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
@@ -65,9 +66,48 @@ def test_a_failed_look_is_the_answers_problem_and_what_was_known_stays(answers: 
     def fails() -> int:
         raise OSError("no\n space")
 
-    clock.s += TOO_OLD_S + 1
-    found = answers.one("g", "k", fails, keep_s=1, within_s=60)
+    clock.s += 10
+    found = eventually(
+        lambda: next((a for a in [answers.one("g", "k", fails, keep_s=1, within_s=0)] if a.problem), None)
+    )
     assert (found.value, found.problem) == (7, "OSError: no space")
+
+
+def test_what_was_known_is_shown_at_once_however_old_and_is_pending_while_it_is_looked_for(
+    answers: Answers, clock: Clock, gate: threading.Event
+):
+    assert answers.one("g", "k", lambda: "old", keep_s=1, within_s=60).value == "old"
+    clock.s += TOO_OLD_S
+    assert answers.one("g", "k", lambda: "old", keep_s=1e9, within_s=60).pending is False, "nobody looks"
+    found = answers.one("g", "k", lambda: hangs(gate), keep_s=1, within_s=60)
+    assert (found.value, found.pending) == ("old", True)
+    gate.set()
+    assert eventually(lambda: answers.one("g", "k", lambda: hangs(gate), keep_s=60, within_s=0).value == "late")
+    assert not answers.one("g", "k", lambda: hangs(gate), keep_s=60, within_s=0).pending
+
+
+def test_what_another_process_knew_is_shown_and_looked_for_again_but_takes_no_newer_answers_place(
+    answers: Answers, clock: Clock, gate: threading.Event
+):
+    at_ms = clock.now_ms() - 600_000
+    answers.remember("g", "k", "before", at_ms=at_ms)
+    found = answers.one("g", "k", lambda: hangs(gate), keep_s=60, within_s=60)
+    assert (found.value, found.at_ms, found.pending) == ("before", at_ms, True)
+    answers.remember("g", "k", "another", at_ms=at_ms)
+    assert answers.one("g", "k", lambda: hangs(gate), keep_s=60, within_s=60).value == "before"
+
+
+def test_what_a_person_looks_at_is_not_behind_what_waits(gate: threading.Event):
+    answers = Answers(threads=1)
+    answers.ask("g", "busy", lambda: hangs(gate), keep_s=1)
+    seen: list[str] = []
+    one, other = (partial(seen.append, name) for name in ("one", "other"))
+    asked = [answers.ask("g", f.args[0], f, keep_s=1e9) for f in (one, other)]
+    new = answers.ask("g", "new", partial(seen.append, "new"), keep_s=1e9, first=True)
+    answers.ask("g", "other", other, keep_s=1e9, first=True)
+    gate.set()
+    answers.gather([*asked, new], within_s=60)
+    assert seen == ["other", "new", "one"]
 
 
 def test_what_hangs_is_silent_since_its_look_began_and_delays_no_other_group(

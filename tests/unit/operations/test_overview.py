@@ -143,6 +143,13 @@ def test_what_takes_its_time_shows_what_was_known_or_that_it_does_not_answer_and
     assert "has not answered since" in new.notes[0]
 
 
+def test_what_is_old_and_looked_at_again_is_shown_as_it_was_then(spec: StreamSpec):
+    waiting = status(lag=5, last_commit_at_ms=OLD_MS - 1000)
+    line = line_of("ticks", spec, Seen(waiting, OLD_MS, renewed=True), Around(), now_ms=NOW_MS)
+    assert (line.word, line.level, line.freshness_ms, line.at_ms) == ("running", Level.WELL, 1000, OLD_MS)
+    assert line_of("ticks", spec, Seen(waiting, OLD_MS), Around(), now_ms=NOW_MS).word == "late"
+
+
 def test_what_was_never_seen_is_being_looked_at(spec: StreamSpec):
     line = line_of("ticks", spec, Seen(), Around(), now_ms=NOW_MS)
     assert (line.word, line.level, line.needs) == ("looking", Level.UNKNOWN, ())

@@ -85,8 +85,8 @@ class Looks:
         specs = [one.spec for one in declared().value or () if one.spec]
         tables = partial(look_at_routed, spec, specs)
         return cls(
-            status=views.ask_status(spec),
-            history=ask(group, ("history", shown, *key), past, keep_s=KEEP_S),
+            status=views.ask_status(spec, first=True),
+            history=ask(group, ("history", shown, *key), past, keep_s=KEEP_S, first=True),
             ends=ask(f"Kafka of {name}", ("topics", *key), partial(look_at_topics, spec), keep_s=KEEP_S),
             writers=ask("this host", ("writers", name), partial(look_at_writers, spec), keep_s=KEEP_S),
             dags=ask("Airflow", ("dags", name), partial(paused_dags, _dags(spec)), keep_s=KEEP_S),

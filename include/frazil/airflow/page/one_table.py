@@ -56,7 +56,7 @@ def table(name: str, sees: Sees, may_act: Callable[[str], bool]) -> TableView | 
         return None
     kept, group, specs = answers(), group_of(found.streams[0]), views_of(found)
     key = tuple(one.fingerprint() for one in found.streams)
-    shape = kept.ask(group, ("shape", name, key), partial(look_at_shape, found), keep_s=KEEP_WINDOWS_S)
+    shape = kept.ask(group, ("shape", name, key), partial(look_at_shape, found), keep_s=KEEP_WINDOWS_S, first=True)
     calendar = partial(look_at_calendar, specs) if specs and specs[0].window else None
     windows = kept.ask(group, ("calendar", name, key), calendar, keep_s=KEEP_WINDOWS_S) if calendar else None
     measured = kept.ask("Airflow", "alerts", standing_alerts, keep_s=KEEP_S)
@@ -78,7 +78,7 @@ def table(name: str, sees: Sees, may_act: Callable[[str], bool]) -> TableView | 
         calendar=complete.value,
         alerts=standing,
         dags=paused.value,
-        pending=seen.at_ms is None or (windows is not None and complete.at_ms is None),
+        pending=seen.pending or (windows is not None and complete.pending),
         may_act=may_act(MAINTENANCE),
         problems=tuple(unread({"The table": seen, "Its windows": complete})),
     )

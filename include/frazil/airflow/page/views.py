@@ -13,6 +13,7 @@ from frazil import clock
 from frazil.airflow.declared import DeclaredStream, declared_streams
 from frazil.airflow.page.known import Measured, standing_alerts
 from frazil.airflow.writers.dag import writer_dag_id
+from frazil.home import home
 from frazil.maintenance.tables import TableKind, maintained_tables
 from frazil.operations.answers import Answer, Answers, Asked
 from frazil.operations.look import (
@@ -31,12 +32,16 @@ from frazil.operations.overview import (
     line_of,
     ordered,
 )
+from frazil.operations.remembered import Remembered, remember, remembered
 from frazil.spec.model import StreamSpec
 from frazil.status.stream import StreamStatus
 from frazil.timetext import utc
 
 WITHIN_S = 1.6
 """The longest that any answer of the page takes: a little longer than what is silent needs to be known as such."""
+OVERVIEW_WITHIN_S, MORE_WITHIN_S = 1.0, 0.2
+"""The overview waits so long if nothing at all is known yet, and so long for the rest: the page asks again soon."""
+SAVED_EVERY_S, FOREVER_S = 60.0, 1e9
 KEEP_S, KEEP_DECLARED_S, KEEP_WINDOWS_S = 8.0, 8.0, 30.0
 LOOKS_A_SECOND = 5
 """With many streams each is looked at less often, so that an open page costs the API server the same."""
@@ -71,9 +76,13 @@ def overview(sees: Sees) -> Overview:
     shown = [one for one in everything if one.name in may]
     kept, keep_s = answers(), max(KEEP_S, len(shown) / LOOKS_A_SECOND)
     measured = kept.ask("Airflow", "alerts", standing_alerts, keep_s=KEEP_S)
+    _recall(everything)
     statuses = {one.name: ask_status(one.spec, keep_s=keep_s) for one in shown if one.spec}
     windows = {table: ask_windows(specs, keep_s) for table, specs in feeding(everything).items() if specs[0].window}
-    answered = dict(zip(statuses, kept.gather(statuses.values(), within_s=WITHIN_S), strict=True))
+    known_now = any(answer.at_ms for answer in kept.gather(statuses.values(), within_s=0))
+    within_s = MORE_WITHIN_S if known_now else OVERVIEW_WITHIN_S
+    answered = dict(zip(statuses, kept.gather(statuses.values(), within_s=within_s), strict=True))
+    _save(shown, answered)
     known = dict(zip(windows, kept.gather(windows.values(), within_s=0), strict=True))
     (alerts,) = kept.gather([measured], within_s=0.2)
     care = care_of(alerts.value, everything)
@@ -88,6 +97,35 @@ def overview(sees: Sees) -> Overview:
     # Whoever may not see all streams is not told of what several of them may share.
     needs = care.about_none if len(shown) == len(everything) else ()
     return Overview(now_ms, ordered(lines), pending, notes, needs)
+
+
+def _recall(streams: Iterable[DeclaredStream]) -> None:
+    """Once in this process: what the page showed before it began."""
+    kept, file = answers(), _remembered_file()
+    look = partial(remembered, file, now_ms=clock.now_ms())
+    found = kept.one("this host", ("remembered", file), look, keep_s=FOREVER_S, within_s=MORE_WITHIN_S)
+    specs = {(one.spec.name, one.spec.fingerprint()): one.spec for one in streams if one.spec}
+    for one in found.value or ():
+        if spec := specs.get((one.stream, one.fingerprint)):
+            kept.remember(group_of(spec), status_key(spec), one.status, at_ms=one.at_ms)
+
+
+def _save(streams: Iterable[DeclaredStream], answered: Mapping[str, Answer[StreamStatus]]) -> None:
+    """In a thread of its own, for an API server that begins later."""
+    known = [
+        Remembered(one.name, one.spec.fingerprint(), answer.at_ms, answer.value)
+        for one in streams
+        if one.spec and (answer := answered[one.name]).value is not None and answer.at_ms is not None
+    ]
+    if known:
+        file = _remembered_file()
+        answers().ask(
+            "this host", ("saved", file), partial(remember, file, known, now_ms=clock.now_ms()), keep_s=SAVED_EVERY_S
+        )
+
+
+def _remembered_file() -> Path:
+    return home() / "page" / "overview.json"
 
 
 def writer_dag_of(one: DeclaredStream) -> str:
@@ -137,9 +175,10 @@ def unread(looks: Mapping[str, Answer[Any]]) -> Iterator[str]:
             yield f"{name} cannot be read: {answer.problem}"
 
 
-def ask_status(spec: StreamSpec, *, keep_s: float = KEEP_S) -> Asked[StreamStatus]:
+def ask_status(spec: StreamSpec, *, keep_s: float = KEEP_S, first: bool = False) -> Asked[StreamStatus]:
     """Begin to look at a stream."""
-    return answers().ask(group_of(spec), status_key(spec), partial(look_at_stream, spec), keep_s=keep_s)
+    look = partial(look_at_stream, spec)
+    return answers().ask(group_of(spec), status_key(spec), look, keep_s=keep_s, first=first)
 
 
 def status_key(spec: StreamSpec) -> tuple[str, str, str]:
@@ -174,7 +213,8 @@ def seen_of(one: DeclaredStream, answer: Answer[StreamStatus] | None) -> Seen:
     problem = None if one.missing else one.problem
     if answer is None:
         return Seen(problem=problem)
-    return Seen(answer.value, answer.at_ms, answer.silent_since_ms, problem or answer.problem)
+    renewed = answer.renewed and answer.silent_since_ms is None
+    return Seen(answer.value, answer.at_ms, answer.silent_since_ms, problem or answer.problem, renewed=renewed)
 
 
 def _notes(found: Answer[list[DeclaredStream]], alerts: Answer[Measured], *, now_ms: int) -> Iterator[str]:

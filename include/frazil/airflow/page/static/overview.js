@@ -2,7 +2,7 @@
 
 import { gauge, spark } from "./charts.js";
 import { h } from "./dom.js";
-import { count, counted, duration, iso, rate, short, UNKNOWN } from "./format.js";
+import { ago, count, counted, duration, iso, rate, short, UNKNOWN } from "./format.js";
 import { badge, shape } from "./marks.js";
 import { heldBy, needed, needsList } from "./parts.js";
 
@@ -27,7 +27,7 @@ export function draw(data, state, page) {
     needsList(data.needs, "all"),
     data.notes.map((note) => h("p", { class: "note" }, shape(2), h("span", {}, note))),
     data.lines.length > 0 && controls(data.lines, state, page),
-    data.lines.length === 0 ? nothing(data) : found.length ? table(found) : none(state, page),
+    data.lines.length === 0 ? nothing(data) : found.length ? table(found, data.at_ms) : none(state, page),
   ];
 }
 
@@ -45,6 +45,7 @@ function header(data) {
     { class: "top" },
     h("h1", {}, "Streams"),
     said && h("p", { class: `headline ${needing ? "bad" : ""}` }, said),
+    data.pending && h("p", { class: "soft" }, "Looking …"),
     data.lines.length > 0 && h("p", { class: "aside" }, `${rate(perSecond)} in all`),
   );
 }
@@ -101,24 +102,25 @@ function matching(lines, state) {
   });
 }
 
+const OLD_MS = 120_000;
 const COLUMNS = ["Stream", "State", "Fresh", "Waiting", "Records", "Complete to", "Dead letters", "Table"];
 
-function table(lines) {
+function table(lines, now) {
   return h(
     "table",
     { class: "lines" },
     h("thead", {}, h("tr", {}, COLUMNS.map((name, i) => h("th", { scope: "col", class: i === 3 || i === 6 ? "n" : "" }, name)))),
-    h("tbody", {}, lines.map(row)),
+    h("tbody", {}, lines.map((line) => row(line, now))),
   );
 }
 
-function row(line) {
+function row(line, now) {
   return [
     h(
       "tr",
       {},
       h("th", { scope: "row" }, h("a", { class: "name", href: `#/stream/${encodeURIComponent(line.stream)}`, "data-key": `to-${line.stream}` }, line.stream), line.table && h("small", {}, h("a", { href: `#/table/${encodeURIComponent(line.table)}`, "data-key": `table-${line.stream}` }, line.table))),
-      h("td", { "data-name": "State" }, badge(line.level, line.word), calm(line)),
+      h("td", { "data-name": "State" }, badge(line.level, line.word), calm(line, now)),
       h("td", { "data-name": "Fresh" }, freshness(line)),
       h("td", { "data-name": "Waiting", class: "n", title: "Records in Kafka that are not in the table" }, short(line.lag)),
       h("td", { "data-name": "Records" }, records(line)),
@@ -131,8 +133,9 @@ function row(line) {
   ];
 }
 
-function calm(line) {
-  return line.needs.length === 0 && line.notes.map((said) => h("small", { class: "calm" }, said));
+function calm(line, now) {
+  const old = line.at_ms !== null && now - line.at_ms > OLD_MS && h("small", { class: "calm" }, `as of ${ago(line.at_ms, now)}`);
+  return [old, line.needs.length === 0 && line.notes.map((said) => h("small", { class: "calm" }, said))];
 }
 
 function freshness(line) {

@@ -1,0 +1,40 @@
+"""What the overview showed last, in a file of this host: an API server that begins shows that first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from frazil.host.json_file import read_json, replace_json
+from frazil.status.stream import StreamStatus
+
+KEPT_MS = 24 * 3_600_000
+"""What is older tells nothing of now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Remembered:
+    """The last status of a stream, as it was declared then."""
+
+    stream: str
+    fingerprint: str
+    at_ms: int
+    status: StreamStatus
+
+
+def remember(file: Path, known: Iterable[Remembered], *, now_ms: int) -> None:
+    """Put these into the file, which keeps what others may see. Raises OSError."""
+    streams = {one.stream: one for one in (*remembered(file, now_ms=now_ms), *known)}
+    replace_json(file, msgspec.to_builtins(list(streams.values())))
+
+
+def remembered(file: Path, *, now_ms: int) -> list[Remembered]:
+    """What is not too old; nothing from a file that is not there, or that another version wrote. Raises OSError."""
+    try:
+        known = msgspec.convert(read_json(file) or [], list[Remembered])
+    except (ValueError, msgspec.ValidationError):
+        return []
+    return [one for one in known if 0 <= now_ms - one.at_ms < KEPT_MS]

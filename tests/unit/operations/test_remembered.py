@@ -1,0 +1,51 @@
+"""What the overview knew last is there for the API server that begins next."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from frazil.host.heartbeat import Stall, StallKind
+from frazil.operations.remembered import KEPT_MS, Remembered, remember, remembered
+from frazil.status.flow import Flow
+from frazil.status.stream import StreamStatus, WriterStatus
+
+NOW_MS = 1_700_000_000_000
+
+
+def known(at_ms: int = NOW_MS, stream: str = "ticks") -> Remembered:
+    stall = Stall(StallKind.WATERMARK, NOW_MS, "ticks-3", "why")
+    status = StreamStatus(
+        "ticks", "demo.ticks", "running", None, WriterStatus("running", pid=7), 1, 2, 3, 4, NOW_MS, None, 2**62,
+        table_exists=True, rows=5, problems=("one",), stall=stall, changes={"inserted": 3}, flow=Flow(2.5, (1, 2), 0),
+    )  # fmt: skip
+    return Remembered(stream, "print", at_ms, status)
+
+
+def test_what_was_known_is_known_again(tmp_path: Path) -> None:
+    file = tmp_path / "page" / "overview.json"
+    assert remembered(file, now_ms=NOW_MS) == []
+    remember(file, [known()], now_ms=NOW_MS)
+    assert remembered(file, now_ms=NOW_MS + 1) == [known()]
+
+
+def test_what_another_person_may_see_stays(tmp_path: Path) -> None:
+    file = tmp_path / "overview.json"
+    remember(file, [known(), known(stream="other")], now_ms=NOW_MS)
+    remember(file, [known(NOW_MS + 5)], now_ms=NOW_MS + 5)
+    assert remembered(file, now_ms=NOW_MS + 6) == [known(NOW_MS + 5), known(stream="other")]
+
+
+def test_what_is_of_another_day_or_of_the_future_is_not(tmp_path: Path) -> None:
+    file = tmp_path / "overview.json"
+    just = known(NOW_MS - KEPT_MS + 1, "just")
+    remember(file, [known(NOW_MS - KEPT_MS), known(NOW_MS + 1, "future"), just], now_ms=NOW_MS)
+    assert remembered(file, now_ms=NOW_MS) == [just]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", '[{"stream": "ticks"}]', "7"])
+def test_another_versions_file_tells_nothing(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "overview.json"
+    file.write_text(text)
+    assert remembered(file, now_ms=NOW_MS) == []
