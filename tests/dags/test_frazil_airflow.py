@@ -40,6 +40,7 @@ def test_the_exported_names_are_these_and_each_can_be_imported(tmp_path: Path) -
         "daily_dag_id",
         "daily_dags",
         "dead_letters_dag",
+        "each_alert",
         "health_dag",
         "maintenance_dag",
         "partition_asset",

@@ -187,16 +187,6 @@ def test_as_many_failed_runs_are_counted_as_an_alert_needs() -> None:
     assert (beyond(7), beyond(8), beyond(100)) == (False, True, True)
 
 
-@pytest.mark.parametrize("fired", [[], [{"rule": "snapshots"}]])
-def test_people_are_told_by_the_run_in_which_an_alert_fires(fired: list[Any]) -> None:
-    told: list[Any] = []
-    context = {
-        "ti": type("Ti", (), {"xcom_pull": lambda _, task_ids: {"fired": fired} if task_ids == "measure" else None})()
-    }
-    health._when_fired(told.append)(context)
-    assert len(told) == len(fired)
-
-
 def test_a_stream_that_is_removed_beside_others_is_no_alert_while_it_may_be_for_a_moment(
     frazil_home: Path,  # noqa: ARG001 - it sets the environment
     tmp_path: Path,

@@ -15,13 +15,15 @@ if TYPE_CHECKING:
     from frazil.airflow.assets import partition_asset, reopened_asset
     from frazil.airflow.audits.dag import audit_asset, audit_dag
     from frazil.airflow.backfills.dag import backfill_dag
+    from frazil.airflow.dag_ids import partitions_dag_id, writer_dag_id
     from frazil.airflow.dead_letters.dag import dead_letters_dag
     from frazil.airflow.declared import check_declarations
     from frazil.airflow.health.dag import health_dag
     from frazil.airflow.maintenance.dag import maintenance_dag
-    from frazil.airflow.partitions.dag import partition_dags, partitions_dag_id
+    from frazil.airflow.partitions.dag import partition_dags
     from frazil.airflow.partitions.sensor import PartitionCompleteSensor
-    from frazil.airflow.writers.dag import writer_dag_id, writer_dags
+    from frazil.airflow.telling import each_alert
+    from frazil.airflow.writers.dag import writer_dags
     from frazil.airflow.writers.operator import WriterOperator
     from frazil.airflow.writers.trigger import WriterTrigger
 
@@ -36,6 +38,7 @@ __all__ = [
     "daily_dag_id",
     "daily_dags",
     "dead_letters_dag",
+    "each_alert",
     "health_dag",
     "maintenance_dag",
     "partition_asset",
@@ -57,15 +60,16 @@ _HOMES = {
     "check_declarations": "frazil.airflow.declared",
     "partition_asset": "frazil.airflow.assets",
     "partition_dags": "frazil.airflow.partitions.dag",
-    "partitions_dag_id": "frazil.airflow.partitions.dag",
+    "partitions_dag_id": "frazil.airflow.dag_ids",
     "reopened_asset": "frazil.airflow.assets",
     "daily_dag_id": "frazil.airflow.aggregations.dag",
     "daily_dags": "frazil.airflow.aggregations.dag",
     "dead_letters_dag": "frazil.airflow.dead_letters.dag",
     "reopened_dag_id": "frazil.airflow.aggregations.dag",
+    "each_alert": "frazil.airflow.telling",
     "health_dag": "frazil.airflow.health.dag",
     "maintenance_dag": "frazil.airflow.maintenance.dag",
-    "writer_dag_id": "frazil.airflow.writers.dag",
+    "writer_dag_id": "frazil.airflow.dag_ids",
     "writer_dags": "frazil.airflow.writers.dag",
 }
 

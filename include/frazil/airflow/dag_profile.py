@@ -17,7 +17,9 @@ from typing import Any
 
 from airflow.sdk import BaseNotifier
 
+from frazil.airflow.telling import Call, telling
 from frazil.errors import SpecError
+from frazil.operations.message import Message
 from frazil.spec.model import StreamSpec
 
 ON_FAILURE_VARIABLE = "FRAZIL_ON_FAILURE"
@@ -30,8 +32,10 @@ MOST_OF_A_KIND = 10
 LONGEST_TAG = 100
 """Airflow's own limit."""
 
-OnFailure = Callable[[Any], None] | Sequence[Callable[[Any], None]]
-"""A notifier (`airflow.sdk.BaseNotifier`), a function, or several; Airflow calls them with the task's context."""
+OnFailure = Call | Sequence[Call]
+"""One whom a DAG tells, or several."""
+MessageOf = Callable[[Any], Message | None]
+"""What there is to tell, by the task's context."""
 
 
 def dag_profile(  # noqa: PLR0913 - keywords, each with a default
@@ -88,14 +92,14 @@ def default_arguments() -> dict[str, Any]:
     return dict(said)
 
 
-def failure_notifiers(given: OnFailure | None) -> list[Callable[[Any], None]]:
-    """Called with the context of a task that failed for good."""
-    return _listed(given) or _named(ON_FAILURE_VARIABLE)
+def failure_notifiers(given: OnFailure | None, message_of: MessageOf | None = None) -> list[Call]:
+    """Called with the context of a task that failed for good, and the message of that as `frazil`."""
+    return [telling(call, message_of) for call in _listed(given) or _named(ON_FAILURE_VARIABLE)]
 
 
-def resolved_notifiers(given: OnFailure | None) -> list[Callable[[Any], None]]:
-    """Called with a task's context when an alert ended."""
-    return _listed(given) or _named(ON_RESOLVED_VARIABLE)
+def resolved_notifiers(given: OnFailure | None, message_of: MessageOf) -> list[Call]:
+    """Called with a task's context when an alert ended, and the message of that as `frazil`."""
+    return [telling(call, message_of) for call in _listed(given) or _named(ON_RESOLVED_VARIABLE)]
 
 
 def late_callback() -> Any:
@@ -104,7 +108,7 @@ def late_callback() -> Any:
     return named[0] if named else None
 
 
-def _listed(callbacks: OnFailure | None) -> list[Callable[[Any], None]]:
+def _listed(callbacks: OnFailure | None) -> list[Call]:
     if callbacks is None:
         return []
     return [callbacks] if callable(callbacks) else list(callbacks)

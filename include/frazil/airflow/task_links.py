@@ -7,68 +7,17 @@ task's process writes at its end: one that runs has none yet, and each try would
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 
-from airflow.configuration import conf
 from airflow.sdk import BaseOperatorLink
 
+from frazil.airflow.dag_ids import Subject, is_shared, partitions_dag_id, subject_of
 from frazil.airflow.data_docs import address as data_docs
 from frazil.airflow.page import address as page
 
 if TYPE_CHECKING:
     from airflow.sdk import BaseOperator
     from airflow.sdk.types import TaskInstanceKey
-
-ROUTE = "route of "
-"""Before a stream's name: all tables of its route, in the DAG that maintains tables."""
-
-
-@dataclass(frozen=True, slots=True)
-class Subject:
-    """What a task is about; neither is named where it is about all streams, or about a shared application."""
-
-    stream: str | None = None
-    table: str | None = None
-
-    @property
-    def path(self) -> str:
-        """Of the operations page, after its #."""
-        if self.table:
-            return f"/table/{quote(self.table, safe='')}"
-        return f"/stream/{quote(self.stream, safe='')}" if self.stream else "/"
-
-
-def subject_of(dag_id: str, task_id: str, *, label: str | None, form: Mapping[str, Any], shared: bool) -> Subject:
-    """What a task instance is about. Pure.
-
-    :param label: the name of a mapped instance, as Airflow's UI shows it; None before it starts.
-    :param form: what the run was triggered with, by anybody.
-    :param shared: its DAG is of an application that streams share.
-    """
-    from frazil.airflow.audits.dag import DAG_ID as AUDITS  # noqa: PLC0415 - only the API server needs it
-    from frazil.airflow.maintenance.dag import DAG_ID as MAINTENANCE  # noqa: PLC0415 - as above
-    from frazil.airflow.partitions.dag import partitions_dag_id  # noqa: PLC0415 - as above
-    from frazil.airflow.writers.dag import STREAM_TASK, writer_dag_id  # noqa: PLC0415 - as above
-
-    writer, partitions = writer_dag_id(""), partitions_dag_id("")
-    if dag_id.startswith(writer):
-        if shared:
-            return Subject(task_id.removeprefix(STREAM_TASK) if task_id.startswith(STREAM_TASK) else None)
-        return Subject(dag_id.removeprefix(writer))
-    if dag_id.startswith(partitions):
-        return Subject(table=dag_id.removeprefix(partitions))
-    if dag_id == AUDITS:
-        return Subject(label)
-    if dag_id == MAINTENANCE:
-        return Subject(label.removeprefix(ROUTE)) if label and label.startswith(ROUTE) else Subject(table=label)
-    stream, table = (_text(form.get(key)) for key in ("stream", "table"))
-    return Subject(stream, table)
-
-
-def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) and value else None
 
 
 class TaskLink(BaseOperatorLink):
@@ -110,7 +59,7 @@ class DataDocsLink(TaskLink):
     name = "Data Docs"
 
     def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:  # noqa: ARG002
-        return f"{_base()}{data_docs.PREFIX}/index.html" if _of_windows(ti_key.dag_id) else ""
+        return f"{page.base_url()}{data_docs.PREFIX}/index.html" if _of_windows(ti_key.dag_id) else ""
 
 
 class ReleaseLink(TaskLink):
@@ -126,17 +75,11 @@ LINKS = (OperationsLink(), DataDocsLink(), ReleaseLink())
 
 
 def _of_windows(dag_id: str) -> bool:
-    from frazil.airflow.partitions.dag import partitions_dag_id  # noqa: PLC0415 - as above
-
     return dag_id.startswith(partitions_dag_id(""))
 
 
-def _base() -> str:
-    return conf.get("api", "base_url", fallback="").rstrip("/")
-
-
 def _on_page(path: str) -> str:
-    return f"{_base()}{page.PREFIX}/index.html#{path}"
+    return f"{page.base_url()}{page.PREFIX}/index.html#{path}"
 
 
 def _seen(operator: BaseOperator, ti_key: TaskInstanceKey) -> Subject:
@@ -145,8 +88,6 @@ def _seen(operator: BaseOperator, ti_key: TaskInstanceKey) -> Subject:
     from airflow.models.taskinstance import TaskInstance  # noqa: PLC0415 - as above
     from airflow.utils.session import create_session  # noqa: PLC0415 - as above
     from sqlalchemy import select  # noqa: PLC0415 - as above
-
-    from frazil.airflow.writers.dag import STREAM_TASK  # noqa: PLC0415 - as above
 
     # Of an instance that has not started, Airflow says the number.
     label: Any = select(TaskInstance.rendered_map_index).where(  # type: ignore[call-overload]
@@ -163,5 +104,5 @@ def _seen(operator: BaseOperator, ti_key: TaskInstanceKey) -> Subject:
         ti_key.task_id,
         label=said if said != str(ti_key.map_index) else None,
         form=given if isinstance(given, Mapping) else {},
-        shared=any(one.startswith(STREAM_TASK) for one in operator.dag.task_ids),
+        shared=is_shared(operator.dag.task_ids),
     )

@@ -17,12 +17,12 @@ from airflow.sdk import DAG, Asset, AssetAlias, Param, get_current_context, task
 from airflow.sdk.exceptions import AirflowFailException
 
 from frazil.airflow.assets import GROUP, HEALTH
+from frazil.airflow.dag_ids import AUDITS_DAG
 from frazil.airflow.dag_profile import OnFailure, dag_profile
 from frazil.airflow.declared import declared_streams
 from frazil.airflow.task import task
 from frazil.airflow.untrusted import handed_on
 
-DAG_ID = "frazil_audits"
 MINUTE = 15
 """A commit is dated when it is first tried and may land ten minutes later (`Patience`), after its hour has ended."""
 RUNS_AT_ONCE = 6
@@ -54,7 +54,7 @@ def audit_dag(streams: str | Path, *, on_failure: OnFailure | None = None) -> DA
     found = declared_streams(folder)
     names, specs = [stream.name for stream in found], [stream.spec for stream in found if stream.spec]
     with DAG(
-        DAG_ID,
+        AUDITS_DAG,
         description="Whether what each stream committed in the last complete hour landed exactly once",
         doc_md=_PAGE,
         schedule=f"{MINUTE} * * * *",

@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -22,8 +21,11 @@ from frazil.aggregate.spec import AGGREGATIONS
 from frazil.airflow.assets import HEALTH, again_asset
 from frazil.airflow.dag_profile import OnFailure, dag_profile, failure_notifiers, resolved_notifiers
 from frazil.airflow.deadlines import OnLate, deadline
+from frazil.airflow.page.address import page_url
 from frazil.airflow.task import task
+from frazil.airflow.telling import failure
 from frazil.airflow.untrusted import handed_on
+from frazil.operations.message import Message, message_of
 from frazil.spec.last_sound import find_declared
 
 DAG_ID = "frazil_health"
@@ -68,8 +70,8 @@ def health_dag(  # noqa: PLR0913 - keywords, each with a default
         inlets = [HEALTH, *map(again_asset, names)]
         measured: Any = task(inlets=inlets)(measure)(folder, aggregated, names)
         task(outlets=[HEALTH])(changed)(measured)
-        task(on_failure_callback=[_when_fired(call) for call in failure_notifiers(on_failure)])(alerts)(measured)
-        task(on_success_callback=resolved_notifiers(on_resolved))(resolved)(measured)
+        task(on_failure_callback=failure_notifiers(on_failure, _fired))(alerts)(measured)
+        task(on_success_callback=resolved_notifiers(on_resolved, _over))(resolved)(measured)
     return dag
 
 
@@ -113,12 +115,19 @@ def resolved(measured: Measured) -> None:
         raise AirflowSkipException("no alert resolved")
 
 
-def _when_fired(call: Callable[[Any], None]) -> Callable[[Any], None]:
-    """An alert fails every run while it stands, but people are notified once."""
+def _fired(context: Any) -> Message | None:
+    """An alert fails every run while it stands, but people are told once."""
+    try:
+        return _told(context, "fired")
+    except Exception:  # whatever Airflow does not answer: the task failed, and people are told that
+        return failure(context)
 
-    def told_once(context: Any) -> None:
-        measured = context["ti"].xcom_pull(task_ids="measure")
-        if isinstance(measured, dict) and measured.get("fired"):
-            call(context)
 
-    return told_once
+def _over(context: Any) -> Message | None:
+    return _told(context, "resolved")
+
+
+def _told(context: Any, kind: str) -> Message | None:
+    measured = handed_on(context["ti"].xcom_pull(task_ids="measure"), "measure", MEASURED)
+    alerts = [one for one in measured[kind] if isinstance(one, dict)]
+    return message_of(alerts, is_over=kind == "resolved", standing=len(measured["active"]), overview=page_url())

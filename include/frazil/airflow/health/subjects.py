@@ -19,11 +19,9 @@ from airflow.sdk.execution_time.comms import GetPreviousDagRun, PreviousDagRunRe
 from frazil.aggregate.due import late, open_day, waiting_days
 from frazil.aggregate.spec import AGGREGATIONS, AggregationSpec
 from frazil.airflow.aggregations.dag import reconcile_dag_id
-from frazil.airflow.audits.dag import DAG_ID as AUDITS
+from frazil.airflow.dag_ids import AUDITS_DAG, MAINTENANCE_DAG, partitions_dag_id
 from frazil.airflow.declared import DeclaredStream
 from frazil.airflow.health.routes import RouteFindings, look_on
-from frazil.airflow.maintenance.dag import DAG_ID as MAINTENANCE
-from frazil.airflow.partitions.dag import partitions_dag_id
 from frazil.maintenance.alert_rules import Reading
 from frazil.maintenance.stream_rules import (
     audit_reading,
@@ -49,7 +47,7 @@ log = logging.getLogger(__name__)
 
 FailedRuns = Callable[[str, int], int | None]
 """The number of consecutive failed runs of a DAG, newest first, counted up to the second argument."""
-ABOUT_ALL = (AUDITS, MAINTENANCE)
+ABOUT_ALL = (AUDITS_DAG, MAINTENANCE_DAG)
 """DAGs that serve every stream. Their tasks say which stream it is; here it counts that runs fail in a row."""
 FirstDays = dict[str, date | None]
 """By aggregation, the first day that is watched; None if it has not been set yet."""

@@ -22,6 +22,7 @@ from airflow.sdk import DAG, Param, get_current_context, task_group
 from airflow.sdk.exceptions import AirflowSkipException
 
 from frazil.airflow.assets import HEALTH
+from frazil.airflow.dag_ids import MAINTENANCE_DAG
 from frazil.airflow.dag_profile import OnFailure, dag_profile
 from frazil.airflow.deadlines import OnLate, deadline
 from frazil.airflow.declared import declared_streams
@@ -33,7 +34,6 @@ from frazil.maintenance.due import Action
 from frazil.maintenance.tables import maintained_tables, maintained_together, routes
 from frazil.spark_apps import MAINTAIN_TABLE
 
-DAG_ID = "frazil_maintenance"
 ACTIONS = (*map(str, Action), "orphans")
 LATE_AFTER = timedelta(hours=2)
 RETRIES, RETRY_DELAY = 1, timedelta(minutes=5)
@@ -66,7 +66,7 @@ def maintenance_dag(
     names = [*maintained_together(specs), *routed]
     tables = maintained_tables(specs)
     with DAG(
-        DAG_ID,
+        MAINTENANCE_DAG,
         description="Keeps every table in shape: few files, manifests and snapshots, no orphans",
         doc_md=__doc__,
         schedule=pause_between([*(t.settings.every for t in tables), *(s.maintenance.every for s in routed.values())]),
@@ -97,7 +97,7 @@ def _of_a_table(name: Any, folder: str, app: dict[str, Any]) -> None:
         table=name,
         streams=folder,
         conn_id=SPARK_CONNECTION,
-        name=DAG_ID,
+        name=MAINTENANCE_DAG,
         properties_file=PROPERTIES_FILE,
         pool=spark_pool(),
         map_index_template="{{ task.table }}",
@@ -136,7 +136,7 @@ def look(names: list[str], streams: str) -> list[str]:
         dry_run=params["dry-run"],
         by_hand=run.run_type == "manual",
     )
-    states = partial(context["ti"].get_task_states, DAG_ID, task_ids=list(looks.TASKS))
+    states = partial(context["ti"].get_task_states, MAINTENANCE_DAG, task_ids=list(looks.TASKS))
     store = context["asset_state_store"][HEALTH]
     return looks.look_at_all(names, Path(streams), asked, store, lambda run_ids: states(run_ids=run_ids))
 
@@ -152,4 +152,4 @@ def orphans(table: str, streams: str) -> dict[str, Any]:
     return table_care.clean(table, Path(streams), store, dry_run=params["dry-run"])
 
 
-_LATE = f"a run of {DAG_ID} has not ended in {LATE_AFTER}: a table's task hangs, or waits for its pool"
+_LATE = f"a run of {MAINTENANCE_DAG} has not ended in {LATE_AFTER}: a table's task hangs, or waits for its pool"

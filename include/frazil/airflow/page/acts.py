@@ -18,12 +18,12 @@ from airflow.utils.types import DagRunTriggeredByType
 
 from frazil import clock
 from frazil.airflow.backfills.dag import DAG_ID as BACKFILL_DAG
+from frazil.airflow.dag_ids import MAINTENANCE_DAG, partitions_dag_id
 from frazil.airflow.dead_letters.dag import DAG_ID as DEAD_LETTERS_DAG
-from frazil.airflow.maintenance.dag import DAG_ID as MAINTENANCE_DAG
 from frazil.airflow.page.known import paused_dags
 from frazil.airflow.page.one_table import find_table, views_of
 from frazil.airflow.page.views import answers, declared, status_key, writer_dag_of
-from frazil.airflow.partitions.dag import RELEASE_DAG, partitions_dag_id
+from frazil.airflow.partitions.dag import RELEASE_DAG
 from frazil.host.launchers import open_launcher
 from frazil.maintenance.tables import TableKind, routes
 from frazil.operations.abandoning import plan_abandon

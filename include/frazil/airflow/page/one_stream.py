@@ -10,14 +10,12 @@ from typing import Self, TypeVar
 from urllib.parse import quote
 
 from frazil import clock
-from frazil.airflow.audits.dag import DAG_ID as AUDITS
+from frazil.airflow.dag_ids import AUDITS_DAG, MAINTENANCE_DAG, STREAM_TASK, partitions_dag_id, writer_dag_id
 from frazil.airflow.declared import DeclaredStream
-from frazil.airflow.maintenance.dag import DAG_ID as MAINTENANCE
 from frazil.airflow.page import views
 from frazil.airflow.page.known import newest_run, paused_dags, standing_alerts
 from frazil.airflow.page.views import KEEP_S, WITHIN_S, Sees, answers, declared, group_of, seen_of, status_key
-from frazil.airflow.partitions.dag import partitions_dag_id
-from frazil.airflow.writers.dag import STREAM_TASK, TASK_ID, writer_dag_id
+from frazil.airflow.writers.dag import TASK_ID
 from frazil.host.launcher import Observation
 from frazil.offsets.spans import TopicPartition
 from frazil.operations.answers import Answer, Asked
@@ -133,7 +131,7 @@ def _gathered(asked: Asked[T], within_s: float = 0.1) -> Answer[T]:
 
 def _dags(spec: StreamSpec) -> tuple[str, ...]:
     writer = writer_dag_id(spec.application or spec.name)
-    return (writer, AUDITS, partitions_dag_id(spec.table.identifier), MAINTENANCE)
+    return (writer, AUDITS_DAG, partitions_dag_id(spec.table.identifier), MAINTENANCE_DAG)
 
 
 def _log(spec: StreamSpec, run_id: str | None) -> str | None:

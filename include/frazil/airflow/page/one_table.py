@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from frazil import clock
-from frazil.airflow.maintenance.dag import DAG_ID as MAINTENANCE
+from frazil.airflow.dag_ids import MAINTENANCE_DAG, partitions_dag_id
 from frazil.airflow.page.known import paused_dags, standing_alerts
 from frazil.airflow.page.views import (
     KEEP_S,
@@ -19,7 +19,6 @@ from frazil.airflow.page.views import (
     unread,
     writer_dag_of,
 )
-from frazil.airflow.partitions.dag import partitions_dag_id
 from frazil.errors import SpecError
 from frazil.maintenance.tables import MaintainedTable, TableKind, find_maintained
 from frazil.operations.answers import Answer
@@ -60,7 +59,7 @@ def table(name: str, sees: Sees, may_act: Callable[[str], bool]) -> TableView | 
     calendar = partial(look_at_calendar, specs) if specs and specs[0].window else None
     windows = kept.ask(group, ("calendar", name, key), calendar, keep_s=KEEP_WINDOWS_S) if calendar else None
     measured = kept.ask("Airflow", "alerts", standing_alerts, keep_s=KEEP_S)
-    known = partial(paused_dags, (partitions_dag_id(found.identifier), MAINTENANCE))
+    known = partial(paused_dags, (partitions_dag_id(found.identifier), MAINTENANCE_DAG))
     dags = kept.ask("Airflow", ("dags", name), known, keep_s=KEEP_S)
     (seen,) = kept.gather([shape], within_s=WITHIN_S)
     complete: Answer[Calendar | None] = kept.gather([windows], within_s=0.3)[0] if windows else Answer()
@@ -79,7 +78,7 @@ def table(name: str, sees: Sees, may_act: Callable[[str], bool]) -> TableView | 
         alerts=standing,
         dags=paused.value,
         pending=seen.pending or (windows is not None and complete.pending),
-        may_act=may_act(MAINTENANCE),
+        may_act=may_act(MAINTENANCE_DAG),
         problems=tuple(unread({"The table": seen, "Its windows": complete})),
     )
 

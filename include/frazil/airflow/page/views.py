@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from frazil import clock
+from frazil.airflow.dag_ids import writer_dag_id
 from frazil.airflow.declared import DeclaredStream, declared_streams
 from frazil.airflow.page.known import Measured, standing_alerts
-from frazil.airflow.writers.dag import writer_dag_id
 from frazil.home import home
 from frazil.maintenance.tables import TableKind, maintained_tables
 from frazil.operations.answers import Answer, Answers, Asked

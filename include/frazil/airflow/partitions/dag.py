@@ -18,6 +18,7 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from frazil import clock
 from frazil.airflow.assets import partition_asset, reopened_asset
+from frazil.airflow.dag_ids import partitions_dag_id
 from frazil.airflow.dag_profile import OnFailure, dag_profile
 from frazil.airflow.declared import all_streams, streams_feeding
 from frazil.airflow.partitions.wait import CompletionOperator
@@ -32,10 +33,6 @@ RETRIES, RETRY_DELAY = 3, timedelta(minutes=1)
 RELEASE_DAG = "frazil_release"
 NAMED = 5
 """The most held windows that one sentence names."""
-
-
-def partitions_dag_id(table: str) -> str:
-    return f"frazil_partitions_{table}"
 
 
 def partition_dags(

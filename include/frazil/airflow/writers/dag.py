@@ -13,6 +13,7 @@ from typing import Any
 
 from airflow.sdk import DAG
 
+from frazil.airflow.dag_ids import STREAM_TASK, writer_dag_id
 from frazil.airflow.dag_profile import OnFailure, dag_profile, failure_notifiers
 from frazil.airflow.declared import DeclaredStream, all_streams
 from frazil.airflow.writers.hosted import HostedStreamOperator
@@ -22,15 +23,9 @@ from frazil.spec.model import StreamSpec
 from frazil.spec.units import format_bytes, format_duration
 
 TASK_ID = "write"
-STREAM_TASK = "stream."
-"""Before a stream's name: its task's id in the DAG of an application that streams share."""
 RETRIES = 1_000_000
 """The supervisor restarts writers, not the task; a retry only covers a worker or triggerer that broke down."""
 RETRY_DELAY = timedelta(seconds=10)
-
-
-def writer_dag_id(stream: str) -> str:
-    return f"frazil_writer_{stream}"
 
 
 def writer_dags(

@@ -1,0 +1,101 @@
+"""Whom a task's end is told, and what: notifiers find the message as `frazil` in the context that Airflow gives them.
+
+So any provider's notifier says it by its templates: `SlackWebhookNotifier(text="{{ frazil.slack }}")`.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from frazil.airflow.dag_ids import is_shared, subject_of
+from frazil.airflow.page.address import page_url
+from frazil.operations.message import Message, failed_task
+
+log = logging.getLogger(__name__)
+
+CONTEXT_KEY = "frazil"
+NO_REASON = "Airflow does not say why, as where the task's process was killed: see its log"
+
+Call = Callable[[Any], None]
+"""A notifier (`airflow.sdk.BaseNotifier`), or a function; Airflow calls it with the task's context."""
+
+
+def telling(call: Call, message_of: Callable[[Any], Message | None] | None = None) -> Call:
+    """`call` with the message in its context; not called where there is none. By default, of a task that failed."""
+
+    def told(context: Any) -> None:
+        message = (message_of or failure)(context)
+        if message is not None:
+            # A notifier fills in its templates once and for ever.
+            copy.copy(call)({**context, CONTEXT_KEY: message})
+
+    told.__name__ = told.__qualname__ = str(getattr(call, "__qualname__", type(call).__name__))
+    return told
+
+
+class EachAlert:
+    """A notifier that tells each alert by itself, for what keeps an incident for each: see `Message.each`."""
+
+    def __init__(self, notifier: Call) -> None:
+        self.notifier = notifier
+
+    def __call__(self, context: Any) -> None:
+        """Tell all of them, and raise the first error after that."""
+        errors: list[Exception] = []
+        for message in context[CONTEXT_KEY].each():
+            try:
+                copy.copy(self.notifier)({**context, CONTEXT_KEY: message})
+            except Exception as error:
+                log.exception("not told: %s", message.title)
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+
+def each_alert(notifier: Call) -> EachAlert:
+    """Have a notifier called once for each alert, not once for all that fire, or are over, in one run."""
+    return EachAlert(notifier)
+
+
+def failure(context: Any) -> Message:
+    """The message of a task that failed for good."""
+    error = context.get("exception") or context.get("reason") or NO_REASON
+    said = str(error).strip() or repr(error)
+    if isinstance(error, KeyError | OSError | AssertionError):  # their texts alone say little
+        said = f"{type(error).__name__}: {said}"
+    try:
+        return _of_task(context, said)
+    except Exception:  # a context of another shape: people are told all the same
+        log.exception("which task failed is not known")
+        return failed_task(
+            dag_id="Airflow", task="a task of frazil's", stream=None, table=None, error=said, since_ms=None, log="",
+            overview=page_url(),
+        )  # fmt: skip
+
+
+def _of_task(context: Any, error: str) -> Message:
+    ti = context["ti"]
+    form = getattr(context.get("dag_run"), "conf", None)
+    label = getattr(ti, "rendered_map_index", None)
+    dag = context.get("dag") or ti.task.dag
+    about = subject_of(
+        ti.dag_id,
+        ti.task_id,
+        label=label,
+        form=form if isinstance(form, Mapping) else {},
+        shared=is_shared(dag.task_ids),
+    )
+    began = getattr(ti, "start_date", None)
+    return failed_task(
+        dag_id=ti.dag_id,
+        task=f"{ti.task_id}[{label}]" if label else ti.task_id,
+        stream=about.stream,
+        table=about.table,
+        error=error,
+        since_ms=int(began.timestamp() * 1_000) if began else None,
+        log=getattr(ti, "log_url", ""),
+        overview=page_url(),
+    )

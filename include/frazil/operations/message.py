@@ -1,0 +1,244 @@
+"""What people are told of alerts and of tasks that failed: one message for every notifier, bounded, in three forms.
+
+Pure. It says what a person needs to act: what is wrong with which stream or table, since when, and where the runbook
+and the operations page are. Whatever a sentence quotes, it stays one line and can neither format nor mention anybody.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import html
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Self
+from urllib.parse import quote
+
+from frazil.maintenance.rules import runbook_of
+from frazil.timetext import utc
+
+NAMED = 10
+"""So many alerts are told in one message; the others are counted."""
+ALONE = 20
+"""So many are told one by one where a notifier wants each alone; the others in one message."""
+SENTENCES = 4_000
+"""Characters of all sentences of a message."""
+TITLE = 200
+KEY = 255
+"""The longest key that PagerDuty takes."""
+SEVERAL = "frazil/several"
+"""The key of all messages that tell of more than one alert."""
+KINDS = 5
+"""So many kinds of alerts are counted in a title."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """One thing that a person is told of."""
+
+    name: str
+    """An alert's rule without what it is about, such as `freshness`; or which task failed."""
+    about: str
+    """The stream or the table, such as `stream rides of city.rides`."""
+    sentence: str
+    since_ms: int | None
+    runbook: str
+    page: str
+    """Where the operations page shows it; empty where Airflow does not know its own address."""
+    key: str
+    """The same as long as it is the same trouble: what fires and what resolves have one key."""
+    log: str = ""
+
+    @classmethod
+    def of_alert(cls, alert: Mapping[str, Any], *, page: str) -> Self:
+        """`alert` as `Alert.to_json` writes it; anything may be in it. `page` is the address of the operations page."""
+        subject, rule, since = str(alert.get("table", "")), str(alert.get("rule", "")), alert.get("since_ms")
+        name, _, one = rule.partition(":")
+        stream = one if name in {"freshness", "lag"} else ""
+        return cls(
+            name=_line(name, TITLE) or "an alert",
+            about=_line(f"stream {stream} of {subject}" if stream else subject.removeprefix("care of "), TITLE),
+            sentence=_line(str(alert.get("sentence", "")), SENTENCES),
+            since_ms=since if isinstance(since, int) else None,
+            runbook=_line(str(alert.get("runbook") or runbook_of(rule)), SENTENCES),
+            page=page and f"{page}#{_place(stream, subject)}",
+            key=_key(f"frazil/{subject}/{rule}"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """What a notifier tells. Its properties are for templates: `{{ frazil.title }}`, `{{ frazil.slack }}`."""
+
+    troubles: tuple[Trouble, ...]
+    """At least one."""
+    key: str
+    """The same in what tells that the trouble is over: PagerDuty's `dedup_key`."""
+    is_over: bool = False
+    """Whether it tells that they are over."""
+    standing: int | None = None
+    """How many alerts stand now; None for a task that failed."""
+    overview: str = ""
+    """The address of the operations page; empty where Airflow does not know its own."""
+
+    @property
+    def page(self) -> str:
+        return self.troubles[0].page if len(self.troubles) == 1 else self.overview
+
+    @property
+    def runbook(self) -> str:
+        """The entry, where all have the same one; else the runbook."""
+        entries = {one.runbook for one in self.troubles}
+        return entries.pop() if len(entries) == 1 else self.troubles[0].runbook.partition("#")[0]
+
+    @property
+    def title(self) -> str:
+        """One line, such as `frazil: freshness, stream rides of city.rides`."""
+        over = "over: " if self.is_over else ""
+        if len(self.troubles) == 1:
+            (one,) = self.troubles
+            return _line(f"frazil: {over}{one.name}" + (f", {one.about}" if one.about else ""), TITLE)
+        kinds = Counter(one.name for one in self.troubles).most_common()
+        counted = ", ".join(f"{name} ({count:,})" for name, count in kinds[:KINDS])
+        more = ", …" if len(kinds) > KINDS else ""
+        return _line(f"frazil: {over}{len(self.troubles):,} alerts: {counted}{more}", TITLE)
+
+    @property
+    def text(self) -> str:
+        """Plain, a fact a line."""
+        blocks = [self.title]
+        for one in self._shown():
+            head = [f"{one.name}, {one.about}"] if len(self.troubles) > 1 else []
+            facts = [f"{name}: {value}" for name, value in self._facts(one)]
+            blocks.append("\n".join([*head, self._sentence(one), *facts]))
+        return "\n\n".join([*blocks, *self._rest()])
+
+    @property
+    def slack(self) -> str:
+        """In Slack's own markup."""
+        blocks = [f"*{_slack(self.title)}*"]
+        for one in self._shown():
+            head = [f"*{_slack(f'{one.name}, {one.about}')}*"] if len(self.troubles) > 1 else []
+            facts = [
+                f"<{value}|{name}>" if _is_address(value) else f"{name}: {_slack(value)}"
+                for name, value in self._facts(one)
+            ]
+            blocks.append("\n".join([*head, _slack(self._sentence(one)), " · ".join(facts)]))
+        return "\n\n".join([*blocks, *map(_slack, self._rest())])
+
+    @property
+    def html(self) -> str:
+        """For the body of an e-mail."""
+        blocks = [f"<h3>{html.escape(self.title)}</h3>"]
+        for one in self._shown():
+            head = f"<b>{html.escape(f'{one.name}, {one.about}')}</b><br>" if len(self.troubles) > 1 else ""
+            facts = "<br>".join(
+                f'{name}: <a href="{html.escape(value)}">{html.escape(value)}</a>'
+                if _is_address(value)
+                else f"{name}: {html.escape(value)}"
+                for name, value in self._facts(one)
+            )
+            said = re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(self._sentence(one)))
+            blocks.append(f"<p>{head}{said}<br>{facts}</p>")
+        return "\n".join([*blocks, *(f"<p>{html.escape(line)}</p>" for line in self._rest())])
+
+    def each(self) -> tuple[Message, ...]:
+        """A message for each trouble; beyond `ALONE` that fire at once, one for the rest.
+
+        What is over is told one by one, however much it is: whoever has an incident open for it must hear of it. Where
+        nothing stands any more, the rest is over too.
+        """
+        alone = len(self.troubles) if self.is_over else ALONE
+        made = [replace(self, troubles=(one,), key=one.key) for one in self.troubles[:alone]]
+        if self.troubles[alone:]:
+            made.append(replace(self, troubles=self.troubles[alone:], key=SEVERAL))
+        if self.is_over and self.standing == 0:
+            made.append(replace(self, key=SEVERAL))
+        return tuple(made)
+
+    def _shown(self) -> tuple[Trouble, ...]:
+        return self.troubles[:NAMED]
+
+    def _sentence(self, one: Trouble) -> str:
+        return _line(one.sentence, SENTENCES // len(self._shown()))
+
+    def _facts(self, one: Trouble) -> list[tuple[str, str]]:
+        since = [("stood since" if self.is_over else "since", utc(one.since_ms))] if one.since_ms is not None else []
+        page = one.page or "Streams, in Airflow's navigation"
+        return [*since, ("runbook", one.runbook), ("page", page), *([("log", one.log)] if one.log else [])]
+
+    def _rest(self) -> list[str]:
+        more = len(self.troubles) - NAMED
+        said = [f"And {more:,} more: {self.overview or 'see Streams, in Airflow'}"] if more > 0 else []
+        if self.standing is not None and (self.is_over or self.standing > len(self.troubles)):
+            said.append(f"{self.standing:,} alerts stand now." if self.standing else "No alert stands any more.")
+        return said
+
+
+def message_of(alerts: Iterable[Mapping[str, Any]], *, is_over: bool, standing: int, overview: str) -> Message | None:
+    """The message of what fired, or of what is over; None where there is nothing to tell."""
+    troubles = tuple(Trouble.of_alert(alert, page=overview) for alert in alerts)
+    if not troubles:
+        return None
+    key = troubles[0].key if len(troubles) == 1 else SEVERAL
+    return Message(troubles, key, is_over, standing, overview)
+
+
+def failed_task(  # noqa: PLR0913 - what Airflow knows of it, each in a keyword
+    *,
+    dag_id: str,
+    task: str,
+    stream: str | None,
+    table: str | None,
+    error: str,
+    since_ms: int | None,
+    log: str,
+    overview: str,
+) -> Message:
+    """The message of a task that failed for good. `task` is its id, with the name of its instance in brackets."""
+    trouble = Trouble(
+        name=_line(f"{dag_id}: {task} failed", TITLE),
+        about=_line(f"stream {stream}" if stream else table or "", TITLE),
+        sentence=_line(error, SENTENCES),
+        since_ms=since_ms,
+        runbook=runbook_of("runs"),
+        page=overview and f"{overview}#{page_path(stream, table)}",
+        key=_key(f"frazil/{dag_id}/{task}"),
+        log=log,
+    )
+    return Message((trouble,), trouble.key, overview=overview)
+
+
+def page_path(stream: str | None, table: str | None) -> str:
+    """Where the operations page shows a table or a stream, after its #; the overview where neither is named."""
+    kind, name = ("table", table) if table else ("stream", stream)
+    return f"/{kind}/{quote(name, safe='', errors='replace')}" if name and len(name) <= TITLE else "/"
+
+
+def _place(stream: str, subject: str) -> str:
+    kind, _, name = subject.rpartition(" ")
+    if stream or kind in {"stream", "route of"}:
+        return page_path(stream or name, None)
+    return page_path(None, name if kind in {"", "care of"} else None)
+
+
+def _line(text: str, most: int) -> str:
+    """In one line, of characters that can be seen, and not too long."""
+    seen = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    return seen if len(seen) <= most else f"{seen[: most - 1]}…"
+
+
+def _key(text: str) -> str:
+    if len(text) <= KEY:
+        return text
+    return f"{text[: KEY - 17]}/{hashlib.sha256(text.encode(errors='replace')).hexdigest()[:16]}"
+
+
+def _slack(text: str) -> str:
+    """Slack knows three characters by which a text could mention people or make links."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def _is_address(text: str) -> bool:
+    return re.fullmatch(r"https?://[^\s<>|\"]+", text) is not None

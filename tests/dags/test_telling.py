@@ -1,0 +1,224 @@
+"""Whom frazil tells, and what: the notifiers of the page are built, called, and say what a person needs."""
+
+from __future__ import annotations
+
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+from airflow.providers.smtp.hooks.smtp import SmtpHook
+from airflow.sdk import DAG, BaseNotifier
+from airflow.sdk.exceptions import AirflowFailException
+
+from frazil.airflow import each_alert
+from frazil.airflow.health import dag as health
+from frazil.airflow.telling import failure, telling
+from tests.dags.in_airflow import CHECKOUT
+from tests.pages import blocks
+
+PAGE = "docs/how-to/tell-people.md"
+SENT: list[tuple[str, dict[str, Any]]] = []
+
+
+class StandIn(BaseNotifier):
+    """A notifier of a provider that is not installed here: it takes the same arguments, and fills in the same."""
+
+    needs: frozenset[str]
+    takes: frozenset[str]
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__()
+        assert self.needs <= set(given) <= self.needs | self.takes | set(self.template_fields)
+        vars(self).update(dict.fromkeys(self.template_fields), **given)
+
+    def notify(self, context: Any) -> None:  # noqa: ARG002
+        SENT.append((type(self).__name__, {field: getattr(self, field) for field in self.template_fields}))
+
+
+class SlackWebhookNotifier(StandIn):
+    """Of the provider 9.11.1."""
+
+    needs = frozenset({"text"})
+    takes = frozenset({"unfurl_links", "unfurl_media", "retry_handlers"})
+    template_fields = ("slack_webhook_conn_id", "text", "attachments", "blocks", "proxy", "timeout")
+
+
+class PagerdutyNotifier(StandIn):
+    """Of the provider 5.3.1."""
+
+    needs = frozenset({"summary", "severity"})
+    takes = frozenset({"pagerduty_events_conn_id", "integration_key"})
+    template_fields = (
+        "summary", "severity", "source", "action", "dedup_key", "custom_details", "group", "component", "class_type",
+        "images", "links",
+    )  # fmt: skip
+
+    def notify(self, context: Any) -> None:
+        assert self.action in {"trigger", "acknowledge", "resolve"}
+        assert self.severity in {"info", "warning", "error", "critical"}
+        super().notify(context)
+
+
+class Smtp:
+    """What the installed provider's notifier speaks to."""
+
+    from_email = subject_template = html_content_template = None
+
+    def __enter__(self) -> Smtp:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def send_email_smtp(self, **mail: Any) -> None:
+        SENT.append(("mail", mail))
+
+
+@pytest.fixture
+def examples(monkeypatch: pytest.MonkeyPatch) -> dict[str, ModuleType]:
+    """The page's files, as modules by the path on their first line."""
+    SENT.clear()
+    providers = {
+        "airflow.providers.slack.notifications.slack_webhook": {"SlackWebhookNotifier": SlackWebhookNotifier},
+        "airflow.providers.pagerduty.notifications.pagerduty": {"PagerdutyNotifier": PagerdutyNotifier},
+        "alerts": {},
+    }
+    for name, contents in providers.items():
+        module = ModuleType(name)
+        vars(module).update(contents)
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(SmtpHook, "__new__", lambda *_, **__: Smtp())
+    monkeypatch.setenv("AIRFLOW__API__BASE_URL", "https://airflow.example/")
+    monkeypatch.setenv("FRAZIL_STREAMS", str(CHECKOUT / "include" / "streams"))
+    found = {}
+    for block in blocks(PAGE):
+        if block.kind == "python":
+            path = block.text.splitlines()[0].removeprefix("# ")
+            found[path] = ModuleType(path.removesuffix(".py").replace("/", "."))
+            monkeypatch.setitem(sys.modules, found[path].__name__, found[path])
+            exec(compile(block.text, path, "exec"), vars(found[path]))
+    return found
+
+
+def alert(stream: str = "rides") -> dict[str, Any]:
+    return {
+        "rule": f"freshness:{stream}", "table": f"city.{stream}", "value": "", "since_ms": 0,
+        "sentence": f"stream {stream} does not commit", "runbook": "https://wiki.example/runbook#freshness",
+    }  # fmt: skip
+
+
+def context(task_id: str, **measured: Any) -> dict[str, Any]:
+    """What Airflow calls a callback of `frazil_health` with."""
+    found = {"fired": [], "resolved": [], "active": [], **measured}
+    ti = SimpleNamespace(
+        dag_id="frazil_health",
+        task_id=task_id,
+        rendered_map_index=None,
+        start_date=datetime(2033, 5, 18, tzinfo=UTC),
+        log_url="https://airflow.example/log",
+        xcom_pull=lambda task_ids: found if task_ids == "measure" else None,
+    )
+    return {"ti": ti, "dag": DAG("frazil_health"), "exception": AirflowFailException("a text")}
+
+
+def told(notifier: Any, **measured: Any) -> list[tuple[str, dict[str, Any]]]:
+    """What a notifier sent, given to both ends of an alert."""
+    SENT.clear()
+    telling(notifier, health._fired)(context("alerts", **measured))
+    telling(notifier, health._over)(context("resolved", **measured))
+    return list(SENT)
+
+
+def test_slack_is_told_when_an_alert_fires_and_when_it_is_over(examples: dict[str, ModuleType]) -> None:
+    to_platform = examples["alerts/slack.py"].to_platform
+    assert told(to_platform) == [], "nothing fired"
+    assert told(to_platform, active=[alert()]) == [], "it was told when it fired"
+    ((_, fired),) = told(to_platform, fired=[alert()], active=[alert()])
+    assert fired["slack_webhook_conn_id"] == "slack_alerts"
+    assert fired["text"].startswith("*frazil: freshness, stream rides of city.rides*\n\nstream rides does not commit\n")
+    assert "<https://airflow.example/frazil/ops/index.html#/stream/rides|page>" in fired["text"]
+    assert "<https://wiki.example/runbook#freshness|runbook>" in fired["text"]
+    ((_, over),) = told(to_platform, resolved=[alert()])
+    assert over["text"].startswith("*frazil: over: freshness"), "the notifier tells each time what it is called for"
+    assert len(told(to_platform, fired=[alert(f"s{n}") for n in range(300)], active=[{}] * 300)) == 1
+
+
+def test_a_mail_has_a_subject_of_one_line_and_links(examples: dict[str, ModuleType]) -> None:
+    ((_, mail),) = told(examples["alerts/mail.py"].to_platform, fired=[alert()], active=[alert()])
+    assert (mail["to"], mail["subject"]) == ("platform@example.com", "frazil: freshness, stream rides of city.rides")
+    assert '<a href="https://wiki.example/runbook#freshness">' in mail["html_content"]
+
+
+def test_pagerduty_has_an_incident_for_each_alert_and_each_is_closed(examples: dict[str, ModuleType]) -> None:
+    pager = examples["alerts/pager.py"]
+    both = [alert("rides"), alert("taxis")]
+    opened = told(pager.page, fired=both, active=both)
+    assert [event["action"] for _, event in opened] == ["trigger", "trigger"]
+    assert [event["summary"] for _, event in opened] == [
+        "frazil: freshness, stream rides of city.rides",
+        "frazil: freshness, stream taxis of city.taxis",
+    ]
+    assert opened[1][1]["links"] == [
+        {"href": "https://airflow.example/frazil/ops/index.html#/stream/taxis", "text": "operations page"}
+    ]
+    closed = told(pager.resolve, resolved=both)
+    assert {event["action"] for _, event in closed} == {"resolve"}
+    assert {event["dedup_key"] for _, event in opened} <= {event["dedup_key"] for _, event in closed}
+    assert told(pager.page, fired=both, active=both) == opened, "twice: PagerDuty knows the key"
+    many = [alert(f"s{n}") for n in range(300)]
+    assert len(told(pager.page, fired=many, active=many)) == 21
+
+
+def test_the_dag_file_of_the_page_tells_slack_of_all_and_the_pager_of_alerts(examples: dict[str, ModuleType]) -> None:
+    dag = examples["dags/maintenance.py"].health
+    for task_id, callbacks in (("alerts", "on_failure_callback"), ("resolved", "on_success_callback")):
+        called = getattr(dag.get_task(task_id), callbacks)
+        assert [call.__name__ for call in called] == ["SlackWebhookNotifier", "EachAlert"]
+
+
+def test_a_notifier_that_raises_for_one_alert_is_told_the_others(caplog: pytest.LogCaptureFixture) -> None:
+    keys: list[str] = []
+
+    def fragile(given: Any) -> None:
+        keys.append(given["frazil"].key)
+        if len(keys) == 1:
+            raise ConnectionError("the chat is away")
+
+    three = [alert(f"s{n}") for n in range(3)]
+    with pytest.raises(ConnectionError, match="the chat is away"):
+        told(each_alert(fragile), fired=three, active=three)
+    assert len(keys) == 3
+    assert "not told: frazil: freshness, stream s0 of city.s0" in caplog.text
+
+
+def test_what_somebody_else_put_into_airflow_stops_no_notifier() -> None:
+    said: list[str] = []
+    call = telling(lambda given: said.append(given["frazil"].text), health._fired)
+    call(context("alerts", fired="nonsense"))
+    call(context("alerts", fired=[7, {"rule": 3}], active=[7]))
+    assert said[0].startswith("frazil: frazil_health: alerts failed\n\na text\nsince: 2033-05-18 00:00:00Z")
+    assert said[1].startswith("frazil: 3")
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (AirflowFailException("the catalog does not answer"), "the catalog does not answer"),
+        (KeyError("at"), "KeyError: 'at'"),
+        (ValueError(), "ValueError()"),
+        (None, "Airflow does not say why"),
+    ],
+)
+def test_a_failed_task_is_told_with_its_reason_its_table_and_its_log(error: Exception | None, said: str) -> None:
+    given = context("table.rewrite")
+    given["ti"].dag_id, given["ti"].rendered_map_index, given["exception"] = "frazil_maintenance", "city.rides", error
+    message = failure(given)
+    assert message.title == "frazil: frazil_maintenance: table.rewrite[city.rides] failed, city.rides"
+    assert said in message.text
+    assert "log: https://airflow.example/log" in message.text
+
+
+def test_a_context_of_another_shape_is_told_all_the_same(tmp_path: Path) -> None:
+    assert f"{tmp_path} is full" in failure({"reason": f"{tmp_path} is full"}).text

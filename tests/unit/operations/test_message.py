@@ -1,0 +1,159 @@
+"""What people are told: enough to act on, whatever it is about, and never more than they can read."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+
+from frazil.maintenance.alerts import Alert
+from frazil.operations.message import ALONE, KEY, NAMED, SENTENCES, SEVERAL, TITLE, Message, failed_task, message_of
+
+PAGE = "https://airflow.example/frazil/ops/index.html"
+SENTENCE = "stream rides of city.rides does not commit what waits in Kafka. `frazil status rides` says why"
+
+
+def alert(rule: str = "freshness:rides", table: str = "city.rides", sentence: str = SENTENCE) -> dict[str, Any]:
+    return Alert(rule, table, "old", 2_000_000_000_000, sentence).to_json()
+
+
+def told(*alerts: dict[str, Any], is_over: bool = False, standing: int = 1, overview: str = PAGE) -> Message:
+    message = message_of(alerts, is_over=is_over, standing=standing, overview=overview)
+    assert message is not None
+    return message
+
+
+def test_nothing_is_no_message() -> None:
+    assert message_of([], is_over=False, standing=3, overview=PAGE) is None
+
+
+def test_one_alert_says_all_that_a_person_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FRAZIL_RUNBOOK", "https://wiki.example/frazil")
+    fired = told(alert())
+    assert fired.text == (
+        "frazil: freshness, stream rides of city.rides\n\n"
+        f"{SENTENCE}\n"
+        "since: 2033-05-18 03:33:20Z\n"
+        "runbook: https://wiki.example/frazil#freshness\n"
+        f"page: {PAGE}#/stream/rides"
+    )
+    assert fired.slack.splitlines()[-1] == (
+        f"since: 2033-05-18 03:33:20Z · <https://wiki.example/frazil#freshness|runbook> · <{PAGE}#/stream/rides|page>"
+    )
+    assert f'<a href="{PAGE}#/stream/rides">' in fired.html
+    assert "<code>frazil status rides</code>" in fired.html
+    assert (fired.page, fired.runbook) == (f"{PAGE}#/stream/rides", "https://wiki.example/frazil#freshness")
+
+
+@pytest.mark.parametrize(
+    ("rule", "table", "about", "page"),
+    [
+        ("lag:rides", "city.rides", "stream rides of city.rides", "/stream/rides"),
+        ("writer", "stream rides", "stream rides", "/stream/rides"),
+        ("dead-letters:NotJson", "stream rides", "stream rides", "/stream/rides"),
+        ("snapshots", "city.rides", "city.rides", "/table/city.rides"),
+        ("held", "care of city.rides", "city.rides", "/table/city.rides"),
+        ("manifests", "route of shop", "route of shop", "/stream/shop"),
+        ("aggregation:daily", "aggregation daily", "aggregation daily", "/"),
+        ("runs:frazil_audits", "the DAG frazil_audits", "the DAG frazil_audits", "/"),
+        ("writer", "stream a/b ?#", "stream a/b ?#", "/"),
+    ],
+)
+def test_the_link_goes_to_what_the_alert_is_about(rule: str, table: str, about: str, page: str) -> None:
+    (one,) = told(alert(rule, table)).troubles
+    assert (one.name, one.about, one.page) == (rule.partition(":")[0], about, f"{PAGE}#{page}")
+
+
+def test_what_is_over_has_the_key_of_what_fired_and_says_whether_anything_stands() -> None:
+    fired = told(alert())
+    over = told(alert(sentence="city.rides: the alert freshness:rides is over: 0 records wait"), is_over=True)
+    assert over.key == fired.key
+    assert over.title == "frazil: over: freshness, stream rides of city.rides"
+    assert over.text.endswith("\n\n1 alerts stand now.")
+    assert "stood since: 2033-05-18" in over.text
+    assert told(alert(), is_over=True, standing=0).text.endswith("No alert stands any more.")
+    assert fired.key != told(alert(table="city.taxis")).key, "another alert is another incident"
+
+
+def many(count: int = 300) -> list[dict[str, Any]]:
+    return [
+        alert(f"lag:s{n}" if n % 3 else f"freshness:s{n}", f"city.t{n}", f"{n} " + "x" * 5_000) for n in range(count)
+    ]
+
+
+def test_three_hundred_alerts_are_one_message_that_can_be_read() -> None:
+    fired = told(*many(), standing=300)
+    assert fired.title == "frazil: 300 alerts: lag (200), freshness (100)"
+    for text in (fired.text, fired.slack, fired.html):
+        assert len(text) < SENTENCES + NAMED * 500
+        assert "lag, stream s8 of city.t8" in text
+        assert "stream s11" not in text
+        assert f"And 290 more: {PAGE}" in text
+    assert (fired.key, fired.page, fired.runbook) == (SEVERAL, PAGE, "docs/runbook.md")
+
+
+def test_each_alert_has_an_incident_of_its_own_up_to_what_a_person_can_follow() -> None:
+    fired = told(*many(), standing=300).each()
+    assert [len(one.troubles) for one in fired] == [1] * ALONE + [300 - ALONE]
+    assert len({one.key for one in fired}) == ALONE + 1
+    over = told(*many(), is_over=True, standing=0).each()
+    assert {one.key for one in fired} <= {one.key for one in over}, "all that was opened is closed"
+    assert SEVERAL not in {one.key for one in told(*many(3), is_over=True, standing=9).each()}, "some still stand"
+    assert [one.key for one in told(alert()).each()] == [told(alert()).key]
+    assert told(*many(), standing=300).each() == fired, "twice is the same"
+
+
+ODD = (
+    "<!channel> <b>&amp;|*x*_y_~z~`a <https://evil.example|here>\r\nBcc: all@example.com"
+    "\x00\u202e{{ var.value.key }}\ud800"
+)
+
+
+@pytest.mark.parametrize("text", [ODD, "", "x" * 100_000, "✓ 東京"])
+def test_odd_text_stays_text(text: str) -> None:
+    message = told(alert(f"dead-letters:{text}", f"stream {text}", text))
+    assert len(message.title) <= TITLE
+    assert message.title.isprintable()
+    assert len(message.key) <= KEY
+    assert max(map(len, message.text.splitlines())) <= SENTENCES + 200
+    assert re.findall(r"<(?!https://airflow\.example)[^>]*>", message.slack) == [], "no mention and no other link"
+    tags: list[str] = []
+    parser = HTMLParser(convert_charrefs=True)
+    parser.handle_starttag = lambda tag, _: tags.append(tag)  # type: ignore[method-assign]
+    parser.feed(message.html)
+    assert set(tags) <= {"h3", "p", "br", "a", "b", "code"}
+    assert "Bcc" not in {line.partition(":")[0] for line in message.title.splitlines()}
+
+
+@pytest.mark.parametrize("foreign", [{}, {"rule": 3, "table": None, "since_ms": "now", "sentence": []}])
+def test_an_alert_that_somebody_else_wrote_is_told_as_far_as_it_goes(foreign: dict[str, Any]) -> None:
+    assert told(foreign).text.startswith("frazil: ")
+
+
+def test_without_airflows_address_the_page_is_named() -> None:
+    message = told(alert(), overview="")
+    assert message.page == ""
+    assert "page: Streams, in Airflow's navigation" in message.text
+    assert "see Streams, in Airflow" in told(*many(), overview="").html
+
+
+def test_a_task_that_failed_says_where_its_log_is() -> None:
+    message = failed_task(
+        dag_id="frazil_maintenance",
+        task="table.rewrite[city.rides]",
+        stream=None,
+        table="city.rides",
+        error="MaintenanceRefused: a line\nand another",
+        since_ms=0,
+        log="https://airflow.example/log",
+        overview=PAGE,
+    )
+    assert message.title == "frazil: frazil_maintenance: table.rewrite[city.rides] failed, city.rides"
+    assert (
+        "MaintenanceRefused: a line and another\nsince: 1970-01-01 00:00:00Z\nrunbook: docs/runbook.md#runs"
+        in message.text
+    )
+    assert message.text.endswith("log: https://airflow.example/log")
+    assert message.each() == (message,)
