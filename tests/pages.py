@@ -1,4 +1,4 @@
-"""The blocks of the pages: what each is, and the commands that it has a reader type."""
+"""The blocks of the pages: what each is, the commands that it has a reader type, and what these are said to print."""
 
 from __future__ import annotations
 
@@ -56,6 +56,34 @@ def blocks(page: str) -> list[Block]:
         Block(page, text.count("\n", 0, found.start()) + 1, found[2], re.sub(f"(?m)^{found[1]}", "", found[3]))
         for found in FENCED.finditer(text)
     ]
+
+
+def section(page: str, heading: str) -> list[Block]:
+    """The blocks below one heading of a page, those of its own headings included."""
+    lines = FENCED.sub(lambda found: re.sub(r"[^\n]", " ", found[0]), (CHECKOUT / page).read_text()).splitlines()
+    level = heading.partition(" ")[0]
+    first = lines.index(heading) + 1
+    ends = (n for n, line in enumerate(lines[first:], first + 1) if re.match(rf"#{{1,{len(level)}}} ", line))
+    last = next(ends, len(lines) + 1)
+    return [block for block in blocks(page) if first < block.line < last]
+
+
+def says(output: str, shown: str) -> bool:
+    """Whether that was printed: `…` stands for anything in its line, and alone in a line for any lines."""
+    pattern = "".join(
+        r"(?:.*\n)*?" if line == "…" else r".*".join(map(re.escape, line.split("…"))) + r"\n"
+        for line in (line.rstrip() for line in shown.strip().splitlines())
+    )
+    return re.fullmatch(pattern, "".join(f"{line.rstrip()}\n" for line in output.strip().splitlines())) is not None
+
+
+def alike(output: str, shown: str) -> bool:
+    """Whether that was printed, with numbers, times and widths of its own; `…` as above."""
+    return says(_without_numbers(output), _without_numbers(shown))
+
+
+def _without_numbers(text: str) -> str:
+    return re.sub(r" +", " ", re.sub(r"\d[\d,.:TZ-]*", "N", text))
 
 
 def all_blocks() -> list[Block]:

@@ -1,7 +1,7 @@
 """Every code block of the pages is of a kind that a test can hold to the code, and is held to it.
 
-Commands are parsed here by the real parser. The runbook's tests run its own, and each walk-through that says what it
-prints is run where it needs no broker.
+Commands are parsed here by the real parser, and run here where they need no broker. tests/e2e/test_walks.py runs the
+walks of README and tutorial, tests/e2e/test_docs_blocks.py what needs rows, and the runbook's tests its own.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from frazil.errors import FrazilError
 from frazil.quality import gate
 from frazil.spec.load import DEFAULTS_FILE, load_stream, validate_stream
 from frazil.table import catalogs
-from tests.pages import Block, all_blocks, blocks
+from tests.pages import Block, all_blocks, blocks, says
 
 BLOCKS = all_blocks()
 NOT_RUN = {
@@ -49,7 +49,7 @@ def of_kind(*kinds: str) -> Any:
 
 
 def test_every_block_is_of_a_known_kind() -> None:
-    known = {*HELD, "sh", "console", "text"}
+    known = {*HELD, "sh", "console", "output", "text"}
     assert [str(block) for block in BLOCKS if block.kind not in known] == []
 
 
@@ -63,6 +63,11 @@ def test_no_block_is_written_without_a_fence() -> None:
 
 def test_what_no_test_runs_is_named_with_its_reason() -> None:
     assert sorted(block.page for block in BLOCKS if block.kind == "text") == sorted(NOT_RUN)
+
+
+def test_only_walks_show_what_the_block_before_prints() -> None:
+    """tests/e2e/test_walks.py compares it."""
+    assert {block.page for block in BLOCKS if block.kind == "output"} <= {"README.md", "docs/tutorial/first-stream.md"}
 
 
 @of_kind("sh", "console")
@@ -280,7 +285,7 @@ def test_validate_answers_as_the_guide_says(folder: Path) -> None:
         "event-time: ordered_at", "event-time: orderd_at"
     )
     (folder / "include/streams/orders.yaml").write_text(wrong + "comit: {interval: 1m}\n")
-    assert matches(said(broken[0]), broken[1]), said(broken[0])
+    assert says(said(broken[0]), broken[1]), said(broken[0])
 
 
 def test_validate_answers_as_the_reference_says(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,7 +301,7 @@ def test_validate_answers_as_the_reference_says(folder: Path, monkeypatch: pytes
     )
     monkeypatch.setenv("FRAZIL_STREAMS", "streams")
     monkeypatch.setenv("FRAZIL_KAFKA", "127.0.0.1:9092")
-    assert matches(said(command), answer)
+    assert says(said(command), answer)
 
 
 def test_the_catalog_is_printed_for_each_engine_that_the_guide_names(
@@ -325,9 +330,3 @@ def test_the_gate_is_called_as_the_guide_calls_it(folder: Path, monkeypatch: pyt
     assert (request.suite.name, request.snapshot_id) == ("demo.flights.json", 7)
     assert datetime.fromtimestamp(request.from_us / 1e6, UTC) == datetime(2013, 12, 30, 15, tzinfo=UTC)
     assert request.to_us - request.from_us == 3600 * 1_000_000
-
-
-def matches(output: str, page: str) -> bool:
-    """The page says the same in its order; `…` stands for anything."""
-    pattern = r"[^\n]*".join(map(re.escape, page.strip().split("…")))
-    return re.fullmatch(pattern, output.strip()) is not None
