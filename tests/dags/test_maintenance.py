@@ -80,8 +80,9 @@ def test_alerts_fire_once_stand_and_resolve(tmp_path: Path, caplog: pytest.LogCa
     assert [alert["rule"] for alert in fired["fired"]] == ["snapshots"]
     stands = table_health.measure_all(tmp_path, store)
     assert (stands["fired"], [alert["rule"] for alert in stands["active"]]) == ([], ["snapshots"])
-    with pytest.raises(AirflowFailException, match=r"frazil maintain demo\.made --actions expiry"):
+    with pytest.raises(AirflowFailException, match=r"alerts stand \(1\): snapshots"), caplog.at_level(logging.ERROR):
         health.alerts(stands)
+    assert "frazil maintain demo.made --actions expiry" in caplog.messages[-1]
     declare(tmp_path, "{alerts: {hold: 1ms, snapshots: 300}}")
     with caplog.at_level(logging.INFO):
         over = table_health.measure_all(tmp_path, store)

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import logging
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,17 @@ DAG_ID = "frazil_health"
 EVERY = timedelta(minutes=5)
 LATE_AFTER = timedelta(minutes=15)
 LATE = f"{DAG_ID} has not ended in {LATE_AFTER}: no alert can fire"
+DOC = """
+Every five minutes this looks at all streams and tables, by their metadata alone.
+
+- **A red run means that something is wrong now.** The log of its task `alerts` has a line for each alert: what is wrong,
+  and what to do. The runbook has an entry for each rule.
+- People are told once, when an alert fires, and once more when it is over (`resolved`). Until then each run stays red.
+- A red `measure` means that nothing could be looked at: its log says why.
+"""
+
+log = logging.getLogger(__name__)
+
 Measured = dict[str, Any]
 """`fired`, `resolved` and `active`: lists of alerts, each with table, rule, value, since and sentence."""
 MEASURED = dict.fromkeys(("fired", "resolved", "active"), list)
@@ -61,7 +73,7 @@ def health_dag(  # noqa: PLR0913 - keywords, each with a default
     with DAG(
         DAG_ID,
         description="How every table is: small files, manifests, metadata, freshness; alerts that resolve themselves",
-        doc_md=__doc__,
+        doc_md=DOC,
         schedule=every,
         max_active_runs=1,
         deadline=deadline(LATE_AFTER, sentence=LATE, on_late=on_late),
@@ -104,9 +116,17 @@ def changed(measured: Measured) -> None:
 
 def alerts(measured: Measured) -> None:
     """Fail as long as something is wrong."""
-    if not handed_on(measured, "measure", MEASURED)["active"]:
+    active = handed_on(measured, "measure", MEASURED)["active"]
+    if not active:
         raise AirflowSkipException("nothing is wrong")
-    raise AirflowFailException("\n".join(alert["sentence"] for alert in measured["active"]))
+    for alert in active:
+        # One log line each: Airflow cuts off an exception's text where it is long.
+        log.error("%s", alert["sentence"])
+    rules = sorted({alert["rule"] for alert in active})
+    raise AirflowFailException(
+        f"alerts stand ({len(active)}): {', '.join(rules)}. The lines above say what is wrong and what to do, and the "
+        "runbook has an entry for each rule"
+    )
 
 
 def resolved(measured: Measured) -> None:
