@@ -2,6 +2,7 @@
 
 Declares so many streams, each with a table of its own, and prints, as CPU milliseconds or seconds (user + system):
 
+- what a DAG file's `from frazil.airflow import …` takes after `airflow.sdk`, for one factory and for all names;
 - for each file of `dags/`, what Airflow's DAG processor spends on it: parsing, and serializing what it came to, each
   in a process forked from one that has imported Airflow, as the DAG processor does it;
 - what one check of a stream costs a supervisor in the triggerer: the declaration alone, and a whole step with a writer
@@ -59,6 +60,16 @@ for file in sys.argv[1:]:
     os.waitpid(child, 0)
 """
 
+IMPORT = """
+import sys, time
+from airflow.sdk import DAG, Asset, BaseOperator, Param, task
+sdk = time.process_time()
+import frazil.airflow as frazil
+for name in sys.argv[1:] or frazil.__all__:
+    getattr(frazil, name)
+print(sdk, time.process_time() - sdk)
+"""
+
 
 def declare(folder: Path, streams: int) -> list[str]:
     folder.mkdir()
@@ -67,6 +78,17 @@ def declare(folder: Path, streams: int) -> list[str]:
     for name in names:
         (folder / f"{name}.yaml").write_text(STREAM.format(name=name))
     return names
+
+
+def measure_imports(root: Path, rounds: int) -> None:
+    environment = {**os.environ, "AIRFLOW_HOME": str(root / "airflow"), "AIRFLOW__CORE__LOAD_EXAMPLES": "False"}
+    for names in (["writer_dags"], []):
+        command, found = [sys.executable, "-c", IMPORT, *names], []
+        for _ in range(rounds):
+            done = subprocess.run(command, env=environment, cwd=CHECKOUT, capture_output=True, text=True, check=True)
+            found.append([float(second) for second in done.stdout.split()[-2:]])
+        sdk_s, ours_s = (min(one) for one in zip(*found, strict=True))
+        print(f"import of {' '.join(names) or 'all names'}: {ours_s:.2f} s, after {sdk_s:.2f} s of airflow.sdk")
 
 
 def measure_parsing(root: Path, rounds: int) -> None:
@@ -164,6 +186,7 @@ def main() -> None:
         root = Path(name)
         os.environ |= {"FRAZIL_HOME": str(root / "home"), "FRAZIL_STREAMS": str(root / "streams")}
         names = declare(root / "streams", asked.streams)
+        measure_imports(root, asked.rounds)
         measure_parsing(root, asked.rounds)
         measure_checks(root / "streams", names, asked.rounds)
         if asked.idle:

@@ -18,7 +18,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from datetime import datetime
+from datetime import datetime, timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -106,10 +106,11 @@ def make_database() -> None:
     db.initdb()
 
 
-def exported_names() -> list[str]:
-    """Of `frazil.airflow`, each imported."""
+def exported_names() -> tuple[list[str], set[str]]:
+    """Of `frazil.airflow`, each imported; and the packages that are loaded then."""
     room = importlib.import_module("frazil.airflow")
-    return [name for name in room.__all__ if getattr(room, name).__name__ == name]
+    names = [name for name in room.__all__ if getattr(room, name).__name__ == name]
+    return names, {name.split(".")[0] for name in sys.modules}
 
 
 def parse(folder: str) -> dict[str, Any]:
@@ -145,6 +146,8 @@ def _facts(dag: Any) -> dict[str, Any]:
         "timeout": str(dag.dagrun_timeout),
         "catchup": dag.catchup,
         "schedule": getattr(dag.timetable, "expression", None),
+        "every": str(dag.schedule) if isinstance(dag.schedule, timedelta) else None,
+        "queues": {t.task_id: t.queue for t in dag.tasks},
         "params": dag.params.dump(),
         "outlets": {t.task_id: [asset.name for asset in t.outlets] for t in dag.tasks if t.outlets},
     }

@@ -92,6 +92,47 @@ def test_one_setting_gives_every_task_its_notifiers_and_defaults(
     assert found["dags"]["frazil_writer_rides"]["retries"]["write"] > 1000, "a writer is retried for ever"
 
 
+def test_schedules_and_the_arguments_of_one_purpose_are_settings(
+    tmp_path: Path, streams: Path, parse: Parse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    declare(streams, "rides", owner="mobility", table="rides")
+    (aggregations := tmp_path / "aggregations").mkdir()
+    daily = "source: demo.rides\nevent-time: ts\ntarget: demo.days\nsql: SELECT count(*) AS n FROM source_day\n"
+    (aggregations / "days.yaml").write_text(daily)
+    monkeypatch.setenv("FRAZIL_AUDIT_EVERY", "6h")
+    monkeypatch.setenv("FRAZIL_RECONCILE_EVERY", "1h")
+    monkeypatch.setenv("FRAZIL_HEALTH_EVERY", "10m")
+    monkeypatch.setenv("FRAZIL_DEFAULT_ARGS", '{"retries": 7, "audit": {"retries": 9}, "daily": {"queue": "large"}}')
+    found = parse(CHECKOUT / "dags", home=tmp_path / "airflow", streams=streams)
+    dags = found["dags"]
+    assert found["errors"] == {}
+    assert (dags["frazil_audits"]["schedule"], dags["frazil_audits"]["params"]["hours"]) == ("15 */6 * * *", 6)
+    assert (dags["frazil_reconcile_days"]["every"], dags["frazil_health"]["every"]) == ("1:00:00", "0:10:00")
+    assert (dags["frazil_audits"]["retries"]["audit"], dags["frazil_health"]["retries"]["measure"]) == (9, 7)
+    assert dags["frazil_audits"]["retries"]["stream.verdict"] == 0, "a finding is no accident"
+    assert set(dags["frazil_daily_days"]["queues"].values()) == {"large"}
+    assert set(dags["frazil_audits"]["queues"].values()) == {"default"}
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "file", "said"),
+    [
+        ("FRAZIL_AUDIT_EVERY", "5h", "audits.py", "audits run each 5h; write one of 1h, 2h"),
+        ("FRAZIL_AUDIT_EVERY", "90m", "audits.py", "audits run each 1h30m; write one of 1h, 2h"),
+        ("FRAZIL_HEALTH_EVERY", "5", "maintenance.py", "FRAZIL_HEALTH_EVERY is '5'"),
+        ("FRAZIL_HEALTH_EVERY", "10s", "maintenance.py", "a DAG runs each 1m at most"),
+        ("FRAZIL_DEFAULT_ARGS", '{"audit": 5}', "audits.py", "'audit' is 5; write an object such as"),
+    ],
+)
+def test_a_setting_that_cannot_be_used_is_said_with_what_can(  # noqa: PLR0913, PLR0917 - a table's columns
+    variable: str, value: str, file: str, said: str, streams: Path, parse: Parse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    declare(streams, "rides", owner="mobility", table="rides")
+    monkeypatch.setenv(variable, value)
+    errors = parse(CHECKOUT / "dags", home=streams.parent / "airflow", streams=streams)["errors"]
+    assert [said in error for path, error in errors.items() if path.endswith(file)] == [True]
+
+
 @pytest.mark.parametrize(
     "setting",
     [

@@ -27,7 +27,7 @@ from tests.dags.in_airflow import AirflowProcess
 
 def test_the_exported_names_are_these_and_each_can_be_imported(tmp_path: Path) -> None:
     process = AirflowProcess(tmp_path)
-    exported = process.call(in_airflow.exported_names)
+    exported, loaded = process.call(in_airflow.exported_names)
     process.end()
     assert exported == [
         "PartitionCompleteSensor",
@@ -51,6 +51,7 @@ def test_the_exported_names_are_these_and_each_can_be_imported(tmp_path: Path) -
         "writer_dag_id",
         "writer_dags",
     ]
+    assert not {"pyspark", "pyarrow", "pyiceberg", "confluent_kafka", "pandas", "openlineage"} & loaded
 
 
 def test_a_name_that_is_not_exported_is_no_attribute() -> None:

@@ -3,7 +3,7 @@
 Three environment variables of the DAG processor, each an import path such as `alerts.slack:to_platform` (several with
 commas), give every DAG its notifiers; what a factory is given goes before them. A fourth is a JSON object of Airflow's
 own `default_args`, such as `{"owner": "data-platform", "queue": "small", "retries": 5}`, for every task that has no
-such value of its own.
+such value of its own; under a purpose, such as `{"audit": {"queue": "large"}}`, for those of its DAGs.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from importlib import import_module
 from typing import Any
 
@@ -21,14 +21,18 @@ from frazil.airflow.telling import Call, telling
 from frazil.errors import SpecError
 from frazil.operations.message import Message
 from frazil.spec.model import StreamSpec
+from frazil.spec.units import format_duration, parse_duration
 
 ON_FAILURE_VARIABLE = "FRAZIL_ON_FAILURE"
 ON_RESOLVED_VARIABLE = "FRAZIL_ON_RESOLVED"
 ON_LATE_VARIABLE = "FRAZIL_ON_LATE"
 DEFAULT_ARGS_VARIABLE = "FRAZIL_DEFAULT_ARGS"
+PURPOSES = frozenset({"writer", "partitions", "audit", "maintenance", "daily", "backfill", "dead letters"})
+"""A DAG's purpose is a tag of it too."""
 START_DATE = datetime(2026, 1, 1, tzinfo=UTC)
 MOST_OF_A_KIND = 10
 """So many tags for streams, or for tables, and so many owners: a DAG of more is about all of them."""
+SHORTEST = timedelta(minutes=1)
 LONGEST_TAG = 100
 """Airflow's own limit."""
 
@@ -70,15 +74,15 @@ def dag_profile(  # noqa: PLR0913 - keywords, each with a default
         "catchup": False,
         "default_args": {
             **defaults,
-            **default_arguments(),
+            **default_arguments(purpose),
             **({"owner": ", ".join(owners)} if 0 < len(owners) <= MOST_OF_A_KIND else {}),
             "on_failure_callback": failure_notifiers(on_failure),
         },
     }
 
 
-def default_arguments() -> dict[str, Any]:
-    """What FRAZIL_DEFAULT_ARGS says. Raises SpecError where that is no JSON object."""
+def default_arguments(purpose: str) -> dict[str, Any]:
+    """What FRAZIL_DEFAULT_ARGS says of DAGs of that purpose. Raises SpecError where that is no JSON object."""
     text = os.environ.get(DEFAULT_ARGS_VARIABLE)
     if not text:
         return {}
@@ -89,7 +93,24 @@ def default_arguments() -> dict[str, Any]:
         raise SpecError(f"{DEFAULT_ARGS_VARIABLE} is no JSON ({error}); write an object such as {example}") from None
     if not isinstance(said, Mapping):
         raise SpecError(f"{DEFAULT_ARGS_VARIABLE} is {text!r}; write a JSON object such as {example}")
-    return dict(said)
+    of_purpose = said.get(purpose, {})
+    if not isinstance(of_purpose, Mapping):
+        raise SpecError(f"{DEFAULT_ARGS_VARIABLE}: {purpose!r} is {of_purpose!r}; write an object such as {example}")
+    return {**{name: value for name, value in said.items() if name not in PURPOSES}, **of_purpose}
+
+
+def interval(variable: str, default: timedelta) -> timedelta:
+    """How often a DAG runs, by an environment variable such as `30m`. Raises SpecError where that is no duration."""
+    text = os.environ.get(variable)
+    if not text:
+        return default
+    try:
+        said = parse_duration(text)
+    except ValueError as error:
+        raise SpecError(f"{variable} is {text!r}: {error}") from None
+    if said < SHORTEST:
+        raise SpecError(f"{variable} is {text!r}; a DAG runs each {format_duration(SHORTEST)} at most")
+    return said
 
 
 def failure_notifiers(given: OnFailure | None, message_of: MessageOf | None = None) -> list[Call]:

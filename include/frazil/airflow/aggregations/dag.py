@@ -4,7 +4,8 @@ Airflow's own roll-up of the source's windows starts a day. An hour that reopens
 again: it would wait for the other 23 for ever. It goes to the second DAG instead, which asks the signals whether the
 day was complete before. If so, that DAG sends an event with the day as its partition key, which starts the first DAG
 too. (The task SDK's own trigger message would not do: Airflow 3.3 drops its partition key on the way.) The third DAG
-asks every ten minutes for days that are complete by their signals and were not aggregated (see `reconcile`).
+asks each ten minutes (FRAZIL_RECONCILE_EVERY) for days that are complete by their signals and were not aggregated (see
+`reconcile`).
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 from frazil import clock
 from frazil.aggregate.spec import AGGREGATIONS, AggregationSpec, find_aggregation, parse_day
 from frazil.airflow.assets import again_asset, partition_asset, reopened_asset
-from frazil.airflow.dag_profile import OnFailure, dag_profile
+from frazil.airflow.dag_profile import OnFailure, dag_profile, interval
 from frazil.airflow.declared import declared_streams
 from frazil.airflow.spark import PROPERTIES_FILE, SPARK_CONNECTION, spark_pool
 from frazil.airflow.submit import SubmitOperator
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
 RETRIES = 2
 ASSET_TRIGGERED = "asset_triggered"
 """Airflow's type of a run that asset events started."""
-RECONCILED_EVERY = timedelta(minutes=10)
+RECONCILED_EVERY, RECONCILED_VARIABLE = timedelta(minutes=10), "FRAZIL_RECONCILE_EVERY"
 _DAY = StartOfDayMapper(input_format=Grain.DAY.key_format)
 
 
@@ -183,7 +184,7 @@ def _reconcile_dag(found: _Declared, spec: AggregationSpec, on_failure: OnFailur
     with DAG(
         reconcile_dag_id(found.name),
         description=f"Asks for days of {daily_dag_id(found.name)} that are complete and were not aggregated",
-        schedule=RECONCILED_EVERY,
+        schedule=interval(RECONCILED_VARIABLE, RECONCILED_EVERY),
         max_active_runs=1,
         **_profile(f"Daily again, missed: {found.name}", found, on_failure),
     ) as dag:

@@ -1,4 +1,4 @@
-"""One DAG, `frazil_audits`, that audits what the writers of all streams committed, hour by hour.
+"""One DAG, `frazil_audits`, that audits what the writers of all streams committed, by complete hours.
 
 - `audit` audits every stream, side by side, in one task. It hands on the names of those where something is wrong, or
   whose audit failed. In an hour in which all is well, no other task starts.
@@ -18,13 +18,18 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from frazil.airflow.assets import GROUP, HEALTH
 from frazil.airflow.dag_ids import AUDITS_DAG
-from frazil.airflow.dag_profile import OnFailure, dag_profile
+from frazil.airflow.dag_profile import OnFailure, dag_profile, interval
 from frazil.airflow.declared import declared_streams
 from frazil.airflow.task import task
 from frazil.airflow.untrusted import handed_on
+from frazil.errors import SpecError
+from frazil.spec.units import format_duration
 
 MINUTE = 15
 """A commit is dated when it is first tried and may land ten minutes later (`Patience`), after its hour has ended."""
+EVERY_VARIABLE = "FRAZIL_AUDIT_EVERY"
+EVERY = (1, 2, 3, 4, 6, 8, 12, 24)
+"""Hours from run to run: each divides a day, so that no hour of it is left out."""
 RUNS_AT_ONCE = 6
 """An hour does not wait for the retries of the hour before."""
 RETRIES = 3
@@ -40,24 +45,26 @@ def audit_asset(stream: str) -> Asset:
     return Asset(f"frazil.audit.{stream}", group=GROUP)
 
 
-def audit_dag(streams: str | Path, *, on_failure: OnFailure | None = None) -> DAG:
+def audit_dag(streams: str | Path, *, every: timedelta | None = None, on_failure: OnFailure | None = None) -> DAG:
     """The DAG that audits all declared streams of the folder.
 
-    It runs hourly for the last complete hour. Hours missed while Airflow was down or the DAG was paused are made up
-    for by an Airflow backfill, or by a run with more `hours`. A declaration that cannot be read fails the tasks of its
-    own stream only.
+    It runs for the complete hours since the run before. Hours missed while Airflow was down or the DAG was paused are
+    made up for by an Airflow backfill, or by a run with more `hours`. A declaration that cannot be read fails the tasks
+    of its own stream only.
 
     :param streams: folder of the declared streams.
+    :param every: from run to run; by default FRAZIL_AUDIT_EVERY, or an hour.
     :param on_failure: notifiers, called once for each stream where an audit finds something or is impossible.
     """
     folder = Path(streams)
     found = declared_streams(folder)
+    hours = _hours(every or interval(EVERY_VARIABLE, timedelta(hours=1)))
     names, specs = [stream.name for stream in found], [stream.spec for stream in found if stream.spec]
     with DAG(
         AUDITS_DAG,
-        description="Whether what each stream committed in the last complete hour landed exactly once",
+        description="Whether what each stream committed in the last complete hours landed exactly once",
         doc_md=_PAGE,
-        schedule=f"{MINUTE} * * * *",
+        schedule=f"{MINUTE} {_CRON_HOURS.get(hours, f'*/{hours}')} * * *",
         max_active_runs=RUNS_AT_ONCE,
         params={
             "streams": Param(
@@ -67,7 +74,7 @@ def audit_dag(streams: str | Path, *, on_failure: OnFailure | None = None) -> DA
                 examples=names,
                 description="Which streams; none stands for all.",
             ),
-            "hours": Param(1, type="integer", minimum=1, description="How many complete hours to audit."),
+            "hours": Param(hours, type="integer", minimum=1, description="How many complete hours to audit."),
             "source": Param(False, type="boolean", description="Read the records from Kafka as well."),
         },
         **dag_profile(
@@ -85,6 +92,16 @@ def audit_dag(streams: str | Path, *, on_failure: OnFailure | None = None) -> DA
         wrong: Any = task(inlets=[HEALTH])(audit)(names, str(folder.absolute()))
         _of_a_stream.partial(folder=str(folder.absolute())).expand(name=wrong)
     return dag
+
+
+def _hours(every: timedelta) -> int:
+    hours, rest = divmod(every, timedelta(hours=1))
+    if rest or hours not in EVERY:
+        raise SpecError(
+            f"audits run each {format_duration(every)}; write one of {', '.join(f'{one}h' for one in EVERY)} "
+            f"({EVERY_VARIABLE}), for a run audits whole hours, and each hour of a day once"
+        )
+    return hours
 
 
 @task_group(group_id="stream")
@@ -138,11 +155,13 @@ def verdict(found: dict[str, Any]) -> None:
         )
 
 
+_CRON_HOURS = {1: "*", 24: "0"}
 _PAGE = f"""### Audits
 
-Every hour, for the last complete one: does each record that a stream committed in it stand in the table, or in the
-dead-letter table, exactly once? A run that failed says what is off: its tasks `stream.verdict` carry the names of the
-streams. So does the event of the asset `{audit_asset("<stream>").name}`.
+For the complete hours since the run before (one, unless `{EVERY_VARIABLE}` says otherwise): does each record that a
+stream committed in them stand in the table, or in the dead-letter table, exactly once? A run that failed says what is
+off: its tasks `stream.verdict` carry the names of the streams. So does the event of the asset
+`{audit_asset("<stream>").name}`.
 
 - `frazil audit STREAM`: the whole table, now.
 - `frazil audit STREAM --from … --to … --source`: the same hour, held against Kafka's own records.

@@ -20,7 +20,7 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 from frazil import clock
 from frazil.aggregate.spec import AGGREGATIONS
 from frazil.airflow.assets import HEALTH, again_asset
-from frazil.airflow.dag_profile import OnFailure, dag_profile, failure_notifiers, resolved_notifiers
+from frazil.airflow.dag_profile import OnFailure, dag_profile, failure_notifiers, interval, resolved_notifiers
 from frazil.airflow.deadlines import OnLate, deadline
 from frazil.airflow.page.address import page_url
 from frazil.airflow.task import task
@@ -30,11 +30,12 @@ from frazil.operations.message import Message, message_of
 from frazil.spec.last_sound import find_declared
 
 DAG_ID = "frazil_health"
-EVERY = timedelta(minutes=5)
+EVERY, EVERY_VARIABLE = timedelta(minutes=5), "FRAZIL_HEALTH_EVERY"
 LATE_AFTER = timedelta(minutes=15)
 LATE = f"{DAG_ID} has not ended in {LATE_AFTER}: no alert can fire"
 DOC = """
-Every five minutes this looks at all streams and tables, by their metadata alone.
+This looks, every five minutes unless `FRAZIL_HEALTH_EVERY` says otherwise, at all streams and tables, by their
+metadata alone.
 
 - **A red run means that something is wrong now.** The log of its task `alerts` has a line for each alert: what is wrong,
   and what to do. The runbook has an entry for each rule.
@@ -53,7 +54,7 @@ def health_dag(  # noqa: PLR0913 - keywords, each with a default
     streams: str | Path,
     *,
     aggregations: str | Path | None = None,
-    every: timedelta = EVERY,
+    every: timedelta | None = None,
     on_failure: OnFailure | None = None,
     on_resolved: OnFailure | None = None,
     on_late: OnLate | None = None,
@@ -62,7 +63,7 @@ def health_dag(  # noqa: PLR0913 - keywords, each with a default
 
     :param streams: folder of the declared streams.
     :param aggregations: folder of the declared aggregations, whose days are watched too.
-    :param every: how often.
+    :param every: how often; by default FRAZIL_HEALTH_EVERY, or each five minutes.
     :param on_failure: notifiers, called when an alert fires, and when health cannot be measured.
     :param on_resolved: notifiers, called when an alert ends.
     :param on_late: called when a measurement hangs; by default the triggerer logs it.
@@ -74,7 +75,7 @@ def health_dag(  # noqa: PLR0913 - keywords, each with a default
         DAG_ID,
         description="How every table is: small files, manifests, metadata, freshness; alerts that resolve themselves",
         doc_md=DOC,
-        schedule=every,
+        schedule=every or interval(EVERY_VARIABLE, EVERY),
         max_active_runs=1,
         deadline=deadline(LATE_AFTER, sentence=LATE, on_late=on_late),
         **dag_profile("Health of all tables and streams", purpose="maintenance", on_failure=on_failure),
