@@ -149,12 +149,14 @@ class MadeStream:
             raise RuntimeError(f"batch {key} was journaled already")
         return journal
 
-    def write(self, table: Table, key: BatchKey, target: Target, offsets: Offsets) -> tuple[StagedFile, ...]:
+    def write(
+        self, table: Table, key: BatchKey, target: Target, offsets: Offsets, *, folder: str | None = None
+    ) -> tuple[StagedFile, ...]:
         """One task's files with these rows, as fetches bring them: some hundred of each partition at a time."""
         if not any(np.size(of) for of in offsets.values()):
             return ()
         writer = TableWriter(
-            target_table(table, folder=batch_folder(table, self.spec.name, key)),
+            target_table(table, folder=folder or batch_folder(table, self.spec.name, key)),
             target,
             io=table.io,
             file_name=file_namer(0, 0),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,6 +43,8 @@ class MadeRoute(MadeStream):
     followers: Followers | None = field(default=None, init=False)
     at: int = field(default=0, init=False)
     """The offset of the next record."""
+    absent: Collection[Target] = field(default=(), init=False)
+    """Tables whose rows wait beside home."""
 
     def begin_route(self, *values: str) -> RoutedTables:
         """Take the stream over, and make the tables of these values."""
@@ -74,8 +76,12 @@ class MadeRoute(MadeStream):
         key = BatchKey(self.committer.epoch, self.home().at.batch + 1)
         begin, files = self.at, list[StagedFile]()
         for target, count in {**rows, "dead-letters": rejected}.items():
-            offsets = np.arange(self.at, self.at + count)
-            files += self.write(self.tables.handle(target).refresh(), key, target, {0: offsets})
+            offsets = {0: np.arange(self.at, self.at + count)}
+            if target in self.absent:
+                folder = self.tables.beside_home(key)
+                files += self.write(self.tables.main.refresh(), key, target, offsets, folder=folder)
+            else:
+                files += self.write(self.tables.handle(target).refresh(), key, target, offsets)
             self.at += count
         progress = RangeProgress(self.topic, 0, begin, self.at, sum(rows.values()), rejected, at_us)
         journal = Journal(

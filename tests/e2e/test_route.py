@@ -118,6 +118,32 @@ def test_a_table_in_trouble_is_left_behind_and_then_stops_the_stream_with_the_re
     assert (ids("test.a"), ids("test.b")) == ([0, 2, 4], [1, 3])
 
 
+def test_a_table_that_cannot_be_made_at_first_sight_waits_alone_and_then_stops_the_stream(
+    stream: Any, frazil: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    route = "route: {by: field, name: note, template: 'test.of_{value}', lag: %s}\n"
+    stream.declare(BASE + route % "1h")
+    broken = refuse_commits_to(route_table(stream, "B"), monkeypatch, "create_table")
+    with stream.writing():
+        stream.produce([record(0, "a"), record(1, "B"), record(2, None)])
+        eventually(lambda: load_catalog(None).table_exists("test.of_a") and ids("test.of_a") == [0], within_s=60)
+        stream.produce([record(3, "a"), record(4, "B")])
+        eventually(lambda: ids("test.of_a") == [0, 3], within_s=60)
+        eventually(lambda: "not yours" in stream.outage(), within_s=60)
+    said = frazil("route", "events").stdout
+    assert ("not yours" in said, route_table(stream, "B") in said) == (True, True)
+    assert frazil("audit", "events").returncode == 0
+    stream.declare(BASE + route % "1s")
+    stream.produce([record(5, "B")])
+    with pytest.raises(RouteBehind, match="not yours"):
+        stream.catch_up()
+    broken.clear()
+    stream.produce([record(6, "B")])
+    stream.catch_up()
+    assert (ids(route_table(stream, "B")), ids("test.of_a"), stream.ids()) == ([1, 4, 5, 6], [0, 3], [2])
+    assert audit(stream.spec, window=None, with_source=True).findings == ()
+
+
 def test_a_table_that_was_dropped_while_rows_wait_goes_on_only_when_a_person_says_so(
     stream: Any, frazil: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -203,16 +229,20 @@ def test_forty_tables_lose_and_repeat_nothing_while_the_writer_is_killed(stream:
     assert (stream.ids(), letters(stream)) == ([], [])
 
 
-def refuse_commits_to(identifier: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Commits to this table are refused until the list that is returned is empty."""
+def route_table(stream: Any, value: str) -> str:
+    return str(stream.spec.route.made_table(value))
+
+
+def refuse_commits_to(identifier: str, monkeypatch: pytest.MonkeyPatch, call: str = "commit_table") -> list[str]:
+    """Commits to this table, or other calls for it, are refused until the list that is returned is empty."""
     from pyiceberg.catalog.sql import SqlCatalog  # noqa: PLC0415 - of this test alone
 
-    broken, commit = [identifier], SqlCatalog.commit_table
+    broken, called = [identifier], getattr(SqlCatalog, call)
 
-    def refusing(self: Any, table: Any, *change: Any) -> Any:
-        if ".".join(table.name()) in broken:
+    def refusing(self: Any, table: Any, *more: Any, **named: Any) -> Any:
+        if (table if isinstance(table, str) else ".".join(table.name())) in broken:
             raise ForbiddenError("not yours")
-        return commit(self, table, *change)
+        return called(self, table, *more, **named)
 
-    monkeypatch.setattr(SqlCatalog, "commit_table", refusing)
+    monkeypatch.setattr(SqlCatalog, call, refusing)
     return broken

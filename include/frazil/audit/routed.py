@@ -13,10 +13,11 @@ from functools import partial
 
 import pyarrow.parquet as pq
 from pyiceberg.exceptions import NoSuchTableError
-from pyiceberg.table import Table
+from pyiceberg.io import FileIO
 
 from frazil.audit.claims import Claims
 from frazil.audit.compare import Evidence, Finding, FindingKind, counted_once, merged_ranges
+from frazil.commit.beside_home import all_beside, is_beside, some_beside
 from frazil.commit.followers import Followers, lacked
 from frazil.commit.journal import Journal
 from frazil.commit.marker import Marker
@@ -28,6 +29,9 @@ from frazil.spec.units import counted
 from frazil.table.file_bounds import COORDINATES, Within
 from frazil.table.landed_offsets import OffsetArray, Wanted, by_partition, inside, tally
 from frazil.table.parallel import in_parallel
+
+LOOKS = 3
+"""So often a table is looked at whose rows move to it meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,24 +63,38 @@ def routed_rows(tables: StreamTables, marker: Marker, claimed: Claims, within: W
 def _rows_of(
     tables: StreamTables, waiting: Mapping[Target, Sequence[Journal]], within: Within, target: Target
 ) -> RoutedRows:
+    """Looks again where a file is gone that waited beside home: the table has its rows by now."""
+    for _ in range(LOOKS):
+        found = _looked_at(tables, waiting.get(target, ()), within, target)
+        if not (found.problem and some_beside(tables, waiting.get(target, ()), target)):
+            break
+    return found
+
+
+def _looked_at(tables: StreamTables, waiting: Sequence[Journal], within: Within, target: Target) -> RoutedRows:
     try:
         table = tables.handle(target).refresh()
     except NoSuchTableError:
-        return RoutedRows(target, {}, problem="the table is not there")
-    found = defaultdict(OffsetTally, tally(table, Wanted({topic for topic, _ in within}, within)))
+        if not waiting or not all_beside(tables, waiting, target):
+            return RoutedRows(target, {}, problem="the table is not there")
+        found, lacks = defaultdict(OffsetTally), waiting
+    else:
+        found = defaultdict(OffsetTally, tally(table, Wanted({topic for topic, _ in within}, within)))
+        lacks = lacked(tables, table, waiting)
     waits, problem = 0, None
-    for path in (f.path for j in lacked(tables, table, waiting.get(target, ())) for f in j.staged_for(target)):
+    for file in (file for journal in lacks for file in journal.staged_for(target)):
+        io = tables.main.current().io if is_beside(tables, file) else table.io
         try:
-            for tp, offsets in _in_file(table, path, within):
+            for tp, offsets in _in_file(io, file.path, within):
                 found[tp].add(offsets)
                 waits += len(offsets)
         except FileNotFoundError:
-            problem = f"a file that waits for it is gone: {path}"
+            problem = f"a file that waits for it is gone: {file.path}"
     return RoutedRows(target, dict(found), waits, problem)
 
 
-def _in_file(table: Table, path: str, within: Within) -> Iterator[tuple[TopicPartition, OffsetArray]]:
-    with table.io.new_input(path).open() as stream:
+def _in_file(io: FileIO, path: str, within: Within) -> Iterator[tuple[TopicPartition, OffsetArray]]:
+    with io.new_input(path).open() as stream:
         batches = pq.read_table(stream, columns=list(COORDINATES)).combine_chunks().to_batches()
     for batch in batches:
         for tp, offsets in by_partition(batch.select(COORDINATES).drop_null()):

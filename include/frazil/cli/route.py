@@ -11,6 +11,7 @@ from pyiceberg.exceptions import NoSuchTableError
 from frazil.cli.options import json_option, stream_argument, streams_option
 from frazil.cli.output import Teller, ask
 from frazil.commit import followers
+from frazil.commit.beside_home import note_of
 from frazil.commit.followers import Behind, is_ahead, lacking
 from frazil.commit.marker import Marker, property_name, read_marker
 from frazil.commit.opened import OpenStream, open_stream
@@ -93,9 +94,15 @@ def _give_up(opened: OpenStream, home: Marker, behind: dict[str, Behind], table:
     rows = behind[table].rows if table in behind else 0
     asking.teller.say(f"Rows that never reach {table}: {rows:,}. Their files become orphans.")
     ask(f"Let {table} go on as it stands?", yes=asking.yes)
-    if not _is_there(opened, table):
-        made_anew(opened.spec, table)
-    followers.give_up(opened.tables, table, home)
+    try:
+        if not _is_there(opened, table):
+            made_anew(opened.spec, opened.tables, table)
+        followers.give_up(opened.tables, table, home)
+    except Exception as error:  # catalogs' clients raise anything
+        if note_of(opened.tables, table) is None:
+            raise
+        asking.teller.say(f"It is still not there ({error}): it gets what comes from now on, once it is.")
+        followers.give_up_beside(opened.tables, table, home)
     asking.teller.say(f"{table} goes on. `frazil resume {home.stream}` starts the writer, if it has ended.")
 
 
@@ -103,8 +110,10 @@ def _check_routed(opened: OpenStream, home: Marker, behind: dict[str, Behind], t
     spec = opened.spec
     own = table in {spec.table.identifier, spec.dead_letter_table}
     named = spec.route is not None and table in spec.route.tables.values()
+    if table in behind:
+        return
     known = _is_there(opened, table) and property_name(home.stream) in opened.tables.handle(table).current().properties
-    if own or not (known or named or table in behind):
+    if own or not (known or named):
         others = ", ".join(behind) or "none"
         raise SpecError(
             f"table {table} is none of the route of {home.stream!r} that could go on without rows (those that lack "

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import reduce
@@ -18,6 +18,17 @@ from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
 
+from frazil.commit.beside_home import (
+    Note,
+    all_beside,
+    delete_moved,
+    is_beside,
+    moved,
+    not_given_up,
+    note_of,
+    some_beside,
+    write_note,
+)
 from frazil.commit.committer import commit_of
 from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey, Fate, Marker, merged_identity, read_marker
@@ -27,7 +38,7 @@ from frazil.commit.settle import bare_path
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.swap import Done, Patience, TableCommit, TableHandle, commit_snapshots
 from frazil.errors import CommitUnavailable, FrazilError, MarkerUnreadable, RolledBack, SchemaIncompatible
-from frazil.ingest.contract import Target
+from frazil.ingest.contract import StagedFile, Target
 from frazil.spec.units import counted
 
 log = logging.getLogger(__name__)
@@ -42,6 +53,8 @@ PATIENCE_S = 30.0
 """How long a commit to one table is tried again while the others wait for it."""
 PATIENCE_BEHIND_S = 3.0
 """The same for a table whose last commit failed."""
+Make = Callable[[Target, Sequence[Journal]], None]
+"""Makes or loads a table whose rows of these batches wait beside home, and gives it its first marker; or raises."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,15 +85,21 @@ class Followers:
     """The tables whose last commit failed."""
     inherited: set[Target] = field(default_factory=set)
     """The tables whose files were staged by earlier writers."""
+    make: Make | None = None
+    """Who only looks makes no table."""
+    moved: dict[Target, dict[BatchKey, tuple[StagedFile, ...]]] = field(default_factory=dict)
+    """The rows that waited beside home and were written anew, so that a commit that is tried again writes no more."""
 
     @classmethod
-    def of(cls, tables: StreamTables, marker: Marker) -> Followers:
+    def of(cls, tables: StreamTables, marker: Marker, make: Make | None = None) -> Followers:
         """What earlier writers may have left, by home's marker and the journals after what it says of all tables."""
         if marker.routed is None or marker.settled is None:
-            return cls(tables, marker.settled or NOTHING)
-        found = cls(tables, marker.routed)
+            return cls(tables, marker.settled or NOTHING, make=make)
+        found = cls(tables, marker.routed, make=make)
         for journal in reversed([*_decided(tables, marker)]):
             found.add(journal)
+        waiting = {target: not_given_up(tables, journals, target) for target, journals in found.waiting.items()}
+        found.waiting = {target: journals for target, journals in waiting.items() if journals}
         found.inherited = set(found.waiting)
         return found
 
@@ -129,7 +148,10 @@ class Followers:
                 f"{lacks[0]}"
             )
         tables = self.tables
-        return tuple(_commit(tables, tables.handle(t), [journal], target=t) for t in targets)
+        return tuple(
+            _commit(tables, tables.handle(t), [journal], self._files(t, [journal], made=True), target=t)
+            for t in targets
+        )
 
     def _tried(self, target: Target) -> str | None:
         """Commit to one table; returns why that failed."""
@@ -139,13 +161,40 @@ class Followers:
         if behind:
             handle.forget()
         try:
+            if behind:
+                self.waiting[target] = not_given_up(self.tables, self.waiting[target], target)
+            if not (journals := self.waiting[target]):
+                return None  # a person gave them up
+            self._made(target, journals)
             if behind or target in self.inherited:
-                _check_there(self.tables, handle, self.waiting[target], target=target)
-            follow(self.tables, handle, self.waiting[target], target=target, patience=patience)
+                _check_there(self.tables, handle, journals, target=target)
+            follow(self.tables, handle, journals, self._files, target=target, patience=patience)
+            delete_moved(self.tables, journals, target)
+            self.moved.pop(target, None)
         except Exception as error:  # catalogs' clients raise anything, and the other tables shall go on
             log.debug("table %s is left behind", target, exc_info=True)
             return _said(error)
         return None
+
+    def _made(self, target: Target, journals: Sequence[Journal]) -> None:
+        """Let the table be there whose rows wait beside home."""
+        if self.make is not None and some_beside(self.tables, journals, target):
+            self.make(target, journals)
+
+    def _files(self, target: Target, journals: Sequence[Journal], *, made: bool = False) -> tuple[StagedFile, ...]:
+        """The files that these journals have for a table; rows that wait beside home are written anew as its own."""
+        if not some_beside(self.tables, journals, target):
+            return tuple(file for journal in journals for file in journal.staged_for(target))
+        if made:
+            self._made(target, journals)
+        table, known = self.tables.handle(target).current(), self.moved.setdefault(target, {})
+        for journal in journals:
+            files = journal.staged_for(target)
+            beside = [file for file in files if is_beside(self.tables, file)]
+            if journal.key not in known or not files_fit(table.metadata, known[journal.key]):
+                own = tuple(file for file in files if file not in beside)
+                known[journal.key] = (*own, *moved(self.tables, table, beside, target))
+        return tuple(file for journal in journals for file in known[journal.key])
 
 
 def behind_of(target: Target, journals: Sequence[Journal], reason: str) -> Behind:
@@ -165,8 +214,14 @@ def _decided(tables: StreamTables, marker: Marker) -> Iterator[Journal]:
             yield journal
 
 
-def follow(
-    tables: StreamTables, handle: TableHandle, journals: Sequence[Journal], *, target: Target, patience: Patience
+def follow(  # noqa: PLR0913 - the place and the contents of a commit
+    tables: StreamTables,
+    handle: TableHandle,
+    journals: Sequence[Journal],
+    files_of: Callable[[Target, Sequence[Journal]], tuple[StagedFile, ...]],
+    *,
+    target: Target,
+    patience: Patience,
 ) -> Marker:
     """Commit the files that these journals, in order, have for a table, as far as it lacks them, in one snapshot.
 
@@ -178,14 +233,19 @@ def follow(
         lacking = _lacking(marker, journals)
         if not lacking:
             return marker
-        commit_snapshots((_commit(tables, handle, lacking, target=target),), patience=patience)
+        commit = _commit(tables, handle, lacking, files_of(target, lacking), target=target)
+        commit_snapshots((commit,), patience=patience)
 
 
 def _commit(
-    tables: StreamTables, handle: TableHandle, journals: Sequence[Journal], *, target: Target
+    tables: StreamTables,
+    handle: TableHandle,
+    journals: Sequence[Journal],
+    files: tuple[StagedFile, ...],
+    *,
+    target: Target,
 ) -> TableCommit[Marker]:
-    """The commit of all files that these journals have for a table."""
-    files = tuple(file for journal in journals for file in journal.staged_for(target))
+    """The commit of all that these journals have for a table, which is in `files`."""
 
     def decide(table: Table, found: Marker | None) -> Marker | Done[Marker]:
         marker = _present(found, table, tables.stream)
@@ -252,18 +312,27 @@ def _check_there(tables: StreamTables, handle: TableHandle, journals: Sequence[J
     """
     marker = read_marker(handle.current().metadata.properties, tables.stream)
     lacking = journals if marker is None else _lacking(marker, journals)
-    paths = [file.path for journal in lacking for file in journal.staged_for(target)]
-    folders = {path.rsplit("/", 1)[0] for path in paths}
-    there = {bare_path(file.path) for folder in folders for file in tables.store_of(target).list_files(folder)}
-    if missing := sorted({bare_path(path) for path in paths} - there):
+    files = [file for journal in lacking for file in journal.staged_for(target)]
+    folders = {(is_beside(tables, file), file.path.rsplit("/", 1)[0]) for file in files}
+    stores = {beside: tables.store if beside else tables.store_of(target) for beside, _ in folders}
+    there = {bare_path(file.path) for beside, folder in folders for file in stores[beside].list_files(folder)}
+    if missing := sorted({bare_path(file.path) for file in files} - there):
         raise CommitUnavailable(f"{counted(len(missing), 'file')} that wait for table {target} are gone: {missing[:3]}")
 
 
-def begin_following(tables: StreamTables, handle: TableHandle, home: Marker) -> None:
-    """Write a table's first marker, before any file is staged for it: no batch so far has a row for it."""
+def begin_following(tables: StreamTables, handle: TableHandle, home: Marker, *, before: Journal | None = None) -> None:
+    """Write a table's first marker, before any file is staged for it: no batch so far has a row for it.
+
+    Or none `before` the first whose rows wait for it beside home.
+    """
+    first = _with_all_of(home)
+    if before is not None:
+        starts = {p.topic_partition: p.start for p in before.progress}
+        settled = BatchKey(before.key.epoch, before.key.batch - 1)
+        first = dataclasses.replace(first, settled=settled, offsets={**first.offsets, **starts})
 
     def decide(_: Table, found: Marker | None) -> Marker | Done[Marker]:
-        return _with_all_of(home) if found is None else Done(found)
+        return first if found is None else Done(found)
 
     commit = commit_of(tables, handle, decide, files=(), summary={"frazil.operation": "follow"})
     commit_snapshots((commit,), patience=tables.patience)
@@ -287,6 +356,12 @@ def give_up(tables: StreamTables, target: Target, home: Marker) -> None:
         return before.with_snapshots(-1, -1, open_snapshot_id=None)
 
     change_marker(tables, tables.handle(target), decide, operation="give-up")
+
+
+def give_up_beside(tables: StreamTables, target: Target, home: Marker) -> None:
+    """Let the rows go that wait beside home for a table that is not there; it begins with what comes later."""
+    note = note_of(tables, target) or Note(target, None, "its rows were given up")
+    write_note(tables, dataclasses.replace(note, given_up=home.settled))
 
 
 def is_ahead(table: Marker, home: Marker) -> bool:
@@ -317,7 +392,8 @@ def lacking(tables: StreamTables, home: Marker) -> list[Behind]:
             check_routed_not_rolled_back(table.metadata, marker, table=target)
             journals = _lacking(marker, waiting)
         except Exception as error:  # catalogs' clients raise anything
-            reason = _said(error)
+            note = note_of(tables, target) if all_beside(tables, waiting, target) else None
+            reason = _said(error) if note is None else note.reason
         if journals:
             found.append(behind_of(target, journals, reason))
     return found

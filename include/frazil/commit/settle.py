@@ -142,12 +142,25 @@ def sweep(
     view = _View(tables, marker, just_settled, tables.journals.keys() if keys is None else keys)
     _drop_dead_journals(view, below_epoch)
     # What becomes of a routed table's file is told by home and the journals alone.
-    return sum(
-        _sweep_side(
-            view, _Side(target, handle.current() if is_routed(target) else handle.refresh(), tables.stream), below_epoch
-        )
-        for target, handle in tables.all.items()
-    )
+    return sum(_sweep_side(view, side, below_epoch) for side in _sides(tables))
+
+
+def _sides(tables: StreamTables) -> Iterator[_Side]:
+    """All tables that are known, without those of the route that cannot be loaded."""
+    for target, handle in tables.all.items():
+        if not is_routed(target):
+            yield _Side(target, handle.refresh(), tables.stream)
+        elif table := _loaded(target, handle):
+            yield _Side(target, table, tables.stream)
+
+
+def _loaded(target: Target, handle: TableHandle) -> Table | None:
+    """A table of the route, as last seen; None if it was never seen and cannot be loaded: its rows are elsewhere."""
+    try:
+        return handle.current()
+    except Exception as error:  # catalogs' clients raise anything, and the other tables shall go on
+        log.info("the folders of table %s are left to the next start: %r", target, error)
+        return None
 
 
 def sweep_routed(tables: StreamTables, *, below_epoch: int) -> int:
@@ -328,21 +341,22 @@ def give_back(tables: StreamTables, key: BatchKey) -> int:
         return 0
     _drop_dead_journals(view, below_epoch=marker.at.epoch)
     deleted = 0
-    for target, handle in tables.all.items():
-        side = _Side(target, handle.current() if is_routed(target) else handle.refresh(), tables.stream)
+    for side in _sides(tables):
         kept = _landed_alone(side, key)
-        deleted += _delete_others(tables.store_of(target), batch_folder(side.table, tables.stream, key), kept)
-    return deleted
+        deleted += _delete_others(tables.store_of(side.target), batch_folder(side.table, tables.stream, key), kept)
+    return deleted + _delete_others(tables.store, tables.beside_home(key), frozenset())
 
 
 def _sweep_folders(
     tables: StreamTables, handles: Mapping[Target, TableHandle], key: BatchKey, *, record: Journal | None
 ) -> int:
-    deleted = 0
+    deleted = _delete_others(tables.store, tables.beside_home(key), _files_of(record) if record else frozenset())
     for target, handle in handles.items():
-        side = _Side(target, handle.current(), tables.stream)
-        kept = _kept_of(record, side) if record else frozenset()
-        deleted += _delete_others(tables.store_of(target), batch_folder(side.table, tables.stream, key), kept)
+        table = _loaded(target, handle) if is_routed(target) else handle.current()
+        if table is not None:
+            side = _Side(target, table, tables.stream)
+            kept = _kept_of(record, side) if record else frozenset()
+            deleted += _delete_others(tables.store_of(target), batch_folder(table, tables.stream, key), kept)
     return deleted
 
 

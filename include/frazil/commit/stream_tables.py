@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pyiceberg.table import Table
 
 from frazil.commit.journal import JournalStore
-from frazil.commit.marker import Marker, read_marker
+from frazil.commit.marker import BatchKey, Marker, read_marker
 from frazil.commit.merging import Merging
 from frazil.commit.swap import Patience, TableHandle
 from frazil.ingest.contract import Target, is_routed
@@ -92,6 +92,11 @@ class StreamTables:
     def state(self) -> str:
         """The folder of the stream's state beside its tables, including the journals."""
         return self.journals.state
+
+    def beside_home(self, key: BatchKey | None = None) -> str:
+        """The folder of rows whose tables are not there: of all batches, or of one."""
+        folder = f"{self.state}/waiting"
+        return folder if key is None else f"{folder}/{key.epoch:08d}/{key.batch:08d}"
 
     def marker(self) -> Marker | None:
         """The marker, loaded from the catalog."""

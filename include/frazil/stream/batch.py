@@ -362,6 +362,7 @@ class BatchRunner:
             self.spec, self.tables, key, kafka_properties=self.kafka_properties, topic_ids=self._topic_ids()
         )
         if self.route:
+            self.route.try_again(self.marker)
             context = self.route.placed(context, key)
         held = self.committer.held_letters(self.marker)
         window_us = None if self.spec.window is None else Grain(self.spec.window).us

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 
+from frazil.commit.beside_home import sweep_beside
 from frazil.commit.committer import Committer
-from frazil.commit.followers import Behind, Followers
+from frazil.commit.followers import NOTHING, Behind, Followers, Make
 from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey, Marker
 from frazil.commit.settle import sweep_routed
@@ -20,7 +21,7 @@ from frazil.ingest.contract import StageContext
 from frazil.spec.model import StreamSpec
 from frazil.spec.route import Route
 from frazil.spec.units import counted, format_duration
-from frazil.stream.routed_tables import RoutedTables
+from frazil.stream.routed_tables import RoutedTables, made_to_follow
 from frazil.table.catalogs import load_catalog
 
 NAMED_MOST = 5
@@ -50,8 +51,9 @@ class StreamRoute:
         """
         if spec.route is None and marker.routed is None:
             return None
-        followers = Followers.of(tables, marker)
+        followers = Followers.of(tables, marker, partial(made_to_follow, spec, tables))
         followers.commit()
+        sweep_beside(tables, followers.waiting, below_epoch=marker.at.epoch, complete=marker.routed or NOTHING)
         found = cls(spec, tables, followers, emit)
         if spec.route is not None:
             catalog = load_catalog(spec.table.catalog)
@@ -64,6 +66,11 @@ class StreamRoute:
     def behind(self) -> bool:
         """Whether a table lacks rows."""
         return bool(self.followers.waiting)
+
+    def try_again(self, home: Marker) -> None:
+        """Try to load or make the tables that are not there, before a batch is staged."""
+        if self.routed:
+            self.routed.try_again(home)
 
     def placed(self, context: StageContext, key: BatchKey) -> StageContext:
         """The context of a batch, with the tables."""
@@ -103,7 +110,9 @@ class StreamRoute:
             )
 
 
-def join_routed(tables: StreamTables, committer: Committer, atomic: bool | Collection[str] = True) -> None:
+def join_routed(
+    tables: StreamTables, committer: Committer, atomic: bool | Collection[str] = True, *, make: Make | None = None
+) -> None:
     """Let a batch's tables, or those of them that `atomic` names, be committed to in one step with home.
 
     Nothing changes for a stream that does not declare `commit.atomic`.
@@ -111,7 +120,7 @@ def join_routed(tables: StreamTables, committer: Committer, atomic: bool | Colle
     marker = tables.marker()
     if tables.at_once is not None and marker is not None:
         only = None if isinstance(atomic, bool) else frozenset(atomic)
-        committer.together = partial(Followers.of(tables, marker).together, only=only)
+        committer.together = partial(Followers.of(tables, marker, make).together, only=only)
 
 
 def told(behind: Sequence[Behind]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -13,13 +13,15 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 
+from frazil.commit.beside_home import Note, all_beside, note_of, notes, write_note
 from frazil.commit.followers import AT_ONCE, Behind, begin_following, is_ahead
+from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey, Marker, read_marker
 from frazil.commit.rules import check_fence
 from frazil.commit.settle import batch_folder
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.target import target_table
-from frazil.errors import AdoptionRequired, RouteBehind, SchemaIncompatible, SpecError
+from frazil.errors import AdoptionRequired, Fenced, FrazilError, RouteBehind, SchemaIncompatible, SpecError
 from frazil.ingest.contract import Destinations, StageContext, Target, TargetTable
 from frazil.spec.model import StreamSpec
 from frazil.spec.route import Route, plain_value, value_property
@@ -37,8 +39,8 @@ OWN_FOLDERS = frozenset({"write.data.path", "write.metadata.path", "write.object
 """Properties of the home table that no other table may have too."""
 
 
-def made_anew(spec: StreamSpec, identifier: str) -> None:
-    """Make a table of the route that was dropped, empty and without a marker; in another folder, if files are left.
+def made_anew(spec: StreamSpec, tables: StreamTables, identifier: str) -> None:
+    """Make a table of the route that is not there, empty and without a marker; in another folder, if files are left.
 
     Raises SpecError for one that the route does not have any more, and what `ensure_declared` raises.
     """
@@ -46,7 +48,8 @@ def made_anew(spec: StreamSpec, identifier: str) -> None:
     if spec.route is not None and identifier in spec.route.tables.values():
         _ensure_anew(*wanted(spec, catalog, identifier))
         return
-    value = None if spec.route is None else plain_value(spec.route, identifier)
+    note = note_of(tables, identifier)
+    value = note.value if note else None if spec.route is None else plain_value(spec.route, identifier)
     if value is None:
         raise SpecError(
             f"table {identifier} was dropped, and it is not known for which records it was made: name it in "
@@ -73,9 +76,58 @@ def wanted(
     return catalog, dataclasses.replace(home, identifier=identifier, location=None, properties=properties), spec.name
 
 
+def made_to_follow(spec: StreamSpec, tables: StreamTables, target: Target, journals: Sequence[Journal]) -> None:
+    """Make a table of the route whose rows of these batches wait beside home, and let it follow from there.
+
+    Raises RouteBehind for a table that was there before, and was dropped or is somebody else's; AdoptionRequired for
+    one with batches that home lacks; and what a catalog and `ensure_declared` raise.
+    """
+    catalog, note, home = load_catalog(spec.table.catalog), note_of(tables, target), tables.marker()
+    named = spec.route is not None and target in spec.route.tables.values()
+    value = None if named or note is None else note.value
+    declared = wanted(spec, catalog, target, value)
+    with catalog_errors(catalog.name):
+        try:
+            table = catalog.load_table(target)
+        except NoSuchTableError:
+            _check_never_there(tables, target, journals)
+            table = ensure_declared(*declared)
+        if value is not None and table.properties.get(value_property(spec.name)) != value:
+            raise RouteBehind(
+                f"table {target} exists, and was not made for these rows; if it shall have them, add it to route.tables"
+            )
+        table = as_declared(table, *declared[1:])
+    handle = tables.handle(target)
+    handle.know(table)
+    marker = read_marker(handle.current().properties, spec.name)
+    if home is None:
+        raise Fenced(f"stream {spec.name!r} was forgotten while rows waited for {target}")
+    if marker is None:
+        _check_never_there(tables, target, journals)
+        begin_following(tables, handle, home, before=journals[0])
+    elif is_ahead(marker, home):
+        raise AdoptionRequired(_ahead(spec, target, marker))
+
+
+def _check_never_there(tables: StreamTables, target: Target, journals: Sequence[Journal]) -> None:
+    if not all_beside(tables, journals, target):
+        raise RouteBehind(f"table {target} was dropped, and files that it had wait to be committed to it")
+
+
+def _ahead(spec: StreamSpec, target: Target, marker: Marker) -> str:
+    return (
+        f"table {target} has batch {marker.settled} of stream {spec.name!r}, and {spec.table.identifier} does not: "
+        "that is another table than before, or the stream was forgotten. What is read again would come to "
+        f"{target} a second time. `frazil route {spec.name} --give-up {target}` lets it go on"
+    )
+
+
 @dataclass(slots=True)
 class RoutedTables:
-    """The tables of one stream's route, as its writer knows them."""
+    """The tables of one stream's route, as its writer knows them.
+
+    One that cannot be loaded or made is `absent`: its rows wait beside home until its followers have made it.
+    """
 
     spec: StreamSpec
     route: Route
@@ -87,15 +139,19 @@ class RoutedTables:
     """By value."""
     refused: dict[str, str] = field(default_factory=dict)
     """Why some values get no table."""
+    absent: dict[Target, str] = field(default_factory=dict)
+    """Tables that could not be loaded or made, and why."""
+    _unread: set[Target] = field(default_factory=set)
+    """Tables that may be the template's and could not be loaded; their values are unknown."""
     _layouts: dict[Target, tuple[str, TargetTable]] = field(default_factory=dict)
     """With the metadata that each is of."""
     _texts: dict[str, str] = field(default_factory=dict)
 
     def open(self, home: Marker) -> None:
-        """Load the tables that there are, and make those that are declared.
+        """Load the tables that there are, and make those that are declared. The trouble of one is its own.
 
-        Raises RouteBehind for a table that lacks rows and is not the one that lacks them any more, AdoptionRequired for
-        one with batches that home lacks, and what `ensure_declared` raises.
+        Raises AdoptionRequired for a table with batches that home lacks. Of one that has each batch in one step with
+        home, also RouteBehind if it is another one than that which lacks rows, and what `ensure_declared` raises.
         """
         if former := former_columns(self.tables.main.current().properties):
             raise SchemaIncompatible(
@@ -105,25 +161,70 @@ class RoutedTables:
             )
         with catalog_errors(self.catalog.name):
             declared = sorted(set(self.route.tables.values()))
-            self._side_by_side(lambda name: self._follow(ensure_declared(*self._wanted(name)), home), declared)
             self.targets.update(self.route.tables)
+            self._side_by_side(lambda name: self._tried(name, None, lambda: self._declared(name, home)), declared)
             self._find_made(home)
+            noted = {note.value: note.target for note in notes(self.tables) if note.value is not None}
+            self.make([v for v in noted if self.route.template and self.route.made_table(v) == noted[v]], home)
         log.info("the route of stream %r has %s", self.spec.name, counted(len(set(self.targets.values())), "table"))
 
     @property
     def made(self) -> int:
-        """How many tables the template has made."""
-        return len(self.targets.keys() - self.route.tables.keys())
+        """How many tables the template has made, or may have."""
+        return len(self.targets.keys() - self.route.tables.keys()) + len(self._unread - set(self.targets.values()))
+
+    def _declared(self, identifier: Target, home: Marker) -> None:
+        self._follow(ensure_declared(*self._wanted(identifier)), home)
+
+    def _tried(self, target: Target, value: str | None, act: Callable[[], None]) -> None:
+        """Load or make a table. One that fails is absent, and the others go on; it is tried again with each batch."""
+        try:
+            act()
+        except (AdoptionRequired, Fenced):
+            raise
+        except Exception as error:  # catalogs' clients raise anything
+            if self._in_one_step(target):
+                raise
+            reason = str(error) if isinstance(error, FrazilError) else f"{type(error).__name__}: {error}"
+            if target not in self.absent:
+                log.warning("table %s is not there: %s. Its rows wait beside home", target, reason)
+            write_note(self.tables, Note(target, value, reason))
+            self.absent[target] = reason
+        else:
+            if self.absent.pop(target, None):
+                log.warning("table %s is there now", target)
+
+    def _in_one_step(self, target: Target) -> bool:
+        atomic = self.spec.commit.atomic
+        return atomic if isinstance(atomic, bool) else target in atomic
+
+    def try_again(self, home: Marker) -> None:
+        """Try to load or make the tables that are absent. Those that rows wait for are their followers' to make."""
+        values = {target: value for value, target in self.targets.items() if value not in self.route.tables}
+
+        def again(target: Target) -> None:
+            value = values.get(target)
+            act = (lambda: self._declared(target, home)) if value is None else (lambda: self._made(value, home))
+            self._tried(target, value, act)
+
+        if names := [target for target in sorted(self.absent) if target not in self.behind]:
+            with catalog_errors(self.catalog.name):
+                self._side_by_side(again, names)
 
     def _find_made(self, home: Marker) -> None:
         """The tables that the template made, by the property that says so."""
 
         def found(identifier: str) -> None:
-            table = self._loaded(identifier)
+            try:
+                table = self._loaded(identifier)
+            except Exception as error:  # catalogs' clients raise anything; a record tells what the table is for
+                log.warning("table %s cannot be loaded: %r", identifier, error)
+                self._unread.add(identifier)
+                return
             value = None if table is None else made_for(table.properties, identifier, self.route, stream=self.spec.name)
             if table is not None and value is not None and value not in self.targets:
-                self._follow(self._as_declared(table, value), home)
                 self.targets[value] = identifier
+                self._tried(identifier, value, lambda: self._follow(self._as_declared(table, value), home))
 
         self._side_by_side(found, named_like(self.catalog, self.route))
 
@@ -136,10 +237,17 @@ class RoutedTables:
 
     def _make(self, value: str, home: Marker) -> None:
         identifier = self.route.made_table(value)
+        self._tried(identifier, value, lambda: self._made(value, home))
+        if identifier in self.absent:
+            self.targets[value] = identifier
+
+    def _made(self, value: str, home: Marker) -> None:
+        identifier = self.route.made_table(value)
         self._check_whole(identifier)
         table = self._loaded(identifier)
         table = ensure_declared(*self._wanted(identifier, value)) if table is None else table
         if table.properties.get(value_property(self.spec.name)) != value:
+            self.targets.pop(value, None)
             self.refused[value] = (
                 f"{identifier} exists, and was not made for it; if it shall have these rows, add it to route.tables"
             )
@@ -169,12 +277,7 @@ class RoutedTables:
         marker = read_marker(handle.current().properties, self.spec.name)
         if marker is not None and is_ahead(marker, home):
             check_fence(self.tables.marker(), stream=self.spec.name, epoch=home.at.epoch)
-            raise AdoptionRequired(
-                f"table {identifier} has batch {marker.settled} of stream {self.spec.name!r}, and "
-                f"{self.spec.table.identifier} does not: that is another table than before, or the stream was "
-                f"forgotten. What is read again would come to {identifier} a second time. `frazil route "
-                f"{self.spec.name} --give-up {identifier}` lets it go on"
-            )
+            raise AdoptionRequired(_ahead(self.spec, identifier, marker))
         if marker is not None:
             return
         self._check_whole(identifier)
@@ -195,7 +298,10 @@ class RoutedTables:
                     pass
 
     def placed(self, context: StageContext, key: BatchKey) -> StageContext:
-        """The context of a batch with the tables of the route, as they are known: nothing is loaded."""
+        """The context of a batch with the tables of the route, as they are known: nothing is loaded.
+
+        Rows of absent tables are written as home's are, beside it.
+        """
         limit = self.route.limit
         destinations = Destinations(
             by=self.route.by,
@@ -207,7 +313,11 @@ class RoutedTables:
             refused=dict(self.refused),
             full=f"route.limit is {limit}, and so many tables were made" if self.made >= limit else "",
         )
-        routed = {target: self._target(target, key) for target in sorted(set(self.targets.values()))}
+        waits = dataclasses.replace(context.main, folder=self.tables.beside_home(key))
+        routed = {
+            target: waits if target in self.absent else self._target(target, key)
+            for target in sorted(set(self.targets.values()))
+        }
         return dataclasses.replace(context, targets={**context.targets, **routed}, destinations=destinations)
 
     def _target(self, target: Target, key: BatchKey) -> TargetTable:

@@ -62,6 +62,7 @@ from frazil.stream.record_folding import RecordFolding
 from frazil.stream.recording import Recording, recorded
 from frazil.stream.reporter import Reporter
 from frazil.stream.route import StreamRoute, join_routed
+from frazil.stream.routed_tables import made_to_follow
 from frazil.stream.stage_context import merge_rules
 from frazil.stream.stall_history import Limits
 from frazil.table.catalogs import catalog_errors, load_catalog
@@ -328,7 +329,7 @@ class Epoch:
             after=self.after,
         )
         self.number = committer.epoch
-        join_routed(p.tables, committer, p.spec.commit.atomic)
+        join_routed(p.tables, committer, p.spec.commit.atomic, make=partial(made_to_follow, p.spec, p.tables))
         settled = settle(p.tables, committer)
         marker = p.tables.marker()
         if marker is None:

@@ -1,0 +1,156 @@
+"""Rows of routed tables that cannot be loaded or made: they wait in files beside home, written as home's own are.
+
+Their journals name these files for the routed table. Once that is there, its rows are written anew as it has its
+columns, and committed as the files of any batch that it lacks; then nobody needs the first files any more.
+
+A note beside them has what the rows do not tell: the value that the table is made for, why it is not there, and the
+batch up to which a person gave its rows up.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from urllib.parse import quote
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyiceberg.table import Table
+
+from frazil.commit.journal import Journal
+from frazil.commit.marker import BatchKey
+from frazil.commit.settle import bare_path
+from frazil.commit.stream_tables import StreamTables
+from frazil.commit.target import target_table
+from frazil.ingest.contract import StagedFile, Target
+from frazil.ingest.routed_writers import fitted
+from frazil.ingest.write import TableWriter, file_namer
+from frazil.table.tables import data_location
+
+log = logging.getLogger(__name__)
+
+MOVED = "waited"
+"""The folder, in the table's folder of the stream, of rows that were written anew. No batch has this name, so no sweep
+takes them for what a batch staged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """What is known of a routed table that is not there."""
+
+    target: Target
+    value: str | None
+    """The value that the template makes it for; None for a table that the route names."""
+    reason: str
+    """Why it could not be loaded or made when that was last tried by a batch."""
+    given_up: BatchKey | None = None
+    """Its rows of batches up to this one never reach it."""
+
+
+def is_beside(tables: StreamTables, file: StagedFile) -> bool:
+    return bare_path(file.path).startswith(f"{bare_path(tables.beside_home())}/")
+
+
+def some_beside(tables: StreamTables, journals: Iterable[Journal], target: Target) -> bool:
+    """Whether rows of these batches wait for the table beside home."""
+    return any(is_beside(tables, file) for journal in journals for file in journal.staged_for(target))
+
+
+def all_beside(tables: StreamTables, journals: Iterable[Journal], target: Target) -> bool:
+    """Whether all rows of these batches for the table wait beside home, so that it never had a place for them."""
+    return all(is_beside(tables, file) for journal in journals for file in journal.staged_for(target))
+
+
+def moved(tables: StreamTables, table: Table, files: Sequence[StagedFile], target: Target) -> tuple[StagedFile, ...]:
+    """Files of the table itself, with the rows of `files`, which wait beside home.
+
+    A table that others reference keeps its own name for each file: nothing is ever written over.
+    """
+    folder = f"{data_location(table)}/{tables.stream}/{MOVED}"
+    layout = target_table(table, folder=folder)
+    writer = TableWriter(layout, target, io=table.io, file_name=file_namer(0, 0))
+    source = tables.main.current().io
+    try:
+        for file in files:
+            with source.new_input(file.path).open() as stream:
+                for batch in pq.ParquetFile(stream).iter_batches():
+                    writer.add(fitted(pa.Table.from_batches([batch]), writer.layout.arrow_schema))
+        written = tuple(writer.finish())
+    except BaseException:
+        writer.abort()
+        raise
+    tables.store_of(target).sync_files([file.path for file in written])
+    return written
+
+
+def delete_moved(tables: StreamTables, journals: Iterable[Journal], target: Target) -> None:
+    """Delete what waited of batches that the table has; what cannot be deleted is left to the next start."""
+    files = (file for journal in journals for file in journal.staged_for(target))
+    try:
+        tables.store.delete([file.path for file in files if is_beside(tables, file)])
+    except Exception as error:  # storages raise anything, and the rows are where they belong
+        log.info("files that waited for table %s were left to the next start: %r", target, error)
+
+
+def sweep_beside(
+    tables: StreamTables, waiting: Mapping[Target, Sequence[Journal]], *, below_epoch: int, complete: BatchKey
+) -> None:
+    """Delete what no table waits for, right after all of earlier epochs was settled.
+
+    `complete` is home's word on the last batch that all tables have: a note is needed until that has passed what was
+    given up.
+    """
+    store = tables.store
+    kept = {bare_path(f.path) for target, js in waiting.items() for j in js for f in j.staged_for(target)}
+    for folder in store.list_folders(tables.beside_home()):
+        name = folder.rstrip("/").rsplit("/", 1)[-1]
+        if name.isdigit() and int(name) < below_epoch:
+            store.delete([f.path for f in store.list_files(folder) if bare_path(f.path) not in kept])
+    for note in notes(tables):
+        if note.target not in waiting and (note.given_up is None or note.given_up <= complete):
+            store.delete([_note_path(tables, note.target)])
+
+
+def note_of(tables: StreamTables, target: Target) -> Note | None:
+    """The note of a table; None if there is none, or none that this version reads."""
+    data = tables.store.get(_note_path(tables, target))
+    return None if data is None else _parsed(data)
+
+
+def notes(tables: StreamTables) -> list[Note]:
+    """All notes of the stream, in order of their files' names."""
+    found = (tables.store.get(file.path) for file in tables.store.list_files(f"{tables.beside_home()}/tables"))
+    return [note for data in found if data is not None and (note := _parsed(data))]
+
+
+def write_note(tables: StreamTables, note: Note) -> None:
+    """Write a note, before any row waits for its table; what was given up stays so."""
+    before = note_of(tables, note.target)
+    if before is not None and note.given_up is None:
+        note = dataclasses.replace(note, given_up=before.given_up)
+    if note != before:
+        tables.store.put(_note_path(tables, note.target), json.dumps(dataclasses.asdict(note)).encode())
+
+
+def not_given_up(tables: StreamTables, journals: Sequence[Journal], target: Target) -> list[Journal]:
+    """Those of the batches whose rows still wait for the table."""
+    if not some_beside(tables, journals, target):
+        return [*journals]
+    note = note_of(tables, target)
+    return [j for j in journals if note is None or note.given_up is None or j.key > note.given_up]
+
+
+def _parsed(data: bytes) -> Note | None:
+    try:
+        raw = json.loads(data)
+        given_up = BatchKey(*raw["given_up"]) if raw["given_up"] else None
+        return Note(raw["target"], raw["value"], raw["reason"], given_up)
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _note_path(tables: StreamTables, target: Target) -> str:
+    return f"{tables.beside_home()}/tables/{quote(target, safe='')}.json"

@@ -1,0 +1,274 @@
+"""A table of a route that cannot be made or loaded: its rows wait beside home, and reach it once, whatever dies."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.exceptions import ForbiddenError
+from pyiceberg.types import StringType
+
+from frazil.audit.run import audit_stream
+from frazil.commit.beside_home import note_of, notes
+from frazil.commit.followers import give_up_beside, lacking
+from frazil.commit.settle import bare_path, settle
+from frazil.errors import AccessDenied
+from frazil.ingest.contract import Target
+from frazil.stream.route import StreamRoute
+from frazil.stream.routed_tables import RoutedTables, made_anew
+from frazil.table.catalogs import load_catalog
+from tests.made_routes import MadeRoute, shop
+
+A, B, ORDERS = "shop.raw_a", "shop.raw_b", "shop.orders"
+
+pytestmark = pytest.mark.usefixtures("frazil_home")
+
+
+class Killed(BaseException):
+    """The process ends there."""
+
+
+class Broken:
+    """What the catalog refuses, by the method's name and the table."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.refused: set[tuple[str, str]] = set()
+        self.met: Callable[[str, str], None] = lambda *_: None
+        """Called before and after each call."""
+        for name in ("create_table", "load_table", "commit_table"):
+            monkeypatch.setattr(SqlCatalog, name, self._refusing(name, getattr(SqlCatalog, name)))
+
+    def _refusing(self, name: str, call: Any) -> Any:
+        def refusing(catalog: Any, *given: Any, **named: Any) -> Any:
+            table = given[0] if given else named["identifier"]
+            identifier = table if isinstance(table, str) else ".".join(getattr(table, "name", lambda: table)())
+            if (name, identifier) in self.refused:
+                raise ForbiddenError("not yours")
+            self.met(f"before {name}", identifier)
+            done = call(catalog, *given, **named)
+            self.met(f"after {name}", identifier)
+            return done
+
+        return refusing
+
+
+class Shop(MadeRoute):
+    """The stream of `made_routes`, by the parts of its writer."""
+
+    route: StreamRoute
+
+    def start(self) -> Shop:
+        """Another process takes over."""
+        self.__dict__.pop("tables", None)
+        settle(self.tables, self.begin())
+        found = StreamRoute.begin(self.spec, self.tables, self.home(), lambda _: None)
+        assert found is not None
+        self.route, self.followers = found, found.followers
+        return self
+
+    @property
+    def routed(self) -> RoutedTables:
+        assert self.route.routed is not None
+        return self.route.routed
+
+    def land(self, **rows: int) -> None:
+        """A batch with so many rows of each value."""
+        self.route.try_again(self.home())
+        self.route.make([value for value in rows if value not in self.routed.targets], self.home())
+        self.absent = self.routed.absent
+        self.run({self.routed.targets[value]: count for value, count in rows.items()})
+
+    def offsets(self, table: Target) -> list[int]:
+        rows = load_catalog(None).load_table(table).scan(selected_fields=("kafka_offset",)).to_arrow()
+        return sorted(rows["kafka_offset"].to_pylist())
+
+    def beside(self) -> list[str]:
+        """What waits beside home, notes too."""
+        return [Path(bare_path(f.path)).name for f in self.tables.store.list_files(self.tables.beside_home())]
+
+
+@pytest.fixture
+def broken(monkeypatch: pytest.MonkeyPatch) -> Broken:
+    return Broken(monkeypatch)
+
+
+@pytest.fixture
+def made(broken: Broken) -> Shop:  # noqa: ARG001 - the catalog first
+    return Shop(shop(), time.time_ns() // 1_000_000 + 3_600_000).start()
+
+
+def test_a_table_that_cannot_be_made_waits_alone_and_gets_its_rows_when_it_can(made: Shop, broken: Broken) -> None:
+    broken.refused = {("create_table", A)}
+    made.land(a=2, order=1)
+    made.land(a=1, b=3)
+    assert (made.offsets(ORDERS), made.offsets(B)) == ([2], [4, 5, 6])
+    (behind,) = lacking(made.tables, made.home())
+    assert (behind.target, behind.rows, behind.batches) == (A, 3, 2)
+    assert "not yours" in behind.reason, "who looks hears what the writer met"
+    assert "not yours" in made.route.followers.behind[A].reason
+    found = audit_stream(made.tables, window=None)
+    assert found.clean
+    assert [f.sentence for f in found.findings] == [
+        "3 rows wait to be committed to it. `frazil route STREAM` says why, if that lasts"
+    ]
+    broken.refused.clear()
+    made.land(b=1)
+    assert made.offsets(A) == [0, 1, 3]
+    made.land(a=1)
+    assert (made.offsets(A), made.routed.absent) == ([0, 1, 3, 8], {})
+    assert len(load_catalog(None).load_table(A).metadata.snapshots) == 3, "its marker, what waited, the last batch"
+    assert audit_stream(made.tables, window=None).findings == ()
+    made.start()
+    assert made.beside() == []
+
+
+STEPS = [f"{when} {name}" for name in ("create_table", "commit_table") for when in ("before", "after")]
+
+
+@pytest.mark.parametrize("nth", [1, 2])
+@pytest.mark.parametrize("step", STEPS)
+def test_a_writer_that_is_killed_while_the_table_comes_loses_and_doubles_nothing(
+    made: Shop, broken: Broken, step: str, nth: int
+) -> None:
+    broken.refused = {("create_table", A)}
+    made.land(a=2, order=1)
+    made.land(a=1)
+    broken.refused.clear()
+    calls: Counter[str] = Counter()
+
+    def kill(what: str, table: str) -> None:
+        if table == A:
+            calls[what] += 1
+            if what == step and calls[what] == nth:
+                raise Killed
+
+    broken.met = kill
+    try:
+        made.start()
+    except Killed:
+        made.start()
+    broken.met = lambda *_: None
+    made.start()
+    made.land(a=1)
+    assert made.offsets(A) == [0, 1, 3, 4]
+    assert audit_stream(made.tables, window=None).findings == ()
+
+
+def test_a_writer_that_is_killed_before_the_batch_with_the_first_row_leaves_nothing(made: Shop, broken: Broken) -> None:
+    broken.refused = {("create_table", A)}
+    made.route.make(["a"], made.home())
+    made.absent = made.routed.absent
+    key = made.home().at
+    folder = made.tables.beside_home(key._replace(batch=key.batch + 1))
+    made.write(made.tables.main.refresh(), key, A, {0: [0]}, folder=folder)
+    assert len(made.beside()) == 2
+    made.start()
+    assert made.beside() == []
+    made.land(a=1)
+    broken.refused.clear()
+    made.start()
+    assert made.offsets(A) == [0]
+
+
+def test_a_paused_writer_and_its_successor_bring_what_waited_once(made: Shop, broken: Broken) -> None:
+    broken.refused = {("create_table", A)}
+    made.land(a=2)
+    broken.refused.clear()
+    paused, met = made.route.followers, list[str]()
+
+    def successor(what: str, table: str) -> None:
+        if (what, table) == ("before commit_table", A) and not met:
+            met.append(what)
+            made.start()
+
+    broken.met = successor
+    paused.commit()
+    assert met
+    assert (made.offsets(A), paused.behind) == ([0, 1], {})
+    made.land(a=1)
+    assert made.offsets(A) == [0, 1, 2]
+
+
+def test_a_table_that_others_changed_while_it_could_not_be_loaded_gets_its_rows_by_its_own_columns(
+    made: Shop, broken: Broken
+) -> None:
+    made.land(a=1)
+    with load_catalog(None).load_table(A).update_schema() as update:
+        update.add_column("note", StringType())
+        update.move_first("note")
+    broken.refused = {("load_table", A)}
+    made.start()
+    made.land(a=2, order=1)
+    assert made.offsets(ORDERS) == [3]
+    broken.refused.clear()
+    made.land(order=1)
+    assert made.offsets(A) == [0, 1, 2]
+    assert load_catalog(None).load_table(A).scan().to_arrow()["note"].to_pylist() == [None] * 3
+
+
+def test_a_named_table_that_cannot_be_loaded_does_not_keep_the_writer_from_its_start(
+    made: Shop, broken: Broken
+) -> None:
+    broken.refused = {("load_table", ORDERS)}
+    made.start()
+    assert set(made.routed.absent) == {ORDERS}
+    made.land(order=1, b=1)
+    assert made.offsets(B) == [1]
+    broken.refused.clear()
+    made.start()
+    made.land(order=1)
+    assert made.offsets(ORDERS) == [0, 2]
+
+
+def test_a_table_that_somebody_else_made_meanwhile_is_never_written_to(made: Shop, broken: Broken) -> None:
+    broken.refused = {("create_table", A)}
+    made.land(a=1)
+    broken.refused.clear()
+    load_catalog(None).create_table(A, made.tables.main.current().schema())
+    made.start()
+    assert "was not made for these rows" in made.route.followers.behind[A].reason
+    assert made.offsets(A) == []
+    made.spec = shop(route={"by": "field", "name": "kind", "tables": {"a": A}})
+    made.start()
+    assert made.offsets(A) == [0], "a person said so"
+
+
+def test_rows_of_a_table_that_is_never_there_can_be_given_up(made: Shop, broken: Broken) -> None:
+    broken.refused = {("create_table", A)}
+    made.land(a=2)
+    give_up_beside(made.tables, A, made.home())
+    assert lacking(made.tables, made.home()) == []
+    made.land(b=1)
+    assert made.route.followers.behind == {}, "a writer that runs takes notice"
+    made.land(a=1)
+    assert [b.rows for b in lacking(made.tables, made.home())] == [1]
+    broken.refused.clear()
+    made.start()
+    assert made.offsets(A) == [3]
+    made.land(b=1)
+    made.start()
+    assert notes(made.tables) == []
+
+
+def test_a_table_whose_name_does_not_show_its_value_is_made_anew_for_it(made: Shop, broken: Broken) -> None:
+    hashed = shop().route.made_table("Ä")  # type: ignore[union-attr]
+    broken.refused = {("create_table", hashed)}
+    made.route.make(["Ä"], made.home())
+    note = note_of(made.tables, hashed)
+    assert note is not None
+    assert note.value == "Ä"
+    broken.refused.clear()
+    made_anew(made.spec, made.tables, hashed)
+    assert load_catalog(None).load_table(hashed).properties["frazil.route.shop"] == "Ä"
+
+
+def test_where_all_tables_change_in_one_step_the_trouble_of_one_stops_all(broken: Broken) -> None:
+    made = Shop(shop(commit={"atomic": True}), time.time_ns() // 1_000_000).start()
+    broken.refused = {("create_table", A)}
+    with pytest.raises(AccessDenied, match="not yours"):
+        made.route.make(["a"], made.home())
