@@ -47,7 +47,8 @@ class StreamRoute:
     ) -> StreamRoute | None:
         """Commit what earlier writers left to do, and open the tables. None if the stream never had a route.
 
-        Also delete what they staged for these and nobody will commit. Raises what `RoutedTables.open` raises.
+        Also delete what they staged for these and nobody will commit. Raises RouteBehind, and what `RoutedTables.open`
+        raises.
         """
         if spec.route is None and marker.routed is None:
             return None
@@ -55,6 +56,7 @@ class StreamRoute:
         followers.commit()
         sweep_beside(tables, followers.waiting, below_epoch=marker.at.epoch, complete=marker.routed or NOTHING)
         found = cls(spec, tables, followers, emit)
+        found.tell()  # what has waited for too long stops the stream before more does
         if spec.route is not None:
             catalog = load_catalog(spec.table.catalog)
             found.routed = RoutedTables(spec, spec.route, catalog, tables, followers.behind)
