@@ -37,8 +37,8 @@ DOC = """
 This looks, every five minutes unless `FRAZIL_HEALTH_EVERY` says otherwise, at all streams and tables, by their
 metadata alone.
 
-- **A red run means that something is wrong now.** The log of its task `alerts` has a line for each alert: what is wrong,
-  and what to do. The runbook has an entry for each rule.
+- **A red run means that something is wrong now.** The log of its task `alerts` has a line for each alert: what is
+  wrong, and what to do. The runbook has an entry for each rule.
 - People are told once, when an alert fires, and once more when it is over (`resolved`). Until then each run stays red.
 - A red `measure` means that nothing could be looked at: its log says why.
 """
