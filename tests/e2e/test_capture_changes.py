@@ -90,6 +90,45 @@ def test_the_table_equals_the_source(stream: Any, seed: int) -> None:
         database.check()
 
 
+def test_a_column_that_the_source_gets_becomes_one_of_the_table(stream: Any) -> None:
+    text = DECLARED.format(topic=stream.topic, bootstrap=stream.bootstrap).replace("name: string", "name: int")
+    (stream.streams / "events.yaml").write_text(f"evolution: full\n{text}")
+    database = Database(stream, 1)
+    big = ["x" * 9] * 3
+    database.rows = {key: {"id": key, "name": 1, "note": "n"} for key in range(6)}
+    for key, row in database.rows.items():
+        database._write(key, "r", after=row)
+    database.send()
+    stream.catch_up()
+    # alter table add column tags text[], add column price float8; alter column name type bigint
+    database.rows = {key: {**row, "tags": None, "price": None} for key, row in database.rows.items()}
+    changes: list[tuple[int, dict[str, Any], dict[str, Any]]] = [
+        (0, {"tags": big, "price": 1.5}, {}),
+        (0, {"name": 2**40}, {"tags": [UNAVAILABLE]}),
+        (1, {"name": 2}, {"tags": None}),
+        (2, {"tags": []}, {"note": UNAVAILABLE}),
+        (7, {"id": 7, "name": 7, "note": None, "tags": ["a"], "price": 2}, {}),
+    ]
+    for key, changed, told in changes:
+        database.rows[key] = {**database.rows.get(key, {}), **changed}
+        before = {"id": key, "tags": ["no", "state"], "gone": 1}
+        database._write(key, "u", before=before, after={**database.rows[key], **told})
+    del database.rows[3]
+    database._write(3, "d", before={"id": 3, "name": 1, "note": "n", "tags": None, "price": None})
+    for _ in range(2):  # the connector sends all again, and the writer starts anew
+        database.send()
+        stream.catch_up()
+    table = stream.table()
+    names = ("id", "name", "note", "tags", "price")
+    found = table.scan(selected_fields=names).to_arrow().to_pylist()
+    assert sorted(found, key=lambda row: row["id"]) == [database.rows[key] for key in sorted(database.rows)]
+    assert stream.table("_dead_letters").scan().to_arrow().num_rows == 0
+    assert [field.name for field in table.schema().fields if not field.name.startswith("kafka_")] == [
+        "id", "name", "note", "place", "at", "price", "tags",
+    ]  # fmt: skip
+    assert len(table.metadata.schemas) == 2
+
+
 WHOLE = (
     DECLARED.replace("{{metadata:", "{{transactions: {topic}.transaction, metadata:")
     .replace("{topic}]", "{topic}.orders]")

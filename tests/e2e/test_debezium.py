@@ -23,6 +23,7 @@ from tests.polling import eventually
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(900)]
 STREAM = """\
 name: events
+evolution: additive
 source:
   topics: [shop_{identity}.public.orders]
   bootstrap-servers: '{bootstrap}'
@@ -54,6 +55,8 @@ TABLE = """
 create table orders (id bigint primary key, name text, total numeric(10, 2), day date, at timestamp, zoned timestamptz,
 big text, raw bytea, tags text[], numbers int[], doc jsonb)
 """
+EXTRA = "extra"
+"""A column that the source gets while it is captured."""
 COLUMNS = ("id", "name", "total", "day", "at", "zoned", "big", "raw", "tags", "numbers", "doc")
 
 
@@ -65,6 +68,7 @@ class Source:
         self.draw, self._kinds = random.Random(seed), kinds
         self.states: list[list[tuple[Any, ...]]] = []
         """The rows after each transaction."""
+        self.extra = False
 
     def run(self, sql: str, *values: object) -> None:
         with self.connection.cursor() as cursor:
@@ -94,6 +98,9 @@ class Source:
                     *("2026-02-03 04:05:06+02", large, b"\x00\xff" * 3),
                     *(tags, numbers, json.dumps({"large": large[::-1]})),
                 )
+            case 2 if self.extra:
+                values = self.draw.choice([None, "short", large]), self.draw.choice("xyz")
+                self.run("update orders set extra = %s, name = %s where id = %s", *values, key)
             case 2:
                 self.run("update orders set name = %s where id = %s", self.draw.choice("xyz"), key)
             case 3:
@@ -104,7 +111,8 @@ class Source:
 
     def rows(self) -> list[tuple[Any, ...]]:
         with self.connection.cursor() as cursor:
-            cursor.execute(f"select {', '.join(COLUMNS[:-1])}, doc::text from orders order by id")
+            extra = EXTRA if self.extra else "null"
+            cursor.execute(f"select {', '.join(COLUMNS[:-1])}, doc::text, {extra} from orders order by id")
             found = [tuple(bytes(v) if isinstance(v, memoryview) else v for v in row) for row in cursor.fetchall()]
         self.connection.rollback()
         return found
@@ -131,8 +139,8 @@ def database(tmp_path: Path) -> Iterator[EmbeddedPostgres]:
 
 
 def landed(stream: Any, snapshot: int | None = None) -> list[tuple[Any, ...]]:
-    rows = stream.table().scan(selected_fields=COLUMNS, snapshot_id=snapshot).to_arrow().sort_by("id").to_pylist()
-    return [tuple(row[name] for name in COLUMNS) for row in rows]
+    rows = stream.table().scan(snapshot_id=snapshot).to_arrow().sort_by("id").to_pylist()
+    return [tuple(row.get(name) for name in (*COLUMNS, EXTRA)) for row in rows]
 
 
 def snapshots(stream: Any) -> list[int]:
@@ -198,13 +206,15 @@ def test_the_table_equals_the_source_whatever_dies(
                 source.transactions(20)
                 debezium.start()
             if round_ == 2:
-                source.define("alter table orders add column extra text default 'e'")
+                source.define("alter table orders add column extra text, add column gone text default 'e'")
+                source.extra = True
             if round_ == 4:
-                source.define("alter table orders drop column extra")
+                source.define("alter table orders drop column gone")
         eventually(lambda: equal(stream, source), within_s=90)
     finally:
         debezium.stop()
     assert stream.table("_dead_letters").scan().to_arrow().num_rows == 0
+    assert {"extra", "gone"} <= {*stream.table().schema().column_names}
     published = snapshots(stream)[snapshotted:]
     assert len(published) > 4
     assert [snapshot for snapshot in published if landed(stream, snapshot) not in source.states] == []

@@ -6,10 +6,10 @@ in which records and tasks are seen does not matter: `merged` is associative, co
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from pyiceberg import types as iceberg
 
@@ -57,12 +57,28 @@ Seen = None | str | ListOf | StructOf | MapOf
 """A type as values show it; None if they were all null. A string is the name of a primitive type, or MIXED."""
 
 
+class Within(NamedTuple):
+    """A part of records, a struct, whose fields are sighted; their paths begin in it."""
+
+    path: Path = ()
+    beside: str = ""
+    """A field beside the part: it counts only in records where this field is one of `values`. Empty: in all."""
+    values: frozenset[str] = frozenset()
+
+
+WHOLE = (Within(),)
+
+
 @runtime_checkable
 class SightingDecoder(Protocol):
     """A decoder that can say what records have beyond its schema, in `Decoded.sighted`."""
 
-    def sight(self, *, widening: bool) -> None:
-        """Do so from now on; with `widening`, also say which wider and optional columns would hold refused records."""
+    def sight(self, *, widening: bool, within: Sequence[Within] = WHOLE) -> None:
+        """Do so from now on; with `widening`, also say which wider and optional columns would hold refused records.
+
+        The parts that are looked at have the same fields. A decoder that knows what records have without looking at
+        each does not look at what is beside a part.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +93,16 @@ class Sightings:
     """Required columns without a value in a record that is sound otherwise."""
     records: int = 0
     """Records with a field that is no column, and not null."""
+
+    def within(self, parts: Sequence[Within]) -> Sightings:
+        """What is in these parts of records, as seen from there."""
+        if parts == WHOLE:
+            return self
+        new = [(path[len(p) :], seen) for p, *_ in parts for path, seen in self.new.items() if _is_in(path, p)]
+        wider = [(path[len(p) :], kind) for p, *_ in parts for path, kind in self.wider.items() if _is_in(path, p)]
+        optional = frozenset(path[len(p) :] for p, *_ in parts for path in self.optional if _is_in(path, p))
+        each = [Sightings({path: seen}) for path, seen in new] + [Sightings(wider={path: kind}) for path, kind in wider]
+        return joined_sightings([Sightings(optional=optional, records=self.records if new else 0), *each])
 
     def __bool__(self) -> bool:
         return bool(self.new or self.wider or self.optional or self.records)
@@ -100,6 +126,10 @@ class Sightings:
 
 
 NOTHING_SIGHTED = Sightings()
+
+
+def _is_in(path: Path, part: Path) -> bool:
+    return len(path) > len(part) and path[: len(part)] == part
 
 
 def joined_sightings(parts: Iterable[Sightings]) -> Sightings:

@@ -123,9 +123,6 @@ def _envelope(spec: StreamSpec, columns: dict[str, Column]) -> Iterator[Problem]
         return
     if spec.delete is not None:
         yield Problem("delete", None, "is told by the events themselves; leave it out")
-    if spec.evolution.mode != "off":
-        what = "does not see the fields within an event yet; leave it out, and add columns to the schema"
-        yield Problem("evolution", spec.evolution.mode, what)
     for name, path in envelope.metadata.items():
         place = f"source.format.envelope.metadata.{name}"
         if (column := columns.get(name)) is None:

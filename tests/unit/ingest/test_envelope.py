@@ -6,7 +6,7 @@ import io
 import json
 from collections.abc import Callable
 from datetime import UTC, date, datetime, time
-from typing import Any
+from typing import Any, Literal
 
 import fastavro
 import pytest
@@ -64,13 +64,13 @@ def wrapped(value: dict[str, Any]) -> dict[str, Any]:
     return {"schema": schema, "payload": value}
 
 
-def decode(values: list[Any], **changed: Any) -> Decoded:
+def decode(values: list[Any], *, evolution: Literal["off", "additive", "full"] = "off", **changed: Any) -> Decoded:
     declared = {**SPEC, **changed}
     spec = StreamSpec.model_validate(declared)
     table = iceberg.schema(spec)
     filled = record_schema(change_schema(table, spec.key), coordinates=True)
     units = {table.find_field(name).field_id: unit for name, unit in spec.units.items()}
-    made = decoder(plain_format(spec.value_format), filled, units)
+    made = decoder(plain_format(spec.value_format), filled, units, evolution)
     encoded = [v if v is None or isinstance(v, bytes) else json.dumps(v).encode() for v in values]
     return made(Chunk.of_values(encoded))
 

@@ -117,6 +117,16 @@ def test_another_placeholder_has_forms_of_its_own() -> None:
     assert found.rows[KEPT].to_pylist() == [[X], None]
 
 
+def test_a_struct_of_an_hstore_knows_the_placeholder_too() -> None:
+    values = [{PLACEHOLDER: PLACEHOLDER}, {"a": "x", PLACEHOLDER: "y"}, {"a": "x"}, {}, None]
+    found = of("struct<a: string>", *map(update, values))
+    assert found.rejections == []
+    assert found.rows[KEPT].to_pylist() == [[X], None, None, None, None]
+    assert found.rows["x"].to_pylist() == [None, {"a": "x"}, {"a": "x"}, {"a": None}, None]
+    found = of("struct<a: string>", update({"a": "x"}), unavailable='"')
+    assert found.rows["x"].to_pylist() == [{"a": "x"}]
+
+
 @pytest.mark.parametrize("declared", ["list<double>", "list<boolean>", "list<list<int>>", "struct<wkb: binary>"])
 def test_a_null_that_may_be_no_null_is_a_dead_letter(declared: str) -> None:
     before = {"id": 1, "x": None}

@@ -122,8 +122,9 @@ def decoder(
         from frazil.ingest.formats.envelope import EnvelopeDecoder  # noqa: PLC0415 - as above
 
         content = declared.model_copy(update={"envelope": None})
-        return EnvelopeDecoder(partial(FORMATS[declared.type], content), schema, units, envelope)
-    made = FORMATS[declared.type](declared, schema, units)
+        made: Decoder = EnvelopeDecoder(partial(FORMATS[declared.type], content), schema, units, envelope)
+    else:
+        made = FORMATS[declared.type](declared, schema, units)
     if evolution != "off" and isinstance(made, SightingDecoder):
         made.sight(widening=evolution == "full")
     return made

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from pyiceberg import types as iceberg
 
 from frazil.ingest.formats.json import nodes as kinds
 from frazil.ingest.formats.json.nodes import (
+    AFTER,
     BASE,
     CHILDREN,
     DOMAIN,
@@ -19,15 +20,19 @@ from frazil.ingest.formats.json.nodes import (
     FIXED,
     FLAG,
     KIND,
+    LENGTH,
     LIST,
     MAP,
+    NAME,
     STRUCT,
+    WATCHED,
     WORDS,
     Numbers,
     nodes,
 )
 from frazil.ingest.formats.json.types import Units
 from frazil.ingest.formats.json.words import ROOM, USED, gathered
+from frazil.ingest.sightings import Path
 
 WORDS_AT_ONCE = 4 * 2**20
 """Chunks of wide rows are read in parts of about this many 64-bit words, whose memory is reused."""
@@ -45,6 +50,19 @@ class Columns:
         self.domains = np.zeros((2 + int((self.nodes[:, KIND] >= LIST).sum()), 3), np.int64)
         self.domains[1:, ROOM] = LEAST_ROOM
         self._allocate()
+
+    def watch(self, paths: Sequence[Path]) -> None:
+        """Let new keys be looked for in the structs at these paths, and in what is inside them, alone."""
+        self.nodes[:, WATCHED] = 0
+        for path in paths:
+            k = 0
+            for name in path:
+                k = next(int(c) for c in self._fields(k) if self._name(int(c)) == name)
+            self.nodes[k : self.nodes[k, AFTER], WATCHED] = 1
+
+    def _name(self, k: int) -> str:
+        first = self.nodes[k, NAME]
+        return bytes(self.names[first : first + self.nodes[k, LENGTH]]).decode()
 
     def parts(self, count: int) -> Iterator[slice]:
         """The parts that so many records are read in."""

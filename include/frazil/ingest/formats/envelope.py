@@ -7,7 +7,7 @@ what was created, updated or read in a snapshot, the key in `before` of what was
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,6 +33,7 @@ from frazil.ingest.changes import CHANGE, DELETE, KEPT, UPSERT
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.decode import Decoded, Decoder, Rejection
 from frazil.ingest.formats.unavailable import Unavailable, hides_null, true_where
+from frazil.ingest.sightings import WHOLE, SightingDecoder, Within
 from frazil.spec.formats import POSITION, Envelope
 
 MakeDecoder = Callable[[Schema, Mapping[int, str]], Decoder]
@@ -54,6 +55,7 @@ POSITIONS: Mapping[str, IcebergType] = {
 _SKIPPED = ("m",)
 """Messages that an application wrote to the log."""
 _STATES = ("c", "u", "r")
+_SIGHTED = tuple(Within(path, beside="op", values=frozenset(_STATES)) for path in (("after",), ("payload", "after")))
 
 
 class EnvelopeDecoder:
@@ -75,11 +77,17 @@ class EnvelopeDecoder:
         shifted = {PAYLOAD_IDS + i: unit for i, unit in plain.items()}
         self._decode = make(Schema(*layers, payload, schema_id=schema.schema_id), {**plain, **shifted})
 
+    def sight(self, *, widening: bool, within: Sequence[Within] = WHOLE) -> None:
+        """`within` says nothing: fields of the row's state after the event are sighted."""
+        assert within == WHOLE
+        if isinstance(self._decode, SightingDecoder):
+            self._decode.sight(widening=widening, within=_SIGHTED)
+
     def _layers(self, schema: Schema) -> list[NestedField]:
         """The fields of an envelope."""
-        after = [_optional(field, self._arriving(field.field_type)) for field in self._columns]
-        before = _moved([field for field in after if field.name in self._key], BEFORE_IDS)
         own = _Ids(OWN_IDS + 1)
+        after = [_optional(field, self._arriving(field.field_type, own)) for field in self._columns]
+        before = _moved([field for field in after if field.name in self._key], BEFORE_IDS)
         tree: dict[str, object] = {"op": (StringType(), own()), "source": {}}
         for column, path in self._envelope.metadata.items():
             field = schema.find_field(column)
@@ -92,8 +100,10 @@ class EnvelopeDecoder:
             *_fields(tree, own),
         ]
 
-    def _arriving(self, kind: IcebergType) -> IcebergType:
+    def _arriving(self, kind: IcebergType, own: _Ids) -> IcebergType:
         """The type that a column's value arrives as."""
+        if isinstance(kind, StructType):
+            return self._unavailable.within(kind, own)
         if self._envelope.times == "iso":
             return kind
         if isinstance(kind, ListType) and isinstance(kind.element_type, DateType):
@@ -124,7 +134,7 @@ class EnvelopeDecoder:
         rows = pa.Table.from_arrays(arrays, schema=_nullable(self._schema)).append_column(CHANGE, change)
         rows = rows.append_column(KEPT, kept).filter(pa.array(good))
         told = [Rejection(int(decoded.kept[row]), *wrong[row]) for row in sorted(wrong)]
-        return Decoded(rows, decoded.kept[good], [*rejections, *told], decoded.sighted)
+        return Decoded(rows, decoded.kept[good], [*rejections, *told], self._unavailable.not_sighted(decoded.sighted))
 
     def _wrong(
         self, parts: _Parts, op: pa.Array, deletes: NDArray[np.bool_], states: NDArray[np.bool_]
@@ -163,11 +173,11 @@ class EnvelopeDecoder:
         count = len(next(iter(columns.values())))
         masks: dict[int, NDArray[np.bool_]] = {}
         for field in self._columns:
-            values = columns[field.name]
-            mask = self._unavailable(values)
+            mask, values = self._unavailable(columns[field.name])
             if mask.any():
                 masks[self._ids[field.name]] = mask
-                columns = {**columns, field.name: values.take(pa.array(np.arange(count), mask=mask))}
+                values = values.take(pa.array(np.arange(count), mask=mask))
+            columns = {**columns, field.name: values}
         lists: list[list[int] | None] = [None] * count
         for row in np.flatnonzero(np.any([*masks.values()], axis=0)).tolist() if masks else ():
             lists[row] = [i for i, mask in masks.items() if mask[row]]

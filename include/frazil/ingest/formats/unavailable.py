@@ -6,11 +6,12 @@ other types its PostgreSQL connector writes null, because the placeholder is no 
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import uuid
 from base64 import b64encode, urlsafe_b64encode
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from decimal import Decimal, InvalidOperation
 
 import numpy as np
@@ -25,10 +26,13 @@ from pyiceberg.types import (
     ListType,
     LongType,
     MapType,
+    NestedField,
     StringType,
     StructType,
     UUIDType,
 )
+
+from frazil.ingest.sightings import Seen, Sightings, StructOf
 
 _TOLD_IN_LISTS = (StringType, BinaryType, UUIDType, IntegerType, LongType, DateType)
 
@@ -58,8 +62,37 @@ class Unavailable:
         self._element_texts = [placeholder, str(named), in_text[0]]
         self._numbers = np.frombuffer(data, np.int8).tolist()
 
-    def __call__(self, values: pa.Array) -> NDArray[np.bool_]:
-        """Where a column has the placeholder. Dates are told from other numbers by the array's type."""
+    def within(self, kind: StructType, new_id: Callable[[], int]) -> StructType:
+        """The struct with the field that an hstore's placeholder has, beside its own."""
+        if self._text in {field.name for field in kind.fields} or set(self._text) & {*'"\\'} or min(self._text) < " ":
+            return kind
+        return StructType(*kind.fields, NestedField(new_id(), self._text, StringType(), required=False))
+
+    def not_sighted(self, sighted: Sightings) -> Sightings:
+        """The same without fields that only the placeholder has."""
+        if not sighted.new:
+            return sighted
+        new = {path: self._without(seen) for path, seen in sighted.new.items() if path[-1] != self._text}
+        return dataclasses.replace(sighted, new=new)
+
+    def _without(self, seen: Seen) -> Seen:
+        if isinstance(seen, StructOf) and self._text in seen.fields:
+            return StructOf({name: part for name, part in seen.fields.items() if name != self._text})
+        return seen
+
+    def __call__(self, values: pa.Array) -> tuple[NDArray[np.bool_], pa.Array]:
+        """Where a column has the placeholder, and the column without the field that `within` adds."""
+        if not pa.types.is_struct(values.type):
+            return self._found(values), values
+        at = values.type.get_field_index(self._text)
+        if at < 0 or at != values.type.num_fields - 1:
+            return np.zeros(len(values), np.bool_), values
+        mask = true_where(pc.equal(pc.struct_field(values, [at]), self._text))
+        fields = [values.type.field(i) for i in range(at)]
+        parts = [pc.struct_field(values, [i]) for i in range(at)]
+        return mask, pa.StructArray.from_arrays(parts, fields=fields, mask=values.is_null())
+
+    def _found(self, values: pa.Array) -> NDArray[np.bool_]:
         kind = values.type
         if pa.types.is_string(kind) or pa.types.is_large_string(kind):
             return true_where(pc.is_in(values, pa.array(self._texts, kind)))

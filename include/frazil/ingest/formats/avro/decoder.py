@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ from frazil.ingest.formats.avro.schema import TooLarge, UnreadableSchema, parsed
 from frazil.ingest.formats.columns import Columns
 from frazil.ingest.formats.json.nodes import Numbers
 from frazil.ingest.formats.json.types import check_supported
-from frazil.ingest.sightings import Sightings, joined_sightings
+from frazil.ingest.sightings import WHOLE, Sightings, Within, joined_sightings
 from frazil.registry.client import Schemas, SchemaText, UnknownSchema
 
 MAX_DEPTH = 500
@@ -60,6 +60,7 @@ class AvroDecoder:
         self._roots: dict[int, int | Fault] = {}
         self._struct = struct
         self._widening: bool | None = None
+        self._within: Sequence[Within] = WHOLE
         self._beyond: dict[int, Sightings] = {}
         self._sighted: list[Sightings] = []
         self._frames = np.zeros((self._max_depth, self._frame_words), np.int64)
@@ -69,8 +70,8 @@ class AvroDecoder:
     def _made_program(self, struct: StructType, units: Mapping[int, str]) -> Any:
         return Program(struct, self._columns, units)
 
-    def sight(self, *, widening: bool) -> None:
-        self._widening = widening
+    def sight(self, *, widening: bool, within: Sequence[Within] = WHOLE) -> None:
+        self._widening, self._within = widening, within
 
     def __call__(self, chunk: Chunk) -> Decoded:
         """Only values matter; rows are in the order of the records. Raises what the registry's client raises."""
@@ -191,7 +192,7 @@ class AvroDecoder:
         except TooLarge as error:
             return "UnreadableSchema", f"{what} is too large: {error}"
         if self._widening is not None:
-            self._beyond[schema_id] = beyond_schema(written, self._struct, widening=self._widening)
+            self._beyond[schema_id] = beyond_schema(written, self._struct, widening=self._widening).within(self._within)
         return root
 
     def _fault(self, wrong: int, place: int, byte: int) -> Fault:

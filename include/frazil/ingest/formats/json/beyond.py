@@ -12,7 +12,7 @@ from frazil.ingest.formats.json.record import RecordReader, Row
 from frazil.ingest.formats.json.text import Refused, stripped, without_specials
 from frazil.ingest.formats.json.types import Units
 from frazil.ingest.formats.json.widening import NOTHING, Widening, demanded, widened
-from frazil.ingest.sightings import Path, Seen, Sightings, joined_sightings, merged, seen_in
+from frazil.ingest.sightings import WHOLE, Path, Seen, Sightings, Within, joined_sightings, merged, seen_in
 
 _untyped = msgspec.json.Decoder().decode
 _REFUSED_MOST = 1000
@@ -22,9 +22,11 @@ _REFUSED_MOST = 1000
 class BeyondSchema:
     """Looks at single records of one schema."""
 
-    def __init__(self, schema: iceberg.StructType, units: Units, *, widening: bool) -> None:
-        self._schema, self._units, self._widening = schema, units, widening
-        self._fields = _Known.of(schema)
+    def __init__(
+        self, schema: iceberg.StructType, units: Units, *, widening: bool, within: Sequence[Within] = WHOLE
+    ) -> None:
+        self._schema, self._units, self._widening, self._within = schema, units, widening, within
+        self._fields = _Known.of(schema).at(within[0].path)
         self._readers: dict[Widening, RecordReader] = {}
 
     def __call__(self, values: Sequence[bytes | None], read: Sequence[Row | Refused]) -> Sightings:
@@ -45,19 +47,32 @@ class BeyondSchema:
         """The fields of sound records that are no columns, by path."""
         found: dict[Path, Seen] = {}
         for value in values:
-            _add(found, _new(_parsed(value), self._fields, ()))
+            for part in self._parts(_parsed(value)):
+                _add(found, _new(part, self._fields, ()))
         return found
+
+    def _parts(self, record: object) -> Iterator[object]:
+        """The parts of a record that are looked at."""
+        for part in self._within:
+            around, found = None, record
+            for name in part.path:
+                around, found = found, found.get(name) if isinstance(found, dict) else None
+            if not part.beside or (isinstance(around, dict) and around.get(part.beside) in part.values):
+                yield found
 
     def _wider(self, value: bytes) -> Sightings:
         """The columns that would have to change for a refused record to become a row; nothing if that is not enough."""
-        wanted = demanded(_parsed(value), self._schema)
+        record = _parsed(value)
+        if not any(True for _ in self._parts(record)):
+            return Sightings()
+        wanted = demanded(record, self._schema)
         if wanted == NOTHING:
             return Sightings()
         if (reader := self._readers.get(wanted)) is None:
             reader = self._readers[wanted] = RecordReader(widened(self._schema, wanted), self._units)
         if isinstance(reader(value), Refused):
             return Sightings()
-        return Sightings(wider=dict(wanted.wider), optional=wanted.optional)
+        return Sightings(wider=dict(wanted.wider), optional=wanted.optional).within(self._within)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +92,12 @@ class _Known:
             case iceberg.MapType():
                 return cls({"value": cls.of(kind.value_type)}, "value")
         return cls({})
+
+    def at(self, path: Path) -> _Known:
+        found = self
+        for name in path:
+            found = found.fields[name]
+        return found
 
 
 def _new(value: object, known: _Known, path: Path) -> Iterator[tuple[Path, Seen]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
@@ -14,6 +16,7 @@ from frazil.ingest.formats.json import new_keys
 from frazil.ingest.formats.json.rows import NEW, SAMPLE, read_records
 from frazil.ingest.formats.json.scan import room
 from frazil.ingest.formats.json.types import Units, depth
+from frazil.ingest.sightings import Path
 
 _MOST_KEYS = 4096
 """A record with a larger map is read singly."""
@@ -32,9 +35,11 @@ class ChunkReader:
         """Of the last call: how many sure records have keys that are no fields of the schema, and where those are that
         show what is in them."""
 
-    def look_for_new_keys(self) -> None:
-        """From now on, or once more from the first."""
+    def look_for_new_keys(self, within: Sequence[Path] | None = None) -> None:
+        """From now on, or once more from the first; in the structs at these paths, and in what is inside them."""
         self._new_keys = new_keys.memory(on=True)
+        if within is not None:
+            self._columns.watch(within)
 
     def __call__(self, values: BinaryColumn) -> tuple[pa.Table, NDArray[np.bool_]]:
         """The rows of the sure records, in order, and for each value whether it is unsure."""

@@ -20,7 +20,7 @@ from frazil.ingest.formats.json.columns import ChunkReader
 from frazil.ingest.formats.json.record import RecordReader, Row
 from frazil.ingest.formats.json.text import Refused
 from frazil.ingest.formats.json.types import check_supported
-from frazil.ingest.sightings import Sightings, is_open
+from frazil.ingest.sightings import WHOLE, Sightings, Within, is_open
 
 
 class JsonDecoder:
@@ -36,9 +36,9 @@ class JsonDecoder:
         self._struct, self._units = struct, units
         self._beyond: BeyondSchema | None = None
 
-    def sight(self, *, widening: bool) -> None:
-        self._beyond = BeyondSchema(self._struct, self._units, widening=widening)
-        self._columns.look_for_new_keys()
+    def sight(self, *, widening: bool, within: Sequence[Within] = WHOLE) -> None:
+        self._beyond = BeyondSchema(self._struct, self._units, widening=widening, within=within)
+        self._columns.look_for_new_keys([part.path for part in within])
 
     def __call__(self, chunk: Chunk) -> Decoded:
         """Only values matter. Rows that were read singly come last."""

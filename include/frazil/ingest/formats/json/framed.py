@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from frazil.ingest.binary_column import BinaryColumn
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.decode import Decoded, Decoder, Rejection, joined
-from frazil.ingest.sightings import SightingDecoder
+from frazil.ingest.sightings import WHOLE, SightingDecoder, Within
 
 FRAME_BYTES = 5
 
@@ -23,9 +25,9 @@ class FramedDecoder:
     def __init__(self, decode: Decoder) -> None:
         self._decode = decode
 
-    def sight(self, *, widening: bool) -> None:
+    def sight(self, *, widening: bool, within: Sequence[Within] = WHOLE) -> None:
         if isinstance(self._decode, SightingDecoder):
-            self._decode.sight(widening=widening)
+            self._decode.sight(widening=widening, within=within)
 
     def __call__(self, chunk: Chunk) -> Decoded:
         values = chunk.values

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from frazil.ingest.binary_column import BinaryColumn
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.decode import Decoded, Decoder, Rejection, first_places, joined, whole_records
-from frazil.ingest.sightings import SightingDecoder
+from frazil.ingest.sightings import WHOLE, SightingDecoder, Within
 
 LINES_MOST = 100_000
 """Of one record: a record of nothing but newlines must not take many times its bytes."""
@@ -27,9 +27,9 @@ class LinesDecoder:
     def __init__(self, decode: Decoder) -> None:
         self._decode = decode
 
-    def sight(self, *, widening: bool) -> None:
+    def sight(self, *, widening: bool, within: Sequence[Within] = WHOLE) -> None:
         if isinstance(self._decode, SightingDecoder):
-            self._decode.sight(widening=widening)
+            self._decode.sight(widening=widening, within=within)
 
     def __call__(self, chunk: Chunk) -> Decoded:
         values = chunk.values

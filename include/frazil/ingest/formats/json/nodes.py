@@ -47,9 +47,10 @@ Numbers = NDArray[np.int64]
 """PRECISION is a decimal's digits or a fixed's length, AFTER the first node that is not inside this one, INNER the
 domain of a list's or map's entries. FIELDS is the number of a struct's fields, which begin at CHILDREN in `lists`. The
 name begins at NAME in `names`, and is LENGTH bytes long; PLAIN says whether JSON writes it without escapes."""
-(SLOTS, MASK, LONGEST, OPENING, FOLLOWING, SEEN, BASE, FLAG, KEY) = range(12, 21)
+(SLOTS, MASK, LONGEST, OPENING, FOLLOWING, SEEN, BASE, FLAG, KEY, WATCHED) = range(12, 22)
 """A struct's hash table begins at SLOTS in `lists`; MASK is its size less one, LONGEST its longest name's length. At
-KEY in `lists` is the name with a closing quotation mark, as words of eight bytes.
+KEY in `lists` is the name with a closing quotation mark, as words of eight bytes. WATCHED is 0 for a container in which
+no new keys are looked for.
 
 These change while records are read: OPENING, the field that came first in a struct the last time; FOLLOWING, the field
 that came after this one; SEEN, the number of the last object that had this field; BASE and FLAG, where the node's words
@@ -92,13 +93,14 @@ class _Making:
         return Nodes(np.array(self._rows, np.int64), np.array([*self._lists, -1], np.int64), names)
 
     def add(self, kind: iceberg.IcebergType, field_id: int, *, required: bool, domain: int, name: str = "") -> int:
-        node, row = len(self._rows), [0] * 21
+        node, row = len(self._rows), [0] * 22
         self._rows.append(row)
         utf8 = name.encode()
         row[KIND], row[REQUIRED], row[DOMAIN] = _KINDS[type(kind)], required, domain
         row[NAME], row[LENGTH] = len(self._names), len(utf8)
         row[PLAIN] = name.isprintable() and '"' not in name and "\\" not in name
         row[OPENING] = row[FOLLOWING] = -1
+        row[WATCHED] = 1
         self._names += utf8
         row[KEY] = len(self._lists)
         quoted = utf8 + b'"'

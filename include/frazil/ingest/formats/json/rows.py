@@ -44,6 +44,7 @@ from frazil.ingest.formats.json.nodes import (
     STRING,
     STRUCT,
     UUID,
+    WATCHED,
     Numbers,
 )
 from frazil.ingest.formats.json.numbers import double, integer
@@ -176,7 +177,7 @@ def _record(
                     return UNSURE
                 p = white(b, p + 1, end)
             if node < 0:
-                if new_keys[ON]:
+                if new_keys[ON] and nodes[k, WATCHED]:
                     look(b, key, key_end, k, p, end, new_keys)
                 p = value_end(b, p, end, depth + 1, scratch)
                 if p < 0:

@@ -111,7 +111,9 @@ class ProtobufDecoder(AvroDecoder):
         except TooLarge as error:
             return "UnreadableSchema", f"{what} is too large: {error}"
         if self._widening is not None and isinstance(root, int):
-            self._beyond[schema_id] = beyond_message(written, self._struct, widening=self._widening)
+            self._beyond[schema_id] = beyond_message(written, self._struct, widening=self._widening).within(
+                self._within
+            )
         return root  # type: ignore[no-any-return]
 
     def _fault(self, wrong: int, place: int, byte: int) -> Fault:

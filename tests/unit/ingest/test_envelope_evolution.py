@@ -1,0 +1,108 @@
+"""What rows of captured events have beyond the table: as if the rows had come without their envelopes."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import Any, Literal
+
+import fastavro
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyiceberg.schema import Schema
+from pyiceberg.types import IntegerType, LongType, NestedField, StructType
+
+from frazil.ingest.chunk import Chunk
+from frazil.ingest.decode import Decoded
+from frazil.ingest.formats import decoder
+from frazil.ingest.sightings import ListOf, Sightings, StructOf
+from tests.unit.ingest.test_envelope import ROW, SPEC, decode, event, wrapped
+
+PLACEHOLDER = "__debezium_unavailable_value"
+SCHEMA = Schema(
+    NestedField(1, "id", LongType(), required=True),
+    NestedField(2, "n", IntegerType()),
+    NestedField(3, "in", StructType(NestedField(4, "a", LongType()))),
+)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**40), 2**40) | st.text("ab", max_size=2),
+    lambda inside: st.lists(inside, max_size=2) | st.dictionaries(st.sampled_from("abn"), inside, max_size=2),
+    max_leaves=4,
+)
+ROWS = st.lists(st.fixed_dictionaries({"id": st.integers(0, 9)}, optional=dict.fromkeys(("n", "in", "a", "b"), VALUES)))
+
+
+def enveloped(*events: Any, evolution: Literal["additive", "full"] = "additive") -> Decoded:
+    made = decoder({"type": "json", "envelope": "debezium"}, SCHEMA, {}, evolution)
+    return made(Chunk.of_values([json.dumps(e).encode() for e in events]))
+
+
+@given(ROWS, st.data())
+def test_events_have_beyond_the_table_what_their_rows_have(rows: list[dict[str, Any]], data: st.DataObject) -> None:
+    evolution = data.draw(st.sampled_from(("additive", "full")))
+    plain = decoder("json", SCHEMA, {}, evolution)(Chunk.of_values([json.dumps(row).encode() for row in rows]))
+    form = data.draw(st.sampled_from((lambda e: e, wrapped)))
+    events = [event(data.draw(st.sampled_from("cur")), after=row, before={"old": 1}) for row in rows]
+    found = enveloped(*map(form, events), evolution=evolution)
+    assert (found.sighted, found.kept.tolist()) == (plain.sighted, plain.kept.tolist())
+
+
+@pytest.mark.parametrize("form", [lambda value: value, wrapped], ids=["plain", "with its schema"])
+def test_only_states_after_a_change_are_sighted(form: Any) -> None:
+    state = {"id": 1, "extra": 1, "n": 2**40}
+    events = [
+        event("d", before=state),
+        event("x", after=state),
+        event("m", after=state),
+        event("t"),
+        {"id": 1, "extra": 1},
+        event("u", before=state, after={"id": 1}),
+    ]
+    assert enveloped(*map(form, events), evolution="full").sighted == Sightings()
+    found = enveloped(*map(form, [*events, event("u", before=state, after=state)]), evolution="full")
+    assert (found.sighted.new, found.sighted.wider) == ({}, {("n",): "long"})
+
+
+def test_very_many_new_keys_beside_the_row_hide_none_in_it() -> None:
+    made = decoder({"type": "json", "envelope": "debezium"}, SCHEMA, {}, "additive")
+    odd = [event("c", after={"id": n}, source={f"s{n}": 1}, **{f"k{n}": {}}) for n in range(3000)]
+    last = event("c", after={"id": 1, "extra": [1]})
+    found = made(Chunk.of_values([json.dumps(e).encode() for e in [*odd, last]]))
+    assert found.sighted == Sightings({("extra",): ListOf("long")}, records=1)
+
+
+def test_a_placeholder_makes_no_field() -> None:
+    hstore = {PLACEHOLDER: PLACEHOLDER}
+    found = enveloped(event("u", after={"id": 1, "new": hstore, "in": hstore}))
+    assert found.sighted.new == {("new",): StructOf({})}
+    found = enveloped(event("u", after={"id": 1, "new": hstore}), event("c", after={"id": 1, "new": {"a": "b"}}))
+    assert found.sighted.new == {("new",): StructOf({"a": "string"})}
+
+
+def test_a_column_that_the_envelope_fills_is_no_other_column() -> None:
+    found = decode([event("c", after={**ROW, "lsn": 1, "tx": 2, "extra": "x"})], evolution="additive")
+    assert found.rows["lsn"].to_pylist() == [24_023_128]
+    assert found.sighted.new[("extra",)] == "string"
+
+
+def test_avro_says_it_by_the_schema() -> None:
+    state = {"type": "record", "name": "V", "fields": [{"name": "id", "type": "long"}]}
+    state["fields"] += [{"name": "n", "type": ["null", "long"]}, {"name": "extra", "type": ["null", "string"]}]  # type: ignore[operator]
+    source = {"type": "record", "name": "S", "fields": [{"name": "version", "type": "string"}]}
+    fields = [{"name": "before", "type": ["null", state]}, {"name": "after", "type": ["null", "V"]}]
+    fields += [{"name": "op", "type": "string"}, {"name": "source", "type": source}]  # type: ignore[list-item]
+    schema = {"type": "record", "name": "Envelope", "fields": fields}
+    out = io.BytesIO()
+    after = {"id": 1, "n": 2, "extra": "x"}
+    written = {"before": None, "after": after, "op": "u", "source": {"version": "3"}}
+    fastavro.schemaless_writer(out, fastavro.parse_schema(json.loads(json.dumps(schema))), written)
+    form = {"type": "avro", "schema-text": json.dumps(schema), "envelope": "debezium"}
+    for evolution, wider in (("additive", {}), ("full", {("n",): "long"})):
+        found = decoder(form, SCHEMA, {}, evolution)(Chunk.of_values([out.getvalue()]))  # type: ignore[arg-type]
+        assert found.sighted == Sightings({("extra",): "string"}, wider, records=1)
+    assert decoder(form, SCHEMA, {})(Chunk.of_values([out.getvalue()])).sighted == Sightings()
+
+
+def test_without_evolution_nothing_is_sighted() -> None:
+    assert decode([event("c", after={**ROW, "extra": 1})], **{"order-by": SPEC["order-by"]}).sighted == Sightings()
