@@ -14,7 +14,8 @@ from frazil.maintenance.compaction import DELETES_PER_FILE
 from frazil.maintenance.health import TableHealth
 from frazil.maintenance.manifests import plan_manifests
 from frazil.spec.maintenance import Compaction, Expiry, Maintenance, Manifests, Switched
-from frazil.spec.units import counted
+from frazil.spec.units import counted, format_duration
+from frazil.timetext import ago
 
 FULL_CHECK_EVERY = timedelta(days=1)
 """How often actions are due anyway, for what this check cannot see and what a run left: in a UTC day's first run."""
@@ -97,7 +98,8 @@ def _expiry(health: TableHealth, settings: Expiry) -> Due:
         return Due(True, f"{counted(health.snapshots, 'snapshot', 'is|are')} more than {settings.at_most:,}")
     if health.main_snapshots <= settings.at_least or health.main_oldest_at_ms is None:
         return Due(False, f"{counted(health.main_snapshots, 'snapshot')} of main, no more than are always kept")
-    age = timedelta(milliseconds=health.at_ms - health.main_oldest_at_ms)
-    if age < settings.keep:
-        return Due(False, f"the oldest snapshot of main is {age} old: {settings.keep} are kept")
-    return Due(True, f"{counted(health.main_snapshots, 'snapshot')} of main, the oldest {age} old")
+    age_ms = health.at_ms - health.main_oldest_at_ms
+    if age_ms < settings.keep // timedelta(milliseconds=1):
+        kept = format_duration(settings.keep)
+        return Due(False, f"the oldest snapshot of main is {ago(age_ms)} old: those of {kept} are kept")
+    return Due(True, f"{counted(health.main_snapshots, 'snapshot')} of main, the oldest {ago(age_ms)} old")

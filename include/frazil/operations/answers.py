@@ -138,7 +138,18 @@ class Answers:
     def forget(self, key: Hashable) -> None:
         """Look again at the next question, because somebody changed what was seen."""
         with self._changed:
-            self._kept.pop(key, None)
+            self._forget(key)
+
+    def forget_all(self, mark: Hashable) -> None:
+        """As `forget`, each key that has `mark` in it."""
+        with self._changed:
+            for key in [key for key in self._kept if _has(key, mark)]:
+                self._forget(key)
+
+    def _forget(self, key: Hashable) -> None:
+        """A look that is under way answers nobody; what was remembered of before is not shown instead."""
+        if one := self._kept.get(key):
+            self._kept[key] = _Kept(one.group, one.look, asked_s=one.asked_s)
 
     def _is_waited_for(self, one: _Kept) -> bool:
         if one.began_s is None and not one.waiting:
@@ -200,3 +211,7 @@ class Answers:
         for key in [k for k, one in self._kept.items() if now_s - one.asked_s > FORGOTTEN_AFTER_S]:
             if self._kept[key].began_s is None and not self._kept[key].waiting:
                 del self._kept[key]
+
+
+def _has(key: Hashable, mark: Hashable) -> bool:
+    return key == mark or (isinstance(key, tuple) and any(_has(part, mark) for part in key))

@@ -203,7 +203,9 @@ def _needs(
         more = f" and {len(windows.held) - 1} more" if len(windows.held) > 1 else ""
         sentence = f"A quality gate holds {windows.held[0]}{more}: look at it, then release it or mend the data"
         said[sentence] = runbook_of("held")
-    said |= {alert.sentence: alert.runbook for alert in alerts}
+    first_said = next(iter(said), "") if condition.level <= Level.TROUBLE else ""
+    # An alert may say the same, with words before and after it.
+    said |= {one.sentence: one.runbook for one in alerts if not first_said or first_said not in one.sentence}
     return tuple(Need(sentence, runbook) for sentence, runbook in said.items())
 
 

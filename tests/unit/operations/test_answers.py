@@ -154,6 +154,16 @@ def test_what_was_changed_is_looked_at_again(answers: Answers):
     assert answers.one("g", "k", lambda: 2, keep_s=1e9, within_s=60).value == 2
 
 
+def test_what_has_a_mark_in_its_key_is_forgotten_and_the_rest_is_kept(answers: Answers):
+    keys = ("a", ("status", "a"), ("windows", ("b", "a")), ("status", "b"))
+    for value in (1, 2):
+        found = [answers.one("g", key, lambda value=value: value, keep_s=1e9, within_s=60).value for key in keys]
+        answers.forget_all("a")
+    assert found == [2, 2, 2, 1]
+    answers.remember("g", "a", 0, at_ms=0)
+    assert answers.one("g", "a", lambda: 3, keep_s=1e9, within_s=60).value == 3
+
+
 def test_hundreds_are_looked_at_by_two_threads(answers: Answers):
     now = most = 0
     counting = threading.Lock()

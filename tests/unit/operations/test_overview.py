@@ -178,6 +178,13 @@ def test_held_windows_and_alerts_need_a_person_even_where_the_stream_runs(spec: 
     assert line.needs[1] == Need(alert.sentence, "https://team/run#manifests")
 
 
+def test_an_alert_that_repeats_why_a_stream_is_held_back_is_not_said_again(spec: StreamSpec):
+    same = StandingAlert("stream ticks", "stall", OLD_MS, f"the writer of stream ticks is stalled: {STALL.reason}")
+    other = StandingAlert("demo.ticks", "manifests", OLD_MS, "demo.ticks has 900 manifests")
+    line = line_of("ticks", spec, Seen(status(stall=STALL), NOW_MS), Around(None, (same, other)), now_ms=NOW_MS)
+    assert [need.sentence for need in line.needs] == [STALL.reason, other.sentence]
+
+
 def test_every_condition_that_needs_a_person_points_to_an_entry_of_the_runbook(spec: StreamSpec):
     found = [condition_of(status(**changes), spec, now_ms=NOW_MS) for changes, _, level in CASES if level <= 1]
     assert {one.rule for one in found} - set(RULES) == {""}  # a problem may be of any kind

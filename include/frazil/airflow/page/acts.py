@@ -22,7 +22,7 @@ from frazil.airflow.dag_ids import MAINTENANCE_DAG, partitions_dag_id
 from frazil.airflow.dead_letters.dag import DAG_ID as DEAD_LETTERS_DAG
 from frazil.airflow.page.known import paused_dags
 from frazil.airflow.page.one_table import find_table, views_of
-from frazil.airflow.page.views import answers, declared, status_key, writer_dag_of
+from frazil.airflow.page.views import answers, declared, writer_dag_of
 from frazil.airflow.partitions.dag import RELEASE_DAG
 from frazil.host.launchers import open_launcher
 from frazil.maintenance.tables import TableKind, routes
@@ -123,9 +123,15 @@ def _prepared(act: Act, spec: StreamSpec, form: Form) -> Prepared:
 
 def carry_out(act: Act, subject: Subject, form: Form, *, person: str) -> str:
     """Do it. Returns a sentence. Raises Invalid, FrazilError, and what catalogs and Kafka raise."""
+    try:
+        return _carried_out(act, subject, form, person=person)
+    finally:
+        answers().forget_all(subject.spec.fingerprint())
+
+
+def _carried_out(act: Act, subject: Subject, form: Form, *, person: str) -> str:
     by, reason = f"{person}, Airflow", _text(form, "reason")
     spec, name = subject.spec, subject.name
-    answers().forget(status_key(spec))
     if act in {Act.PAUSE, Act.RESUME, Act.RESTART}:
         return within(lambda: _set_desired(act, spec, by=by, reason=reason))
     if act in SEALED:

@@ -60,7 +60,7 @@ def stream(name: str, wish: Wish, sees: Sees, may_act: Callable[[str], bool]) ->
     if one.spec is None:
         now_ms = clock.now_ms()
         line = line_of(name, None, seen_of(one, None), Around(), now_ms=now_ms)
-        return StreamView(now_ms, line, {}, problems=tuple((one.problem or "").splitlines()))
+        return StreamView(now_ms, line, {})
     return _view(one, one.spec, wish, may_act=may_act(views.writer_dag_of(one)))
 
 

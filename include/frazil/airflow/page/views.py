@@ -210,7 +210,7 @@ def group_of(spec: StreamSpec) -> str:
 
 def seen_of(one: DeclaredStream, answer: Answer[StreamStatus] | None) -> Seen:
     """What a look gave, and what is wrong with the declaration."""
-    problem = None if one.missing else one.problem
+    problem = None if one.missing or not one.problem else one.problem.replace(f"{streams_folder()}/", "")
     if answer is None:
         return Seen(problem=problem)
     renewed = answer.renewed and answer.silent_since_ms is None
