@@ -92,7 +92,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 def group_of(item: pytest.Item) -> str:
     fixtures = getattr(item, "fixturenames", ())
-    return next((name for name in ("airflow", "spark") if name in fixtures), item.nodeid.partition("::")[0])
+    return next((name for name in ("airflow", "spark", "chromium") if name in fixtures), item.nodeid.partition("::")[0])
 
 
 @pytest.fixture(scope="session")

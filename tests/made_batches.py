@@ -5,9 +5,10 @@ A batch may be made to harm its table on purpose: its record says what should ha
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 import numpy.typing as npt
@@ -18,15 +19,18 @@ from frazil.commit.committer import Committer
 from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey, Marker
 from frazil.commit.marker_change import reset
+from frazil.commit.merging import Merging, in_process
+from frazil.commit.reasons import Reasons
 from frazil.commit.reset import standing
-from frazil.commit.settle import batch_folder
+from frazil.commit.settle import batch_folder, sweep_batch
 from frazil.commit.stream_tables import StreamTables
-from frazil.commit.target import target_table
+from frazil.commit.target import change_target, target_table
 from frazil.ingest.contract import RangeProgress, StagedFile, Target
 from frazil.ingest.write import TableWriter, file_namer
 from frazil.kafka.identity import SourceIdentity
 from frazil.partitions.open_windows import Alignment
 from frazil.spec.model import StreamSpec
+from frazil.stream.stage_context import merge_rules
 from frazil.table.catalogs import load_catalog
 from frazil.table.tables import ensure_dead_letters, ensure_table
 
@@ -47,6 +51,7 @@ class EventTimes:
 
 
 NO_TIMES = EventTimes()
+NO_REASONS: Reasons = {}
 
 
 @dataclass
@@ -59,7 +64,9 @@ class MadeStream:
     partitions: int = 4
     topic_id: str = "topic-1"
     columns: Callable[[int], Mapping[str, pa.Array]] = lambda rows: {}  # noqa: ARG005 - nothing but coordinates
-    """Values of the declared columns for so many rows."""
+    """Values of the declared columns for so many rows; of an upsert stream, those that its changes have beside too."""
+    known: SourceIdentity | None = None
+    """What Kafka says that the topic is, if there is one."""
     committer: Committer | None = field(default=None, init=False)
 
     @property
@@ -72,11 +79,13 @@ class MadeStream:
         main, dead_letters = ensure_table(catalog, self.spec), ensure_dead_letters(catalog, self.spec)
         targets: dict[Target, Table] = {"main": main, "dead-letters": dead_letters}
         align = Alignment.of(self.spec)
-        return StreamTables.of(self.spec.name, targets, clock_ms=lambda: self.now_ms, align=align)
+        merges = self.spec.mode == "upsert"
+        merging = Merging(partial(merge_rules, self.spec), in_process, lambda: 1) if merges else None
+        return StreamTables.of(self.spec.name, targets, clock_ms=lambda: self.now_ms, align=align, merging=merging)
 
     @property
     def source(self) -> SourceIdentity:
-        return SourceIdentity("cluster-1", {self.topic: self.topic_id})
+        return self.known or SourceIdentity("cluster-1", {self.topic: self.topic_id})
 
     def begin(self) -> Committer:
         """Take the stream over; every partition begins at 0."""
@@ -90,7 +99,7 @@ class MadeStream:
         reset(self.tables, target=offsets, source=self.source, seen=standing(self.tables))
         return self.begin()
 
-    def land(
+    def land(  # noqa: PLR0913 - keywords, each with a default
         self,
         ranges: Mapping[int, tuple[int, int]],
         *,
@@ -98,11 +107,12 @@ class MadeStream:
         rejected: Offsets | None = None,
         written: Offsets | None = None,
         times: EventTimes = NO_TIMES,
+        reasons: Reasons = NO_REASONS,
     ) -> Marker:
         """Write, journal and commit the next batch.
 
         `records` are the offsets that Kafka had of the ranges: all, unless given. `rejected` of them are dead
-        letters. `written` are those whose rows are in the files, should that be others than the records.
+        letters, for `reasons`. `written` are those whose rows are in the files, should that be others than the records.
         """
         committer = self.committer or self.begin()
         bad = {p: np.asarray(of, np.int64) for p, of in (rejected or {}).items()}
@@ -114,9 +124,14 @@ class MadeStream:
             RangeProgress(self.topic, p, *r, len(good[p]), len(bad.get(p, ())), times.newest_us.get(p))
             for p, r in ranges.items()
         ]
-        return committer.commit(self.stage(progress, good if written is None else written, bad, windows=times.windows))
+        rows = good if written is None else written
+        journal = self.stage(progress, rows, bad, windows=times.windows, reasons=reasons)
+        marker = committer.commit(journal)
+        if self.tables.merging is not None:
+            sweep_batch(self.tables, journal)
+        return marker
 
-    def stage(
+    def stage(  # noqa: PLR0913 - as above
         self,
         progress: Sequence[RangeProgress],
         rows: Offsets,
@@ -124,6 +139,7 @@ class MadeStream:
         *,
         windows: Mapping[int, int] | None = None,
         ahead: int = 0,
+        reasons: Reasons = NO_REASONS,
     ) -> Journal:
         """Write and journal the next batch, or one so many behind it; `Committer.commit` makes it land."""
         committer, marker = self.committer or self.begin(), self.tables.marker()
@@ -144,6 +160,7 @@ class MadeStream:
             idle=frozenset(),
             offsets_after={p.topic_partition: p.end for p in progress},
             windows=windows,
+            reasons=reasons,
         )
         if not self.tables.journals.put(journal):
             raise RuntimeError(f"batch {key} was journaled already")
@@ -155,14 +172,14 @@ class MadeStream:
         """One task's files with these rows, as fetches bring them: some hundred of each partition at a time."""
         if not any(np.size(of) for of in offsets.values()):
             return ()
-        writer = TableWriter(
-            target_table(table, folder=folder or batch_folder(table, self.spec.name, key)),
-            target,
-            io=table.io,
-            file_name=file_namer(0, 0),
-        )
+        into = target_table(table, folder=folder or batch_folder(table, self.spec.name, key))
+        changes = target == "main" and self.tables.merging is not None
+        if changes:
+            into = change_target(into, self.spec.key)
+        writer = TableWriter(into, target, io=table.io, file_name=file_namer(0, 0))
         writer.add(self._rows(writer.layout.arrow_schema, offsets, dead_letters=target == "dead-letters"))
-        return tuple(writer.finish())
+        files = writer.finish()
+        return tuple(dataclasses.replace(file, content="changes") for file in files) if changes else tuple(files)
 
     def _rows(self, schema: pa.Schema, offsets: Offsets, *, dead_letters: bool) -> pa.Table:
         runs = sorted(

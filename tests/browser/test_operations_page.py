@@ -3,23 +3,40 @@
 from __future__ import annotations
 
 import re
+import time
+from pathlib import Path
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Browser, Page, expect
 
-from tests.browser.conftest import Open
+from tests.api_server import ApiServer
+from tests.browser.conftest import PAGE, Open, settled, view
+from tests.dags import in_airflow
+from tests.troubled_world import DECLARED, TroubledWorld
 
 pytestmark = [pytest.mark.browser, pytest.mark.processes]
-PAGE = "/frazil/ops/index.html"
-VIEWS = {"": "Streams", "#/stream/ticks": "ticks", "#/stream/young": "young", "#/table/demo.ticks": "demo.ticks"}
+VIEWS = {
+    "": "Streams",
+    "#/stream/orders": "orders",
+    "#/stream/payments": "payments",
+    "#/stream/clicks": "clicks",
+    "#/stream/signups": "signups",
+    "#/stream/wishes": "wishes",
+    "#/table/shop.orders": "shop.orders",
+    "#/table/shop.shipments": "shop.shipments",
+    "#/table/shop.pageviews": "shop.pageviews",
+}
+NARROW = ("Streams", "clicks", "shop.shipments")
+"""A narrow screen has the colours of a wide one; what it has of its own is in these."""
+AA = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"], "resultTypes": ["violations"]}
+MANY = 300
+ROWS = "tbody th[scope=row]"
 
 
-def settled(page: Page, heading: str) -> None:
-    expect(page.get_by_role("heading", level=1, name=heading, exact=True)).to_be_visible()
-    expect(page.locator(".skeleton")).to_have_count(0)
-    expect(page.get_by_text("looking", exact=True)).to_have_count(0)
-    expect(page.get_by_text("Looking at the table …")).to_have_count(0)
+def violations(page: Page) -> str:
+    found = Axe().run(page, options=AA)
+    return found.generate_report() if found.violations_count else ""
 
 
 def test_the_page_stands_in_airflows_navigation_and_is_dark_when_airflow_is(open_page: Open):
@@ -30,94 +47,169 @@ def test_the_page_stands_in_airflows_navigation_and_is_dark_when_airflow_is(open
     expect(page.get_by_role("link", name="Streams").first).to_be_visible()
 
 
-def test_each_view_meets_wcag_aa_in_light_and_dark_and_on_a_narrow_screen(open_page: Open):
-    axe, found = Axe(), {}
-    for theme, width in (("light", 1200), ("dark", 1200), ("light", 390)):
-        page = open_page(PAGE, theme=theme, width=width)
-        for at, heading in VIEWS.items():
-            page.evaluate("at => { location.hash = at; }", at)
-            settled(page, heading)
-            answer = axe.run(page, options={"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"]})
-            if answer.violations_count:
-                found[theme, width, heading] = answer.generate_report()
-            assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), (heading, width)
-    assert found == {}
+@pytest.mark.parametrize(("theme", "width"), [("light", 1200), ("dark", 1200), ("light", 390)])
+def test_each_view_meets_wcag_aa_in_light_and_dark_and_on_a_narrow_screen(open_page: Open, theme: str, width: int):
+    page, found = open_page(PAGE, theme=theme, width=width), {}
+    for at, heading in VIEWS.items():
+        view(page, at, heading)
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), (heading, width)
+        if width > 400 or heading in NARROW:
+            found[heading] = violations(page)
+    view(page, "#/stream/refunds", "refunds")
+    page.get_by_role("button", name="Reset …").click()
+    expect(page.get_by_role("dialog").get_by_role("listitem")).not_to_have_count(0)
+    found["dialog"] = violations(page)
+    assert {name: said for name, said in found.items() if said} == {}
 
 
-def test_those_that_need_a_person_come_first_and_a_search_finds_the_others(open_page: Open):
+@pytest.mark.parametrize("at", ["", "#/stream/clicks", "#/table/shop.shipments"])
+def test_whatever_can_be_pressed_is_reached_by_the_keyboard_and_shows_it(open_page: Open, at: str):
+    page = open_page(f"{PAGE}{at}")
+    settled(page, VIEWS[at])
+    name = "e => e.dataset.key || e.textContent"
+    wanted = set(
+        page.evaluate(f"[...document.querySelectorAll('a[href], button, input, [tabindex=\"0\"]')].map({name})")
+    )
+    reached, unseen = set(), set()
+    for _ in range(len(wanted) + 5):
+        page.keyboard.press("Tab")
+        here, outline = page.evaluate(f"(e => [({name})(e), getComputedStyle(e).outlineStyle])(document.activeElement)")
+        reached.add(here)
+        unseen |= {here} if outline == "none" and here in wanted else set()
+    assert wanted - reached == set()
+    assert unseen == set()
+
+
+def test_those_that_need_a_person_come_first_each_with_its_reason(open_page: Open):
     page = open_page(PAGE)
     settled(page, "Streams")
-    expect(page.locator(".headline")).to_contain_text("of 3 streams")
-    expect(page.locator("tbody th[scope=row] .name").first).to_have_text("wrong")
-    rows = "[...document.querySelectorAll('.lines tr')].map(row => getComputedStyle(row).display)"
-    assert set(page.evaluate(rows)) == {"table-row"}
-    page.get_by_role("searchbox").fill("demo.tick")
-    expect(page.locator("tbody th[scope=row] .name")).to_have_text(["ticks"])
-    page.get_by_role("searchbox").fill("no such stream")
-    page.get_by_role("button", name="Show all").click()
-    expect(page.locator("tbody th[scope=row]")).to_have_count(3)
+    expect(page.locator(".headline")).to_contain_text("of 14 streams need a person")
+    states = page.locator("[data-name=State] .badge").all_inner_texts()
+    words = dict(zip(page.locator(f"{ROWS} .name").all_inner_texts(), states, strict=True))
+    assert list(words)[:3] == ["wishes", "payments", "inventory"]
+    assert words["payments"] == "given up"
+    assert words["inventory"] == "crash-looping"
+    assert (words["clicks"], words["sensors"], words["refunds"]) == ("slow", "stalled", "paused")
+    assert [words[name] for name in ("orders", "customers", "returns")] == ["running", "running", "commits elsewhere"]
+    for said in ("its key has expired", "37,970 records wait", "quality gates hold 1 window", "are dead letters"):
+        expect(page.get_by_text(said).first).to_be_visible()
 
 
-def test_a_stream_shows_its_commits_and_leads_to_its_table_and_back(open_page: Open):
-    page = open_page(PAGE)
-    page.get_by_role("link", name="ticks", exact=True).click()
-    settled(page, "ticks")
-    expect(page.get_by_role("img", name="Records a second, by commit since")).to_be_visible()
-    page.get_by_role("link", name="demo.ticks", exact=True).click()
-    settled(page, "demo.ticks")
-    expect(page.get_by_role("heading", name="Files by size")).to_be_visible()
-    expect(page.get_by_role("img", name="Snapshots since")).to_be_visible()
+def test_a_catalog_that_hangs_is_named_within_two_seconds_and_leaves_the_others_alone(
+    browser: Browser, server: ApiServer
+):
+    context = browser.new_context()
+    context.add_cookies([server.cookie("VIEWER")])
+    asked = time.monotonic()
+    first = context.request.get(f"{server.url}/frazil/ops/api/overview").json()
+    took_s = time.monotonic() - asked
+    words = {line["stream"]: line["word"] for line in first["lines"]}
+    assert (words["suppliers"], words["orders"]) == ("no answer", "running")
+    assert took_s < 4, "1.6 s, on a machine that does nothing else"
+    page = context.new_page()
+    page.goto(f"{server.url}{PAGE}#/stream/suppliers")
+    settled(page, "suppliers")
+    expect(page.get_by_text("The catalog far, its storage, or Kafka has not answered since").first).to_be_visible()
+    context.close()
+
+
+def test_a_stream_shows_its_past_its_partitions_and_its_dags_and_leads_to_its_table_and_back(open_page: Open):
+    page = open_page(f"{PAGE}#/stream/clicks")
+    settled(page, "clicks")
+    for picture in ("Records a second, by commit since", "Records that waited in Kafka since"):
+        expect(page.get_by_role("img", name=picture)).to_be_visible()
+    heat = page.locator(".heat li")
+    expect(heat).to_have_count(8)
+    expect(page.locator(".heat .holds")).to_have_text(re.compile("^5"))
+    assert page.locator(".heat-5").count() == 1
+    expect(page.get_by_role("link", name="Its writer")).to_have_attribute("href", "/dags/frazil_writer_clicks")
+    page.get_by_role("link", name="shop.clicks", exact=True).click()
+    settled(page, "shop.clicks")
     page.go_back()
-    settled(page, "ticks")
+    settled(page, "clicks")
 
 
-def test_a_stream_is_paused_and_resumed_by_keyboard_after_the_page_said_what_happens(open_page: Open):
-    page = open_page(f"{PAGE}#/stream/ticks", role="OP")
-    settled(page, "ticks")
-    for act, then in (("Pause", "Resume"), ("Resume", "Pause")):
-        page.get_by_role("button", name=act, exact=True).focus()
-        page.keyboard.press("Enter")
-        dialog = page.get_by_role("dialog", name=f"{act} ticks")
-        expect(dialog.get_by_role("listitem").first).to_be_visible()
-        dialog.get_by_label("Why").fill("a test")
-        page.keyboard.press("Enter")
-        expect(dialog.get_by_role("status")).to_contain_text("ticks is")
-        page.keyboard.press("Escape")
-        expect(dialog).to_have_count(0)
-        expect(page.get_by_role("button", name=then, exact=True)).to_be_visible()
+def test_a_table_shows_each_window_in_its_state_and_what_maintenance_saved(open_page: Open):
+    page = open_page(f"{PAGE}#/table/shop.orders")
+    settled(page, "shop.orders")
+    expect(page.locator(".calendar .cell.reopened")).to_have_count(1)
+    assert page.locator(".calendar .cell.complete").count() > 40
+    expect(page.get_by_role("listitem").filter(has_text=re.compile(r"\d+ files became \d+"))).to_be_visible()
+    expect(page.get_by_role("img", name=re.compile("Snapshots since .* of compaction"))).to_be_visible()
+    view(page, "#/table/shop.shipments", "shop.shipments")
+    for state in ("held", "released", "reopened"):
+        expect(page.locator(f".calendar .cell.{state}")).to_have_count(1)
+    view(page, "#/table/shop.customers", "shop.customers")
+    expect(page.get_by_role("img", name=re.compile("of merge, customers"))).to_be_visible()
 
 
-def test_what_changes_a_table_is_confirmed_by_its_name_and_can_be_left(open_page: Open):
-    page = open_page(f"{PAGE}#/stream/ticks", role="OP")
-    settled(page, "ticks")
-    page.get_by_role("button", name="Backfill …").click()
-    dialog = page.get_by_role("dialog")
-    expect(dialog.get_by_text("Airflow has no DAG frazil_backfill")).to_be_visible()
-    expect(dialog.get_by_role("button", name="Backfill", exact=True)).to_be_disabled()
-    page.keyboard.press("Escape")
-    expect(dialog).to_have_count(0)
-    expect(page.get_by_role("button", name="Backfill …")).to_be_focused()
+def test_who_is_not_signed_in_is_sent_to_sign_in_and_gets_nothing_else(browser: Browser, server: ApiServer):
+    context = browser.new_context()
+    page, got = context.new_page(), []
+    page.on("response", lambda answer: got.append(answer.status) if "/frazil/ops/" in answer.url else None)
+    page.goto(f"{server.url}/plugin/frazil-streams")
+    page.wait_for_url(re.compile("/login"))
+    expect(page.get_by_label(re.compile("user ?name", re.IGNORECASE))).to_be_visible()
+    assert page.goto(f"{server.url}{PAGE}").status == 401  # type: ignore[union-attr]
+    assert "orders" not in page.content()
+    assert set(got) <= {401}
+    context.close()
 
 
-def test_a_viewer_looks_and_has_no_button_that_acts(open_page: Open):
-    for at, heading in list(VIEWS.items())[1:]:
-        page = open_page(f"{PAGE}{at}", role="VIEWER")
-        settled(page, heading)
+def test_a_viewer_looks_has_no_button_that_acts_and_is_refused_what_is_sent_nevertheless(open_page: Open):
+    page = open_page(f"{PAGE}#/stream/orders", role="VIEWER")
+    for at in ("#/stream/orders", "#/stream/payments", "#/table/shop.shipments"):
+        view(page, at, VIEWS[at])
         expect(page.get_by_text("Airflow does not let you act here")).to_be_visible()
         expect(page.get_by_role("group", name="Actions")).to_have_count(0)
+    url = page.url.split("index.html")[0]
+    headers = {"X-Frazil": "page", "Content-Type": "application/json"}
+    for act in ("pause/orders", "reset/refunds", "maintain/shop.orders", "release/shop.shipments"):
+        assert page.request.post(f"{url}api/act/{act}", headers=headers, data={}).status == 403
 
 
 def test_an_address_asks_for_an_act_once_and_only_where_it_is_offered(open_page: Open):
-    page = open_page(f"{PAGE}#/table/demo.ticks?act=maintain", role="OP")
-    expect(page.get_by_role("dialog", name="Maintain demo.ticks")).to_be_visible()
-    expect(page).to_have_url(re.compile(r"#/table/demo\.ticks$"))
+    page = open_page(f"{PAGE}#/table/shop.orders?act=maintain", role="OP")
+    expect(page.get_by_role("dialog", name="Maintain shop.orders")).to_be_visible()
+    expect(page).to_have_url(re.compile(r"#/table/shop\.orders$"))
     page.keyboard.press("Escape")
     page.reload()
-    settled(page, "demo.ticks")
+    settled(page, "shop.orders")
     expect(page.get_by_role("dialog")).to_have_count(0)
-    page = open_page(f"{PAGE}#/table/demo.ticks?act=release", role="OP")  # nothing is held
-    expect(page).to_have_url(re.compile(r"#/table/demo\.ticks$"))
+    page = open_page(f"{PAGE}#/table/shop.orders?act=release", role="OP")  # nothing is held
+    expect(page).to_have_url(re.compile(r"#/table/shop\.orders$"))
     expect(page.get_by_role("dialog")).to_have_count(0)
-    page = open_page(f"{PAGE}#/table/demo.ticks?act=maintain", role="VIEWER")
-    expect(page).to_have_url(re.compile(r"#/table/demo\.ticks$"))
+    page = open_page(f"{PAGE}#/table/shop.orders?act=maintain", role="VIEWER")
+    expect(page).to_have_url(re.compile(r"#/table/shop\.orders$"))
     expect(page.get_by_role("dialog")).to_have_count(0)
+
+
+def test_without_a_stream_the_page_says_what_to_do_and_of_many_a_filter_and_a_search_find_few(
+    open_page: Open, server: ApiServer, world: TroubledWorld, tmp_path: Path
+):
+    page = open_page(PAGE)
+    settled(page, "Streams")
+    try:
+        server.process.call(in_airflow.declare_elsewhere, str(tmp_path))
+        page.reload()
+        expect(page.get_by_role("heading", name="No stream yet")).to_be_visible()
+        assert violations(page) == ""
+        for n in range(MANY):
+            name = f"shop{n:03}"
+            text = DECLARED.format(name=name, kafka=world.kafka.bootstrap, table=f"shop.{name}", extra="")
+            (tmp_path / f"{name}.yaml").write_text(text if n else "name: shop000\n")
+        server.process.call(in_airflow.declare_elsewhere, str(tmp_path))
+        page.reload()
+        expect(page.locator(ROWS)).to_have_count(MANY)
+        rows = "[...document.querySelectorAll('.lines tr')].map(row => getComputedStyle(row).display)"
+        assert set(page.evaluate(rows)) == {"table-row"}
+        page.get_by_role("button", name=re.compile("^Need a person")).click()
+        expect(page.locator(ROWS)).to_have_count(1)
+        page.get_by_role("button", name=re.compile("^All")).click()
+        page.get_by_role("searchbox").fill("shop.shop27")
+        expect(page.locator(ROWS)).to_have_count(10)
+        page.get_by_role("searchbox").fill("no such stream")
+        page.get_by_role("button", name="Show all").click()
+        expect(page.locator(ROWS)).to_have_count(MANY)
+    finally:
+        server.process.call(in_airflow.declare_elsewhere, str(world.streams))

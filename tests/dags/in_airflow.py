@@ -64,6 +64,11 @@ class AirflowProcess:
         self._process.start()
         theirs.close()
 
+    @property
+    def pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
+
     def call(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         """What a function of this module answers there."""
         self._connection.send((function, arguments, named))
@@ -268,6 +273,78 @@ def store_dags() -> list[str]:
     bag = BundleDagBag(dag_folder=bundle.path, bundle_path=bundle.path, bundle_name=bundle.name)
     sync_bag_to_db(bag, bundle.name, bundle.version)
     return sorted(bag.dags)
+
+
+def unpause(*but: str) -> None:
+    """Unpause every DAG except for some."""
+    from airflow.models.dag import DagModel  # noqa: PLC0415 - as above
+    from airflow.utils.session import create_session  # noqa: PLC0415 - as above
+    from sqlalchemy import update  # noqa: PLC0415 - as above
+
+    with create_session() as session:
+        session.execute(update(DagModel).where(DagModel.dag_id.not_in(but)).values(is_paused=False))
+
+
+def begin_run(dag_id: str, values: Mapping[str, Any]) -> str:
+    """A run of a DAG that runs, with what tasks of it have returned; its id."""
+    from airflow.api.common.trigger_dag import trigger_dag  # noqa: PLC0415 - as above
+    from airflow.models.dagrun import DagRun  # noqa: PLC0415 - as above
+    from airflow.models.xcom import XComModel  # noqa: PLC0415 - as above
+    from airflow.utils.session import create_session  # noqa: PLC0415 - as above
+    from airflow.utils.types import DagRunTriggeredByType  # noqa: PLC0415 - as above
+    from sqlalchemy import select  # noqa: PLC0415 - as above
+
+    run = trigger_dag(dag_id=dag_id, triggered_by=DagRunTriggeredByType.TEST)
+    with create_session() as session:
+        found = session.scalars(select(DagRun).where(DagRun.dag_id == dag_id, DagRun.run_id == run.run_id)).one()
+        found.state = "running"
+        for task_id, value in values.items():
+            of = {"dag_id": dag_id, "task_id": task_id, "run_id": run.run_id}
+            XComModel.set(key="return_value", value=value, **of, session=session)
+    return str(run.run_id)
+
+
+def measure_health(streams: str, *, without: str) -> list[str]:
+    """What `frazil_health` finds of a folder, but for one stream, if all has been so for twenty minutes: the rules."""
+    import tempfile  # noqa: PLC0415 - as above
+
+    from frazil import clock  # noqa: PLC0415 - as above
+    from frazil.airflow.health.tasks import measure_all  # noqa: PLC0415 - as above
+
+    kept: dict[str, Any] = {}
+
+    class Store:
+        get, set = kept.get, kept.__setitem__
+
+    now_ms, found = clock.now_ms(), dict[str, Any]()
+    with tempfile.TemporaryDirectory() as name:
+        for file in Path(streams).glob("*.yaml"):
+            if file.stem != without:
+                (Path(name) / file.name).symlink_to(file)
+        for minutes in (20, 10, 0):
+            with patch.object(clock, "now_ms", lambda at=minutes: now_ms - at * 60_000):
+                found = measure_all(Path(name), Store, failed=lambda *_: 0)  # type: ignore[arg-type]
+    begin_run("frazil_health", {"measure": found})
+    return sorted(alert["rule"] for alert in found["active"])
+
+
+def runs_of(dag_id: str) -> list[dict[str, Any]]:
+    """The parameters of each run of a DAG, oldest first."""
+    from airflow.models.dagrun import DagRun  # noqa: PLC0415 - as above
+    from airflow.utils.session import create_session  # noqa: PLC0415 - as above
+    from sqlalchemy import select  # noqa: PLC0415 - as above
+
+    with create_session() as session:
+        found = session.scalars(select(DagRun).where(DagRun.dag_id == dag_id).order_by(DagRun.id))
+        return [dict(run.conf or {}) for run in found]
+
+
+def declare_elsewhere(streams: str) -> None:
+    """The API server of this process looks into another folder for streams, from now on."""
+    from frazil.airflow.page.views import answers  # noqa: PLC0415 - as above
+
+    os.environ["FRAZIL_STREAMS"] = streams
+    answers().forget("declarations")
 
 
 def map_task(dag_id: str, run_id: str, task_id: str, label: str | None) -> None:

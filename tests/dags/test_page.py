@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import select
-import socket
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +14,7 @@ from frazil.spec.load import load_stream
 from tests.dags import in_airflow
 from tests.dags.in_airflow import CHECKOUT, AirflowProcess
 from tests.polling import eventually
+from tests.silent_server import Silent, silent_server
 
 YAML = """
 name: {name}
@@ -29,37 +27,10 @@ Ask = Callable[..., dict[str, Any]]
 STATIC = CHECKOUT / "include" / "frazil" / "airflow" / "page" / "static"
 
 
-class Silent:
-    """A server that accepts connections and never says anything."""
-
-    def __init__(self, port: int, held: list[socket.socket]) -> None:
-        self.port, self._held = port, held
-
-    def waiting(self) -> int:
-        """How many clients have not given up."""
-        gone = select.poll()
-        for one in list(self._held):
-            gone.register(one, select.POLLRDHUP)
-        return len(self._held) - len(gone.poll(0))
-
-
 @pytest.fixture(scope="module")
 def silent() -> Iterator[Silent]:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        held: list[socket.socket] = []
-
-        def accept() -> None:
-            while True:
-                try:
-                    held.append(server.accept()[0])
-                except OSError:
-                    return
-
-        threading.Thread(target=accept, daemon=True).start()
-        yield Silent(server.getsockname()[1], held)
-        server.shutdown(socket.SHUT_RDWR)
-        for one in held:
-            one.close()
+    with silent_server() as server:
+        yield server
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,233 @@
+"""Each act as a person does it on the page, and what came of it: in the table, in Airflow, and in Airflow's audit log.
+
+The first clicks of the five common troubles are those that docs/how-to/operate-from-the-page.md tells.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Locator, Page, expect
+
+from frazil.partitions.windows import Grain, Window, windows_between
+from frazil.signals.signal import SignalState
+from frazil.signals.signal_table import TableSignals
+from frazil.table.catalogs import load_catalog
+from tests.api_server import ApiServer
+from tests.browser.conftest import PAGE, Open, desired, settled, view
+from tests.dags import in_airflow
+from tests.troubled_world import TroubledWorld
+
+pytestmark = [pytest.mark.browser, pytest.mark.processes]
+GUIDE = Path(__file__).parents[2] / "docs" / "how-to" / "operate-from-the-page.md"
+
+
+def steps(trouble: str) -> str:
+    """What the guide tells for a trouble."""
+    (found,) = re.findall(rf"^### {trouble}\n(.*?)^##", GUIDE.read_text(), flags=re.MULTILINE | re.DOTALL)
+    return str(found)
+
+
+def told(guide: str, *words: str) -> None:
+    """What is pressed, or read, is in the guide by the same name."""
+    missing = [word for word in words if f"*{word}*" not in guide]
+    assert missing == []
+
+
+def begin(page: Page, name: str) -> None:
+    """From the overview to a stream or a table, by its name."""
+    settled(page, "Streams")
+    page.get_by_role("link", name=name, exact=True).click()
+    settled(page, name)
+
+
+def asked(page: Page, button: str) -> Locator:
+    """The dialog of an act, once it says what will happen."""
+    page.get_by_role("button", name=button, exact=True).click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog.get_by_role("listitem").first).to_be_visible()
+    return dialog
+
+
+def act(page: Page, button: str, form: Mapping[str, Any]) -> str:
+    """Fill in the dialog of an act, confirm it, and close it; what the page then says."""
+    dialog = asked(page, button)
+    for label, value in form.items():
+        field = dialog.get_by_label(label)
+        if isinstance(value, bool):
+            field.set_checked(value)
+        else:
+            field.fill(value)
+    return confirmed(page, dialog)
+
+
+def confirmed(page: Page, dialog: Locator) -> str:
+    subject = page.get_by_role("heading", level=1).inner_text()
+    retype = dialog.get_by_label(f"Type {subject} to confirm")
+    go = dialog.locator("button.go")
+    if retype.count():
+        expect(go).to_be_disabled()
+        retype.fill(subject)
+    go.click()
+    said = dialog.get_by_role("status").inner_text()
+    page.keyboard.press("Escape")
+    expect(dialog).to_have_count(0)
+    return said
+
+
+def recorded(server: ApiServer, name: str) -> tuple[str | None, str | None, dict[str, Any]]:
+    """The newest entry of an act in Airflow's audit log: who, for which DAG, and what."""
+    who, dag_id, what = server.process.call(in_airflow.audit_log, f"frazil_{name}")[-1]
+    return who, dag_id, json.loads(what)
+
+
+def test_a_stream_that_stopped_is_resumed(open_page: Open, server: ApiServer, world: TroubledWorld):
+    guide = steps("A stream stopped")
+    told(guide, "given up", "Writers", "What happened", "Resume")
+    page = open_page(PAGE, role="OP")
+    begin(page, "payments")
+    expect(page.locator("header .badge")).to_have_text("given up")
+    expect(page.get_by_text(re.compile(r"failed with AccessDenied \(16\)"))).to_be_visible()
+    expect(page.get_by_text(re.compile("the supervisor gives up, and a person is needed"))).to_be_visible()
+    assert act(page, "Resume", {"Why": "the key is renewed"}) == "payments is to run."
+    wanted = desired(world, "payments")
+    assert (wanted["mode"], wanted["reason"], wanted["by"]) == ("running", "the key is renewed", "op, Airflow")
+    who, dag_id, what = recorded(server, "resume")
+    assert (who, dag_id, what["reason"]) == ("op", "frazil_writer_payments", "the key is renewed")
+
+
+def test_of_a_window_that_is_late_the_page_says_what_holds_it_back(open_page: Open):
+    guide = steps("A window is late")
+    told(guide, "Next:", "Topic-partitions")
+    page = open_page(PAGE, role="OP")
+    begin(page, "shop.sensors")
+    expect(page.get_by_text(re.compile(r"^Next: .*held back by shop\.sensors-3"))).to_be_visible()
+    page.get_by_role("link", name="sensors", exact=True).click()
+    settled(page, "sensors")
+    expect(page.get_by_text("The watermark waits for shop.sensors-3")).to_be_visible()
+
+
+def test_what_a_producer_sent_is_replayed(open_page: Open, server: ApiServer):
+    guide = steps("A producer sends nonsense")
+    told(guide, "Rejected in the last day", "Replay dead letters …", "Dry run")
+    page = open_page(PAGE, role="OP")
+    begin(page, "signups")
+    letters = page.get_by_role("listitem").filter(has_text=re.compile(r"NotJson \d+ records"))
+    expect(letters).to_contain_text(re.compile(r"such as shop\.signups\[0\]@\d+"))
+    said = act(page, "Replay dead letters …", {})
+    assert re.fullmatch(r"The run \S+ of frazil_dead_letters is queued\.", said)
+    runs = server.process.call(in_airflow.runs_of, "frazil_dead_letters")
+    assert runs[-1].items() >= {"stream": "signups", "act": "replay", "dry-run": True}.items()
+    act(page, "Replay dead letters …", {"Dry run": False})
+    assert server.process.call(in_airflow.runs_of, "frazil_dead_letters")[-1]["dry-run"] is False
+    assert recorded(server, "replay")[:2] == ("op", "frazil_dead_letters")
+
+
+def test_a_stream_that_lags_is_restarted_with_more_cores(open_page: Open, server: ApiServer, world: TroubledWorld):
+    guide = steps("A stream lags")
+    told(guide, "slow", "Topic-partitions", "Where the time of batches went", "Restart")
+    page = open_page(PAGE, role="OP")
+    begin(page, "clicks")
+    expect(page.get_by_text("Darker waits longer: up to 31,000 records.")).to_be_visible()
+    expect(page.get_by_role("heading", name="Where the time of batches went")).to_be_visible()
+    assert act(page, "Restart", {"Why": "two cores more"}) == "clicks gets a new writer."
+    wanted = desired(world, "clicks")
+    assert wanted["restart_generation"] == wanted["generation"] >= 1
+    assert recorded(server, "restart")[:2] == ("op", "frazil_writer_clicks")
+
+
+def test_a_table_that_is_out_of_shape_is_maintained(open_page: Open, server: ApiServer):
+    guide = steps("A table is out of shape")
+    told(guide, "Files by size", "Maintenance", "Maintain now …", "Dry run")
+    page = open_page(PAGE, role="OP")
+    begin(page, "shop.pageviews")
+    expect(page.get_by_text("compaction is due")).to_be_visible()
+    act(page, "Maintain now …", {"Dry run": False})
+    (run,) = server.process.call(in_airflow.runs_of, "frazil_maintenance")
+    assert (run["tables"], run["dry-run"]) == (["shop.pageviews"], False)
+    assert recorded(server, "maintain")[:2] == ("op", "frazil_maintenance")
+
+
+def test_a_stream_is_paused_and_resumed_by_keyboard_after_the_page_said_what_happens(
+    open_page: Open, server: ApiServer, world: TroubledWorld
+):
+    page = open_page(f"{PAGE}#/stream/orders", role="OP")
+    settled(page, "orders")
+    for name, then, mode in (("Pause", "Resume", "paused"), ("Resume", "Pause", "running")):
+        page.get_by_role("button", name=name, exact=True).focus()
+        page.keyboard.press("Enter")
+        dialog = page.get_by_role("dialog", name=f"{name} orders")
+        expect(dialog.get_by_role("listitem").first).to_be_visible()
+        dialog.get_by_label("Why").fill("a test")
+        page.keyboard.press("Enter")
+        expect(dialog.get_by_role("status")).to_contain_text("orders is")
+        page.keyboard.press("Escape")
+        expect(dialog).to_have_count(0)
+        expect(page.get_by_role("button", name=then, exact=True)).to_be_visible()
+        assert desired(world, "orders")["mode"] == mode
+        assert recorded(server, name.lower())[0] == "op"
+
+
+def test_a_reset_says_what_it_skips_and_reads_again_and_moves_the_stream(open_page: Open, server: ApiServer):
+    page = open_page(f"{PAGE}#/stream/refunds", role="OP")
+    settled(page, "refunds")
+    dialog = asked(page, "Reset …")
+    dialog.get_by_label("Go on").select_option("earliest")
+    expect(dialog.get_by_text(re.compile(r"It reads [\d,]+ offsets again that the table holds"))).to_be_visible()
+    dialog.get_by_label("Go on").select_option("latest")
+    expect(dialog.get_by_text("It skips 600 offsets: their records never reach the table.")).to_be_visible()
+    assert confirmed(page, dialog) == "refunds has its new position. Resume it to go on there."
+    expect(page.get_by_text("Nothing waits.")).to_be_visible()
+    assert recorded(server, "reset")[2]["to"] == "latest"
+    view(page, "#/stream/orders", "orders")
+    dialog = asked(page, "Reset …")
+    expect(dialog.get_by_text("A writer of orders runs. Pause the stream first")).to_be_visible()
+    expect(dialog.locator("button.go")).to_be_disabled()
+
+
+def test_a_backfill_is_a_run_of_its_dag_and_can_be_left(open_page: Open, server: ApiServer):
+    page = open_page(f"{PAGE}#/stream/orders", role="OP")
+    settled(page, "orders")
+    asked(page, "Backfill …")
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("button", name="Backfill …")).to_be_focused()
+    times = {"From": "2026-01-01T00:00:00Z", "To, and before": "2026-01-02T00:00:00+01:00"}
+    assert "frazil_backfill is queued" in act(page, "Backfill …", times)
+    (run,) = server.process.call(in_airflow.runs_of, "frazil_backfill")
+    assert run.items() >= {"stream": "orders", "from-time": "2026-01-01T00:00:00+00:00", "dry-run": True}.items()
+    assert recorded(server, "backfill")[:2] == ("op", "frazil_backfill")
+
+
+def test_a_window_that_a_gate_holds_is_released_with_a_reason(open_page: Open, server: ApiServer):
+    page = open_page(f"{PAGE}#/table/shop.shipments", role="OP")
+    settled(page, "shop.shipments")
+    act(page, "Release a window …", {"Why": "the carrier is known to be wrong"})
+    (run,) = server.process.call(in_airflow.runs_of, "frazil_release")
+    assert (run["table"], run["reason"]) == ("shop.shipments", "the carrier is known to be wrong")
+    held = page.locator(".calendar .cell.held").get_attribute("aria-label")
+    assert held is not None
+    assert held.startswith(run["partition"])
+    assert recorded(server, "release")[2]["partition"] == run["partition"]
+
+
+def test_the_signals_of_a_day_are_sent_again(
+    open_page: Open, server: ApiServer, world: TroubledWorld, monkeypatch: pytest.MonkeyPatch
+):
+    for name, value in world.environment.items():
+        monkeypatch.setenv(name, value)
+    yesterday = (datetime.fromtimestamp(world.now_ms / 1000, UTC) - timedelta(days=1)).strftime("%Y-%m-%d")
+    page = open_page(f"{PAGE}#/table/shop.orders", role="OP")
+    settled(page, "shop.orders")
+    said = act(page, "Send signals again …", {"Day": yesterday})
+    assert said == "24 windows of shop.orders are signalled again. Their events go out within a minute."
+    day = Window.parse(yesterday)
+    newest = TableSignals.load(load_catalog(None), "shop.orders").newest(from_us=day.start_us, to_us=day.end_us)
+    hours = windows_between(Grain.HOUR, day.start_us, day.end_us)
+    assert {newest[hour].state for hour in hours} == {SignalState.AGAIN}
+    assert recorded(server, "send-again")[:2] == ("op", "frazil_partitions_shop.orders")

@@ -1,0 +1,42 @@
+"""A server that accepts connections and never says anything, as a catalog that hangs."""
+
+from __future__ import annotations
+
+import select
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class Silent:
+    """Its port, on the loopback."""
+
+    def __init__(self, port: int, held: list[socket.socket]) -> None:
+        self.port, self._held = port, held
+
+    def waiting(self) -> int:
+        """How many clients have not given up."""
+        gone = select.poll()
+        for one in list(self._held):
+            gone.register(one, select.POLLRDHUP)
+        return len(self._held) - len(gone.poll(0))
+
+
+@contextmanager
+def silent_server() -> Iterator[Silent]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        held: list[socket.socket] = []
+
+        def accept() -> None:
+            while True:
+                try:
+                    held.append(server.accept()[0])
+                except OSError:
+                    return
+
+        threading.Thread(target=accept, daemon=True).start()
+        yield Silent(server.getsockname()[1], held)
+        server.shutdown(socket.SHUT_RDWR)
+        for one in held:
+            one.close()

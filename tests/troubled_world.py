@@ -1,0 +1,513 @@
+"""A shop's streams, half of them in trouble, with all that the operations page shows of them.
+
+Batches are made by the real code (`tests.made_batches`), and so are histories, signals and desired states. Kafka has
+the records, and those that wait. No writer runs: an idle process stands for all of them, and their heartbeats are
+written here.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pyarrow as pa
+from confluent_kafka import Producer
+from pyiceberg.table.snapshots import Operation, Summary
+from pyiceberg.table.update import AddSnapshotUpdate
+
+from frazil import clock
+from frazil.commit.marker import BatchKey
+from frazil.commit.reasons import Reason
+from frazil.commit.settle import Settled
+from frazil.commit.snapshot import Base, SnapshotWriter
+from frazil.dev.kafka import EmbeddedKafka
+from frazil.errors import AccessDenied, CommitUnavailable
+from frazil.events import BatchCommitted, EpochBegan, Event, Happening, LagMeasured, StallBegan
+from frazil.history.objects import Objects
+from frazil.history.points import Happened, Kind
+from frazil.history.recorder import Recorder
+from frazil.history.supervision import Supervision
+from frazil.home import run_folder
+from frazil.host.exchange import open_exchange
+from frazil.host.heartbeat import Heartbeat, Phase, Stall, StallKind
+from frazil.host.json_file import replace_json
+from frazil.host.lock import LOCK_FILE
+from frazil.host.processes import mark
+from frazil.host.records import ExitRecord, GivenUp, Launch, LaunchKind, Notes, ProcessMark, append_exit, write_notes
+from frazil.ingest.changes import CHANGE, UPSERT
+from frazil.kafka.admin import KafkaOffsets
+from frazil.partitions.windows import Grain, Window
+from frazil.signals.completion import Assessment, Gate, assess, release, signal
+from frazil.spec.load import load_stream
+from frazil.supervise.desired import DesiredStore
+from frazil.table.branches import head_of
+from frazil.table.catalogs import load_catalog
+from tests.made_batches import EventTimes, MadeStream
+from tests.silent_server import silent_server
+
+MINUTE_MS, HOUR_MS = 60_000, 3_600_000
+HISTORY_HOURS = 50
+"""So much that yesterday is complete, whatever the time of day."""
+BEAT_S = 3.0
+SILENT = "far"
+"""The catalog that hangs."""
+DECLARED = """\
+name: {name}
+source: {{topics: [shop.{name}], bootstrap-servers: "{kafka}"}}
+table: {table}
+schema: {{id: long not null, at: timestamptz not null, token: string}}
+event-time: at
+{extra}
+"""
+HOURS = "partition-by: [day(at)]\ncomplete: hour\ncomplete-from: {begin}\n"
+FULL = AccessDenied("the storage refuses to write to the bucket of shop.payments (403): its key has expired")
+GONE = CommitUnavailable("the catalog refuses the commit to shop.inventory: the disk of its database is full")
+
+
+@dataclass
+class TroubledWorld:
+    """`make` fills it; while `alive`, its writers run."""
+
+    folder: Path
+    kafka: EmbeddedKafka
+    commits: int
+    """Of each stream, one a minute."""
+    silent_port: int
+    now_ms: int = field(default_factory=clock.now_ms)
+    _beats: list[Callable[[int], None]] = field(default_factory=list)
+
+    @property
+    def streams(self) -> Path:
+        return self.folder / "streams"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a process needs to see it."""
+        return {
+            "FRAZIL_HOME": str(self.folder / "home"),
+            "FRAZIL_STREAMS": str(self.streams),
+            f"PYICEBERG_CATALOG__{SILENT.upper()}__TYPE": "rest",
+            f"PYICEBERG_CATALOG__{SILENT.upper()}__URI": f"http://127.0.0.1:{self.silent_port}",
+        }
+
+    def declare(self, name: str, extra: str = "", *, table: str | None = None) -> Path:
+        """The file of a stream, whether or not anything comes of it."""
+        file = self.streams / f"{name}.yaml"
+        begin = clock_text(self.now_ms - HISTORY_HOURS * HOUR_MS)
+        text = DECLARED.format(name=name, kafka=self.kafka.bootstrap, table=table or f"shop.{name}", extra=extra)
+        file.write_text(text.replace("{begin}", begin))
+        return file
+
+    def begin(self, name: str, extra: str = "", *, partitions: int = 4) -> MadeHistory:
+        """A stream that has begun."""
+        spec = load_stream(self.declare(name, extra))
+        self.kafka.create_topic(f"shop.{name}", partitions)
+        with KafkaOffsets({"bootstrap.servers": self.kafka.bootstrap}, spec.source.reads) as kafka:
+            known = kafka.describe().identity
+        return self.history(
+            MadeStream(spec, self.now_ms - self.commits * MINUTE_MS, partitions=partitions, known=known)
+        )
+
+    def history(self, made: MadeStream) -> MadeHistory:
+        with ExitStack() as dated:  # PyIceberg dates a new table by the host's clock
+            for module in ("pyiceberg.table.metadata", "pyiceberg.table.update"):
+                dated.enter_context(patch(f"{module}.datetime_to_millis", lambda _: made.now_ms))
+            return MadeHistory(made, [0] * made.partitions, made.now_ms, self._beats.append)
+
+    @contextmanager
+    def alive(self) -> Iterator[None]:
+        """Heartbeats come, as from writers that run."""
+        over = threading.Event()
+
+        def beat() -> None:
+            while True:
+                for one in self._beats:
+                    one(clock.now_ms())
+                if over.wait(BEAT_S):
+                    return
+
+        thread = threading.Thread(target=beat, name="heartbeats", daemon=True)
+        thread.start()
+        yield
+        over.set()
+        thread.join()
+
+
+@dataclass
+class MadeHistory:
+    """One stream, whose batches came once a minute."""
+
+    made: MadeStream
+    read: list[int]
+    """The next offset, by partition."""
+    at_ms: int
+    beats: Callable[[Callable[[int], None]], None]
+    waits: Mapping[int, int] = field(default_factory=dict)
+    """Records that wait in Kafka, by partition."""
+
+    def __post_init__(self) -> None:
+        self.spec, self.name = self.made.spec, self.made.spec.name
+        self.recorder = Recorder(self.name, interval_ms=MINUTE_MS)
+        committer = self.made.begin()
+        self.tell(EpochBegan(committer.epoch, self.marker, Settled()))
+
+    @property
+    def marker(self) -> Any:
+        return self.made.tables.marker()
+
+    def tell(self, what: Happening) -> None:
+        self.recorder.take(Event(self.name, self.at_ms, what))
+
+    def batch(  # noqa: PLR0913 - keywords, each with a default
+        self,
+        counts: Sequence[int],
+        *,
+        hours: float = 1 / 60,
+        ago_hours: int = 0,
+        behind: Mapping[int, int] | None = None,
+        bad: Mapping[str, int] | None = None,
+        lag: int = 0,
+        seconds: float = 1.2,
+        every: int = 1,
+    ) -> None:
+        """Land the batch of a minute, or of `every` so many.
+
+        Its rows' event times are of the `hours` before it, or before the middle of the hour `ago_hours` ago. With
+        `behind`, the newest event time of a partition lies so many hours behind; `bad` are dead letters by reason.
+        """
+        self.at_ms += every * MINUTE_MS
+        self.made.now_ms = self.at_ms
+        ranges = {p: (self.read[p], self.read[p] + n) for p, n in enumerate(counts)}
+        rejected = sum((bad or {}).values())
+        middle_us = Grain.HOUR.floor(self.at_ms * 1000) + Grain.HOUR.us // 2 - ago_hours * Grain.HOUR.us
+        until_us = middle_us if ago_hours else self.at_ms * 1000
+        rows = sum(counts) - rejected
+        times = np.linspace(until_us - hours * HOUR_MS * 1000, until_us, rows, endpoint=False).astype(np.int64)
+        self.made.columns = partial(_columns, times=times, keys=700 if self.spec.mode == "upsert" else None)
+        newest = {p: self.at_ms * 1000 - (behind or {}).get(p, 0) * HOUR_MS * 1000 for p, n in enumerate(counts) if n}
+        place = f"{self.made.topic}[0]@{self.read[0]}"
+        marker = self.made.land(
+            ranges,
+            rejected={0: range(self.read[0], self.read[0] + rejected)} if rejected else None,
+            times=EventTimes(newest, Counter((times // Grain.HOUR.us * Grain.HOUR.us).tolist())),
+            reasons={name: Reason(count, (place,)) for name, count in (bad or {}).items()},
+        )
+        self.read = [end for _, end in ranges.values()]
+        told = head_of(self.made.tables.main.current().metadata).summary.additional_properties  # type: ignore[union-attr]
+        files, size = int(told.get("added-data-files", 0)), int(told.get("added-files-size", 0))
+        unread = {(self.made.topic, p): n for p, n in self.waits.items()}
+        self.tell(LagMeasured(lag, unread, every * MINUTE_MS if lag else 0, max(0, int(seconds * 1250) - MINUTE_MS)))
+        self.tell(BatchCommitted(marker.at, marker, rows, rejected, files, seconds, seconds / 4, size))
+
+    def minutes(self, count: int, each: Callable[[int], Sequence[int]], **more: Any) -> None:
+        for minute in range(count):
+            self.batch(each(minute), **more)
+
+    def runs(self, *, pid: int, backpressure_ms: int = 0, stall: Stall | None = None) -> None:
+        """Its writer runs, supervised."""
+        self.launch(mark(pid), committed_ms=self.at_ms)
+        if stall is not None:
+            self.tell(StallBegan(stall))
+        marker, folder, table = self.marker, open_exchange(run_folder(self.name)), self.made.tables.main.current()
+        lag = sum(self.waits.values())
+
+        def beat(now_ms: int) -> None:
+            Heartbeat(
+                self.name, pid, self.spec.fingerprint(), Phase.WAITING, now_ms, now_ms,
+                epoch=marker.at.epoch, batch=marker.at.batch, lag=lag, backpressure_ms=backpressure_ms,
+                last_commit_at_ms=self.at_ms, last_commit_snapshot=marker.snapshot_id,
+                watermark_ms=marker.watermark_ms, table_location=table.location(), stall=stall,
+            ).write(folder)  # fmt: skip
+
+        self.beats(beat)
+
+    def launch(self, process: ProcessMark, *, committed_ms: int) -> Launch:
+        folder = run_folder(self.name)
+        folder.mkdir(parents=True, exist_ok=True)
+        began_ms = committed_ms - 20 * MINUTE_MS
+        launch = Launch(f"{self.name}-now", LaunchKind.SUPERVISED, began_ms, self.spec.fingerprint(), writer=process)
+        replace_json(folder / LOCK_FILE, launch.to_json())
+        return launch
+
+    def ended(self, ends: Sequence[tuple[int, int | None, str | None]], *, now_ms: int) -> Launch:
+        """Writers that failed: how many minutes ago, with which exit code and words. The last one was the last."""
+        launch = self.launch(ProcessMark(2**22 - 1, 1.0), committed_ms=self.at_ms)
+        for number, (minutes, code, words) in enumerate(ends, 1):
+            at_ms, last = now_ms - minutes * MINUTE_MS, number == len(ends)
+            launch_id = launch.id if last else f"{self.name}-{number}"
+            append_exit(
+                run_folder(self.name),
+                ExitRecord(launch_id, code, at_ms - 25_000, at_ms, launch.spec_fingerprint, 0, number == 1, words),
+            )
+        return launch
+
+    def supervised(self, *told: tuple[int, str], now_ms: int) -> None:
+        """What its supervisor did: how many minutes ago, and in which words."""
+        supervision = Supervision(lambda: Objects.of(self.made.tables.main.current(), self.name))
+        for minutes, sentence in told:
+            at_ms = now_ms - minutes * MINUTE_MS
+            supervision.tell(Happened(at_ms, Kind.SUPERVISION, sentence), subject=sentence, now_ms=at_ms)
+            supervision.join(10)
+
+    def signalled(self, *, held: Mapping[int, str] | None = None) -> None:
+        """Signal what is complete. `held`: windows by how many hours before now, and what their gate found."""
+        at_us = self.at_ms * 1000
+
+        def gates(seen: Assessment, windows: Sequence[Window]) -> dict[Window, Gate]:
+            found = {seen.grain.floor(at_us) - hours * seen.grain.us: note for hours, note in (held or {}).items()}
+            return {w: Gate(w.start_us not in found, found.get(w.start_us)) for w in windows}
+
+        catalog = load_catalog(None)
+        seen = assess(catalog, [self.spec])
+        assert seen is not None
+        signal(catalog, seen, clock_ms=self.at_ms, gates=gates)
+
+    def released(self, hours: int, note: str) -> None:
+        start_us = Grain.HOUR.floor(self.at_ms * 1000) - hours * Grain.HOUR.us
+        release(load_catalog(None), self.spec, Window(start_us, Grain.HOUR), note=note, clock_ms=self.at_ms)
+
+    def compacted(self) -> None:
+        """All files become one for each partition of the table, as `rewrite_data_files` leaves them: same rows."""
+        table = self.made.tables.main.refresh()
+        before = head_of(table.metadata)
+        assert before is not None
+        told = before.summary.additional_properties if before.summary else {}
+        key = BatchKey(9_000, 1)
+        files = self.made.write(table, key, "main", {p: np.arange(end) for p, end in enumerate(self.read)})
+        prepared = SnapshotWriter(files, base=Base((), (), None)).prepare(table, summary={}, now_ms=self.at_ms + 20_000)
+        counts = {
+            "added-data-files": str(len(files)),
+            "added-files-size": str(sum(file.bytes for file in files)),
+            "deleted-data-files": told["total-data-files"],
+            "removed-files-size": told["total-files-size"],
+            "total-data-files": str(len(files)),
+            "total-files-size": str(sum(file.bytes for file in files)),
+            "total-records": told["total-records"],
+            "total-delete-files": "0",
+        }
+        snapshot = prepared.snapshot.model_copy(update={"summary": Summary(Operation.REPLACE, **counts)})
+        updates = (AddSnapshotUpdate(snapshot=snapshot), *prepared.updates[1:])
+        table.catalog.commit_table(table, prepared.requirements, updates)
+        self.made.tables.main.forget()
+
+
+def _columns(rows: int, *, times: np.ndarray[Any, Any], keys: int | None) -> dict[str, pa.Array]:
+    """Values of the declared columns: event times in order, and ids that come again where they are keys."""
+    at = np.resize(times, rows) if len(times) else np.zeros(rows, np.int64)
+    numbers = np.arange(rows, dtype=np.int64)
+    ids = numbers if keys is None else numbers * 31 % keys
+    tokens = np.random.default_rng(0).integers(10**17, 10**18, rows).astype(str)  # as large in a file as they look
+    columns = {"id": pa.array(ids), "at": pa.array(at), "token": pa.array(tokens)}
+    return columns if keys is None else {**columns, CHANGE: pa.array(np.full(rows, UPSERT, np.int32))}
+
+
+def clock_text(at_ms: int) -> str:
+    return np.datetime_as_string(np.datetime64(at_ms // HOUR_MS * HOUR_MS, "ms"), unit="s") + "Z"
+
+
+@contextmanager
+def troubled_world(
+    folder: Path, kafka: EmbeddedKafka, *, commits: int = 16, streams: int | None = None
+) -> Iterator[TroubledWorld]:
+    """The world, as long as its writers run.
+
+    `commits`: how many minutes its streams have run. `streams`: how many there are; all that are in trouble and some
+    that are well, unless given, and with a larger number more that are well.
+    """
+    with ExitStack() as stack:
+        world = TroubledWorld(folder, kafka, commits, stack.enter_context(silent_server()).port)
+        world.streams.mkdir()
+        # It ends with its input, and so with this process, however that ends.
+        writers = stack.enter_context(subprocess.Popen(["cat"], stdin=subprocess.PIPE))
+        with patch.dict(os.environ, world.environment):
+            histories = [make(world, writers.pid) for make in TROUBLES[:streams]]
+            if streams is None or streams > len(TROUBLES):
+                _others(world)
+            for number in range(len(TROUBLES) + OTHERS, streams or 0):
+                _small(world, f"shop{number:03}", writers.pid)
+            _fill(world.kafka, histories)
+            stack.enter_context(world.alive())
+        yield world
+
+
+def wave(most: int, partitions: int = 4) -> Callable[[int], list[int]]:
+    """Records of each partition, minute by minute: a little up and down, as people buy."""
+    return lambda minute: [int(most * (0.8 + 0.2 * np.sin(minute / 5 + p))) for p in range(partitions)]
+
+
+def _orders(world: TroubledWorld, pid: int) -> MadeHistory:
+    """Well: complete hours, one of them reopened by late rows, and a compaction."""
+    orders = world.begin("orders", HOURS)
+    orders.batch([1500] * 4, hours=HISTORY_HOURS - 1)
+    orders.signalled()
+    orders.batch([12, 0, 0, 0], ago_hours=5)
+    half = (world.commits - 2) // 2
+    orders.minutes(half, wave(300))
+    orders.compacted()
+    orders.minutes(world.commits - 2 - half, wave(300))
+    orders.signalled()
+    orders.runs(pid=pid)
+    return orders
+
+
+def _clicks(world: TroubledWorld, pid: int) -> MadeHistory:
+    """Lags: most of what waits is in one of its eight topic-partitions."""
+    lag = "maintenance: {alerts: {lag: 20000}}\n"
+    clicks = world.begin("clicks", f"partition-by: [day(at)]\ncomplete: none\n{lag}", partitions=8)
+    clicks.waits = {p: 31_000 if p == 5 else 700 + 90 * p for p in range(8)}
+    batches, waiting = world.commits // 2, sum(clicks.waits.values())
+    for n in range(1, batches + 1):
+        lag, seconds = waiting * n // batches, 60 + 30 * n / batches
+        clicks.batch(wave(400, 8)(n), lag=lag, seconds=seconds, behind={5: 2}, every=2)
+    clicks.runs(pid=pid, backpressure_ms=52_000)
+    return clicks
+
+
+def _sensors(world: TroubledWorld, pid: int) -> MadeHistory:
+    """Late: one topic-partition holds its windows back."""
+    sensors = world.begin("sensors", HOURS)
+    sensors.batch([900] * 4, hours=HISTORY_HOURS - 1, behind={3: 5})
+    sensors.minutes(world.commits - 1, wave(150), behind={3: 5})
+    sensors.signalled()
+    since_ms = world.now_ms - 5 * HOUR_MS
+    said = (
+        "the watermark has not moved for 5 h: shop.sensors-3 has records, and none of them is newer than "
+        f"{clock_text(since_ms)}. See what its producer sends, or let it count as idle with watermark.idle-timeout"
+    )
+    sensors.runs(pid=pid, stall=Stall(StallKind.WATERMARK, since_ms, "shop.sensors-3", said))
+    return sensors
+
+
+def _shipments(world: TroubledWorld, pid: int) -> MadeHistory:
+    """A quality gate holds one of its hours; a person has released another."""
+    shipments = world.begin("shipments", HOURS)
+    shipments.batch([600] * 4, hours=HISTORY_HOURS - 1)
+    note = "expect_column_values_to_not_be_null(carrier): 412 of 960 rows are null"
+    shipments.signalled(held={3: note, 9: note})
+    shipments.released(9, "released by ada, Airflow: the carrier was not known that night")
+    shipments.batch([0, 9, 0, 0], ago_hours=12)
+    half = (world.commits - 2) // 2
+    shipments.minutes(half, wave(80))
+    shipments.compacted()
+    shipments.minutes(world.commits - 2 - half, wave(80))
+    shipments.signalled()
+    shipments.runs(pid=pid)
+    return shipments
+
+
+def _signups(world: TroubledWorld, pid: int) -> MadeHistory:
+    """A producer sends nonsense."""
+    signups = world.begin("signups", "partition-by: [day(at)]\ncomplete: none\n")
+    half = world.commits // 2
+    signups.minutes(half, wave(90))
+    signups.minutes(world.commits - half, wave(90), bad={"NotJson": 31, "MissingField": 12, "OutOfRange": 3})
+    signups.runs(pid=pid)
+    return signups
+
+
+def _payments(world: TroubledWorld, _: int) -> MadeHistory:
+    """Stopped: its supervisor has given up."""
+    payments = world.begin("payments", "partition-by: [day(at)]\ncomplete: none\n")
+    payments.minutes(world.commits - 8, wave(120))
+    payments.waits = dict.fromkeys(range(4), 900)
+    now_ms = world.now_ms
+    launch = payments.ended([(7, 16, f"AccessDenied: {FULL}")], now_ms=now_ms)
+    write_notes(run_folder("payments"), Notes(given_up=GivenUp(launch.id, now_ms - 7 * MINUTE_MS, str(FULL))))
+    payments.supervised((7, f"the supervisor gives up, and a person is needed (failed): {FULL}"), now_ms=now_ms)
+    return payments
+
+
+def _inventory(world: TroubledWorld, _: int) -> MadeHistory:
+    """A crash loop, each end with its reason."""
+    inventory = world.begin("inventory", "partition-by: [day(at)]\ncomplete: none\n")
+    inventory.minutes(world.commits - 12, wave(60))
+    inventory.waits = dict.fromkeys(range(4), 400)
+    full = f"CommitUnavailable: {GONE}"
+    ends = [(11, 21, full), (9, 137, None), (6, 21, full), (2, 21, full)]
+    inventory.ended(ends, now_ms=world.now_ms)
+    restarts = [(m, f"the writer is restarted (crashed): it ended with exit code {code}") for m, code, _ in ends]
+    inventory.supervised(*restarts, now_ms=world.now_ms)
+    return inventory
+
+
+def _pageviews(world: TroubledWorld, pid: int) -> MadeHistory:
+    """Its table is out of shape: many small files."""
+    extra = "partition-by: [hour(at), 'bucket(8, id)']\ncomplete: none\n"
+    alerts = "{small-files: 300, manifest-list-bytes-per-file: 16}"
+    limits = f"maintenance: {{alerts: {alerts}, expiry: {{at-least: 5, at-most: 10}}}}\n"
+    views = world.begin("pageviews", extra + limits)
+    views.batch([2500] * 4, hours=HISTORY_HOURS - 1)
+    views.minutes(world.commits - 1, wave(200))
+    views.runs(pid=pid)
+    return views
+
+
+def _customers(world: TroubledWorld, pid: int) -> MadeHistory:
+    """Well: upserts by key."""
+    customers = world.begin("customers", "mode: upsert\nkey: id\ncomplete: none\n", partitions=2)
+    customers.minutes(min(world.commits, 12), wave(60, 2))
+    customers.runs(pid=pid)
+    return customers
+
+
+def _refunds(world: TroubledWorld, _: int) -> MadeHistory:
+    """Paused by a person."""
+    refunds = world.begin("refunds", "partition-by: [day(at)]\ncomplete: none\n")
+    refunds.minutes(world.commits - 4, wave(30))
+    refunds.waits = dict.fromkeys(range(4), 150)
+    DesiredStore("refunds", refunds.made.tables.main.current()).pause(by="ada", reason="until the new schema is out")
+    return refunds
+
+
+def _returns(world: TroubledWorld, _: int) -> MadeHistory:
+    """Well: its writer runs on another host."""
+    returns = world.begin("returns", HOURS, partitions=2)
+    returns.batch([300] * 2, hours=HISTORY_HOURS - 1)
+    returns.minutes(world.commits - 1, wave(40, 2))
+    returns.signalled()
+    return returns
+
+
+TROUBLES = (
+    _orders, _clicks, _sensors, _shipments, _signups, _payments, _inventory, _pageviews, _customers, _refunds, _returns,
+)  # fmt: skip
+
+
+OTHERS = 3
+
+
+def _others(world: TroubledWorld) -> None:
+    """One whose catalog hangs, one that never began, one whose file is broken."""
+    world.declare("suppliers", table=f"{{identifier: shop.suppliers, catalog: {SILENT}}}")
+    world.declare("vouchers")
+    (world.streams / "wishes.yaml").write_text("name: wishes\nschema: {id: lung}\n")
+
+
+def _small(world: TroubledWorld, name: str, pid: int) -> None:
+    """Well: one of many, with two batches, whose topic Kafka need not have."""
+    spec = load_stream(world.declare(name, "partition-by: [day(at)]\ncomplete: none\n"))
+    small = world.history(MadeStream(spec, world.now_ms - 2 * MINUTE_MS, partitions=2))
+    small.minutes(2, wave(50, 2))
+    small.runs(pid=pid)
+
+
+def _fill(kafka: EmbeddedKafka, histories: Sequence[MadeHistory]) -> None:
+    """Kafka gets what the tables have, what waits, and each history is written."""
+    producer = Producer({"bootstrap.servers": kafka.bootstrap, "linger.ms": 50, "queue.buffering.max.messages": 10**6})
+    for history in histories:
+        for partition, end in enumerate(history.read):
+            for _ in range(end + history.waits.get(partition, 0)):
+                producer.produce(history.made.topic, b"{}", partition=partition)
+        history.recorder.opens(partial(Objects.of, history.made.tables.main.current(), history.name))
+        history.recorder.write(clock.now_ms())
+    assert producer.flush(60) == 0
