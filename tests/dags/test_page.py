@@ -308,6 +308,8 @@ def test_a_stream_of_another_team_is_neither_shown_nor_named(ask: Ask, airflow_p
     assert seen("blue") == ({"ghosts", "orders", "ticks", "wrong"}, 200, 200)
     assert seen() == ({"ghosts", "orders", "wrong"}, 404, 404)
     assert seen("red") == seen()
+    for act in ("pause/ticks", "abandon/ticks", "maintain/demo.ticks"):
+        assert ask("OP", f"api/plan/{act}", method="POST", headers=OURS, body={})["status"] == 404
 
 
 PATHS = ("api/stream/ticks", "api/table/demo.ticks")

@@ -202,6 +202,11 @@ def test_what_somebody_else_put_into_airflow_stops_no_notifier() -> None:
     assert said[1].startswith("frazil: 3")
 
 
+class Wordless(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
 @pytest.mark.parametrize(
     ("error", "said"),
     [
@@ -209,6 +214,7 @@ def test_what_somebody_else_put_into_airflow_stops_no_notifier() -> None:
         (KeyError("at"), "KeyError: 'at'"),
         (ValueError(), "ValueError()"),
         (None, "Airflow does not say why"),
+        (Wordless(), "Wordless"),
     ],
 )
 def test_a_failed_task_is_told_with_its_reason_its_table_and_its_log(error: Exception | None, said: str) -> None:

@@ -63,9 +63,7 @@ def each_alert(notifier: Call) -> EachAlert:
 def failure(context: Any) -> Message:
     """The message of a task that failed for good."""
     error = context.get("exception") or context.get("reason") or NO_REASON
-    said = str(error).strip() or repr(error)
-    if isinstance(error, KeyError | OSError | AssertionError):  # their texts alone say little
-        said = f"{type(error).__name__}: {said}"
+    said = _words(error)
     try:
         return _of_task(context, said)
     except Exception:  # a context of another shape: people are told all the same
@@ -74,6 +72,15 @@ def failure(context: Any) -> Message:
             dag_id="Airflow", task="a task of frazil's", stream=None, table=None, error=said, since_ms=None, log="",
             overview=page_url(),
         )  # fmt: skip
+
+
+def _words(error: object) -> str:
+    try:
+        said = str(error).strip() or repr(error)
+    except Exception:  # people are told all the same
+        return type(error).__name__
+    # The texts of some alone say little.
+    return f"{type(error).__name__}: {said}" if isinstance(error, KeyError | OSError | AssertionError) else said
 
 
 def _of_task(context: Any, error: str) -> Message:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from frazil.backfill.commit import abandon
-from frazil.commit.lane import Lane, read_lane
+from frazil.commit.lane import Lane, LaneState, read_lane
 from frazil.commit.opened import open_stream
+from frazil.commit.stream_tables import StreamTables
+from frazil.errors import FrazilError
 from frazil.operations.acts import Prepared
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import counted
@@ -16,7 +18,14 @@ def plan_abandon(spec: StreamSpec) -> Prepared:
     lane = read_lane(tables.main.refresh().metadata.properties, spec.name)
     if lane is None or not lane.is_open:
         return Prepared((), "", lambda: None, refused=f"{spec.name} has no backfill under way")
-    return Prepared((_staged(lane),), lane.id, lambda: abandon(tables, lane))
+    return Prepared((_staged(lane),), lane.id, lambda: _abandon(tables, lane))
+
+
+def _abandon(tables: StreamTables, lane: Lane) -> None:
+    abandon(tables, lane)
+    now = read_lane(tables.main.refresh().metadata.properties, tables.stream)
+    if now and now.id == lane.id and now.state is LaneState.PUBLISHED:
+        raise FrazilError(f"it was not abandoned, because it was published just before: {tables.main} has its rows")
 
 
 def _staged(lane: Lane) -> str:

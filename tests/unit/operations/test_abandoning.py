@@ -10,9 +10,12 @@ import pytest
 from frazil.backfill.commit import LaneCommitter
 from frazil.backfill.request import parse_request
 from frazil.commit.lane import LaneState, read_lane
+from frazil.commit.lane_records import Record
+from frazil.errors import FrazilError
 from frazil.operations.abandoning import plan_abandon
 from frazil.operations.stream_view import UnderWay, history_of
 from frazil.spec.load import validate_stream
+from frazil.table.branches import head_of
 from tests.made_batches import MadeStream
 
 NOW_MS = 1_700_000_000_000
@@ -58,3 +61,13 @@ def test_what_was_confirmed_is_another_backfill_by_then(made: MadeStream) -> Non
     before.carry_out()
     LaneCommitter.begin(made.tables, REQUEST)
     assert plan_abandon(made.spec).seal != before.seal
+
+
+def test_a_backfill_that_was_published_just_before_is_not_said_to_be_abandoned(made: MadeStream) -> None:
+    lane = LaneCommitter.begin(made.tables, REQUEST)
+    plan = plan_abandon(made.spec)
+    head = head_of(made.tables.main.refresh().metadata)
+    assert head is not None
+    lane.publish(Record(lane.lane, {}), audited_at=head.snapshot_id)
+    with pytest.raises(FrazilError, match="published just before"):
+        plan.carry_out()

@@ -21,8 +21,8 @@ from frazil.airflow.backfills.dag import DAG_ID as BACKFILL_DAG
 from frazil.airflow.dag_ids import MAINTENANCE_DAG, partitions_dag_id
 from frazil.airflow.dead_letters.dag import DAG_ID as DEAD_LETTERS_DAG
 from frazil.airflow.page.known import paused_dags
-from frazil.airflow.page.one_table import find_table, views_of
-from frazil.airflow.page.views import answers, declared, writer_dag_of
+from frazil.airflow.page.one_table import feeders_of, find_table, views_of
+from frazil.airflow.page.views import Sees, answers, declared, writer_dag_of
 from frazil.airflow.partitions.dag import RELEASE_DAG
 from frazil.host.launchers import open_launcher
 from frazil.maintenance.tables import TableKind, routes
@@ -61,12 +61,12 @@ class Subject:
     """The tables of a route are maintained together, under this name."""
 
 
-def subject_of(act: Act, name: str) -> Subject | None:
-    """What a person wants to act on; None if no file declares it."""
+def subject_of(act: Act, name: str, sees: Sees) -> Subject | None:
+    """What a person wants to act on; None if no file declares it, or the person may not see it."""
     if act not in OF_STREAMS:
-        return _table_of(act, name)
+        return _table_of(act, name, sees)
     one = next((one for one in declared().value or () if one.name == name), None)
-    if one is None or one.spec is None:
+    if one is None or one.spec is None or not sees({name: writer_dag_of(one)}):
         return None
     dag, method = {
         Act.BACKFILL: (BACKFILL_DAG, "POST"),
@@ -76,9 +76,9 @@ def subject_of(act: Act, name: str) -> Subject | None:
     return Subject(name, one.spec, dag, method)
 
 
-def _table_of(act: Act, name: str) -> Subject | None:
+def _table_of(act: Act, name: str, sees: Sees) -> Subject | None:
     table = find_table(name)
-    if table is None or (act is Act.MAINTAIN and table.kind is TableKind.DEAD_LETTERS):
+    if table is None or not feeders_of(table, sees) or (act is Act.MAINTAIN and table.kind is TableKind.DEAD_LETTERS):
         return None
     seen = views_of(table)
     if act is Act.MAINTAIN:

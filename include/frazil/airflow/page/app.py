@@ -74,7 +74,7 @@ def operations_page() -> FastAPI:
     def carry_out(asked: Annotated[Any, Depends(allowed)], form: dict[str, Any]) -> Response:
         from frazil.airflow.page import acts  # noqa: PLC0415 - as above
 
-        record(asked.user, asked.act, asked.subject.dag, {"subject": asked.subject.name, **form})
+        record(asked.user, asked.act, asked.subject.dag, {**form, "subject": asked.subject.name})
         person = asked.user.get_name()
         return answered({"said": _said(lambda: acts.carry_out(asked.act, asked.subject, form, person=person))})
 
@@ -105,9 +105,9 @@ def allowed(request: Request, name: str, act: str, user: GetUserDep) -> Asked:
 
     if said := refusal(request.headers):
         raise HTTPException(403, f"refused: {said}")
-    subject = acts.subject_of(Act(act), name) if act in set(Act) else None
+    subject = acts.subject_of(Act(act), name, partial(visible, user)) if act in set(Act) else None
     if subject is None:
-        raise HTTPException(404, f"no file declares {name}, or there is no act {act}")
+        raise HTTPException(404, f"no file declares {name}, you may not see it, or there is no act {act}")
     if not may(user, subject.method, subject.dag):
         raise HTTPException(
             403, f"Airflow does not let you do that: you need {subject.method} for runs of {subject.dag}"

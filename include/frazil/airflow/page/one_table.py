@@ -44,13 +44,18 @@ def views_of(table: MaintainedTable) -> tuple[StreamSpec, ...]:
     return tuple(seen for one in table.streams if (seen := seen_by(one, table.identifier)) is not None)
 
 
+def feeders_of(table: MaintainedTable, sees: Sees) -> set[str]:
+    """Of the streams that write it, those that the user may see."""
+    names = {spec.name for spec in table.streams}
+    return set(sees({one.name: writer_dag_of(one) for one in declared().value or () if one.name in names}))
+
+
 def table(name: str, sees: Sees, may_act: Callable[[str], bool]) -> TableView | None:
     """One table that streams write; None if none does, or the user may see none of these."""
     found = find_table(name)
     if found is None:
         return None
-    feeders = {spec.name for spec in found.streams}
-    shown = sees({one.name: writer_dag_of(one) for one in declared().value or () if one.name in feeders})
+    shown = feeders_of(found, sees)
     if not shown:
         return None
     kept, group, specs = answers(), group_of(found.streams[0]), views_of(found)

@@ -20,9 +20,11 @@ THREADS = ThreadPoolExecutor(max_workers=8, thread_name_prefix="frazil-looks")
 """Threads of our own: one silent catalog must not hold up the triggerer's other work."""
 
 QUIET_SECONDS = 3_600.0
-"""The shortest time between two lines, except the first of checks that fail. What a window waits for names a watermark,
+"""The shortest time between two lines that differ in their numbers only. What a window waits for names a watermark,
 which moves with each commit, and Airflow never rotates the log of a task that is deferred for weeks. The task itself
 shows what is newer (`frazil.airflow.shown_state`)."""
+KINDS_MOST = 30
+"""Kinds of lines in that time."""
 
 FAILED = "the check failed, and is tried again"
 
@@ -31,8 +33,8 @@ Payload = dict[str, Any]
 
 
 class WaitingTrigger(BaseTrigger):
-    """Calls `poll` every `poll_seconds` in a thread, logs what it waits for when that changes, every hour
-    at most, and fires once.
+    """Calls `poll` every `poll_seconds` in a thread, logs what it waits for when that is of another kind, and each hour
+    what changed, and fires once.
 
     Its task has polled before it deferred, so it begins with a wait, of `SETTLED_SECONDS` at least.
 
@@ -55,7 +57,8 @@ class WaitingTrigger(BaseTrigger):
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Wait, poll, log; until there is an event."""
         shown = ShownState(self.log.info)
-        said, said_at_s, wait_s = "", -QUIET_SECONDS, max(self.poll_seconds, SETTLED_SECONDS)
+        said, wait_s = "", max(self.poll_seconds, SETTLED_SECONDS)
+        told_s: dict[str, float] = {}
         while True:
             await asyncio.sleep(wait_s)
             wait_s = self.poll_seconds
@@ -71,9 +74,11 @@ class WaitingTrigger(BaseTrigger):
             fails = sentence.startswith(FAILED)
             shown.show(self.task_instance, "cannot look" if fails else "waits", sentence)
             turned = (fails or said.startswith(FAILED)) and shape(sentence) != shape(said)
-            if turned or (sentence != said and time.monotonic() - said_at_s >= QUIET_SECONDS):
+            now_s = time.monotonic()
+            told_s = {kind: at_s for kind, at_s in told_s.items() if now_s - at_s < QUIET_SECONDS}
+            if turned or (sentence != said and shape(sentence) not in told_s and len(told_s) < KINDS_MOST):
                 self.log.info("%s", sentence)
-                said, said_at_s = sentence, time.monotonic()
+                said, told_s[shape(sentence)] = sentence, now_s
 
     def attempt(self) -> tuple[Payload | None, str]:
         """`poll`, whatever it raises."""
