@@ -139,7 +139,17 @@ def test_lines_that_differ_in_numbers_only_are_told_once_an_hour_with_the_newest
     assert of_batches[1] == (60, "batch 59: 590 records (of 59 such lines since the last one here; writer.log has all)")
     assert len(of_batches) == 24
     assert len(told) - 24 == 10 + 23
-    # What stopped is still counted, and then forgotten.
+    # A writer that starts anew is heard.
+    assert list(lines.telling([(logging.INFO, "batch 1439: 1 records")], now_s=86_399.0)) == []
+    lines.begin()
+    assert len(list(lines.telling([(logging.INFO, "batch 1439: 1 records")], now_s=86_399.0))) == 1
+
+
+def test_what_stopped_is_still_counted_and_then_forgotten() -> None:
+    lines = WriterLines()
+    for minute in range(24 * 60):
+        batch = [(logging.INFO, f"batch {minute}: {minute * 10:,} records"), (logging.WARNING, f"took {minute} s")]
+        list(lines.telling(batch, now_s=minute * 60.0))
     last = [line for hour in (25, 26, 27) for _, line in lines.telling([], now_s=hour * HOUR_S)]
     assert [line[:10] for line in last] == ["batch 1439", "took 1439 "]
     assert lines._alike == {}

@@ -48,6 +48,10 @@ class WriterLines:
     _left_out: int = 0
     """Of warnings, by the hour's limit."""
 
+    def begin(self) -> None:
+        """Another writer starts: its lines are news, however much they are like those of the last one."""
+        self._alike.clear()
+
     def telling(self, lines: Iterable[tuple[int, str]], *, now_s: float) -> Iterator[tuple[int, str]]:
         """The lines to pass on, each with its level, after those that count what was left out before."""
         yield from self._after_an_hour(now_s)

@@ -22,6 +22,7 @@ from frazil.airflow.shown_state import ShownState
 from frazil.airflow.writers.acts import Act, DeferredTask, act_of, follow, look_up
 from frazil.airflow.writers.log_lines import WriterLines, shape
 from frazil.errors import SpecError
+from frazil.supervise.decision import WriterAction
 from frazil.timetext import utc
 
 if TYPE_CHECKING:
@@ -241,6 +242,8 @@ class WriterTrigger(FollowingTrigger):
             self.log.log(level, "writer | %s", line)
         self._tell_stall(step.stall)
         decision = step.decision
+        if decision.action is WriterAction.START:
+            self._lines.begin()
         said, now_s, now_ms = self._what(step), time.monotonic(), clock.now_ms()
         if said == self._said and now_s - self._said_at_s < PROGRESS_SECONDS:
             return
