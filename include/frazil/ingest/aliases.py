@@ -12,7 +12,7 @@ from pyiceberg.types import NestedField
 
 from frazil.ingest.changes import KEPT, with_others
 from frazil.ingest.chunk import Chunk
-from frazil.ingest.decode import Decoded, Decoder, Rejection
+from frazil.ingest.decode import Decoded, Decoder, Rejection, RenamingDecoder
 
 FIRST_ID = 200_000_000
 """Field ids from here on are no column's. An envelope has ids of its own from 500,000,000 on."""
@@ -43,8 +43,10 @@ class AliasedDecoder:
             e.field_id: units[c.field_id] for e, c in zip(extra, aliases.values(), strict=True) if c.field_id in units
         }
         self._decode = make(Schema(*own, *extra, schema_id=schema.schema_id), {**units, **of_extra})
+        if isinstance(self._decode, RenamingDecoder):
+            self._decode.rename({name: column.name for name, column in aliases.items()})
         self._arrow_schema = schema_to_pyarrow(schema, include_field_ids=True)
-        self._filled = {e.field_id: c.field_id for e, c in zip(extra, aliases.values(), strict=True)}
+        self._filled = {e.field_id: c for e, c in zip(extra, aliases.values(), strict=True)}
         self._others = {c.name: [n for n, o in aliases.items() if o.field_id == c.field_id] for c in aliases.values()}
         self._required = [column.name for column in schema.fields if column.required and column.field_id in filled]
 
@@ -63,19 +65,24 @@ class AliasedDecoder:
         rows = pa.Table.from_arrays(kept, schema=self._arrow_schema)
         others = decoded.rows.filter(good) if rejections else decoded.rows
         return Decoded(
-            with_others(rows, self._kept(others)),
+            with_others(rows, self._kept(others, rows)),
             decoded.kept[~lacking],
             [*decoded.rejections, *rejections],
             decoded.sighted,
         )
 
-    def _kept(self, rows: pa.Table) -> pa.Table:
-        """What an event does not tell under another name, it does not tell of the column."""
-        at = rows.schema.get_field_index(KEPT)
-        if at < 0 or rows.column(at).null_count == rows.num_rows:
-            return rows
-        lists = [ids and [self._filled.get(i, i) for i in ids] for ids in rows.column(at).to_pylist()]
-        return rows.set_column(at, rows.schema.field(at), pa.array(lists, rows.schema.field(at).type))
+    def _kept(self, decoded: pa.Table, merged: pa.Table) -> pa.Table:
+        """What an event does not tell under another name, it does not tell of the column that has no value."""
+        at = decoded.schema.get_field_index(KEPT)
+        if at < 0 or decoded.column(at).null_count == decoded.num_rows:
+            return decoded
+        lists = decoded.column(at).to_pylist()
+        null = {column.name: merged.column(column.name).is_null().to_pylist() for column in self._filled.values()}
+        for row, ids in enumerate(lists):
+            if ids and not self._filled.keys().isdisjoint(ids):
+                untold = {c.field_id for i, c in self._filled.items() if i in ids and null[c.name][row]}
+                lists[row] = sorted(untold.union(ids) - self._filled.keys())
+        return decoded.set_column(at, decoded.schema.field(at), pa.array(lists, decoded.schema.field(at).type))
 
     def _column(self, field: pa.Field, rows: pa.Table) -> pa.ChunkedArray:
         column = rows.column(field.name)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import pyarrow as pa
@@ -52,6 +52,22 @@ class Decoder(Protocol):
 
     def __call__(self, chunk: Chunk) -> Decoded:
         """Each of the chunk's records is either one row (JSON lines: one or several) or one rejection."""
+
+
+@runtime_checkable
+class NamingDecoder(Protocol):
+    """A decoder that can tell a field that is null from one that is missing."""
+
+    def names(self, record: bytes, path: Sequence[str]) -> Collection[str]:
+        """The fields that a part of a record, an object, has. Only for a record that is a row, and a part in it."""
+
+
+@runtime_checkable
+class RenamingDecoder(Protocol):
+    """A decoder for which it matters that two of its columns are one."""
+
+    def rename(self, aliases: Mapping[str, str]) -> None:
+        """Each alias fills the column that it leads to where that column's own name is null."""
 
 
 def joined(parts: Sequence[Decoded]) -> Decoded:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
 
 import pytest
 from pyiceberg.schema import Schema
 from pyiceberg.types import (
     DecimalType,
+    DoubleType,
     IcebergType,
     ListType,
     LongType,
@@ -87,3 +89,32 @@ def test_what_an_event_does_not_tell_under_a_former_name_is_kept_in_the_column()
     assert found.rejections == []
     assert found.rows[KEPT].to_pylist() == [[2], None, None]
     assert found.rows["now"].to_pylist() == [None, "x", None]
+
+
+def captured(kind: IcebergType, *states: dict[str, object], **aliases: int) -> Decoded:
+    """Updates without `before`, of a column `now`."""
+    schema = Schema(NestedField(1, "id", LongType(), required=True), NestedField(2, "now", kind))
+    make = partial(decoder, {"type": "json", "envelope": "debezium"})
+    events = [json.dumps({"op": "u", "before": None, "after": {"id": 1, **state}}) for state in states]
+    return aliased(make, schema, {}, aliases)(Chunk.of_values([event.encode() for event in events]))
+
+
+def test_what_an_event_tells_under_its_own_name_is_not_kept():
+    text = "__debezium_unavailable_value"
+    states = [{"was": text, "now": "x"}, {"was": "x", "now": text}, {"was": text, "now": None}]
+    found = captured(StringType(), *states, {"was": text, "now": text}, was=2)
+    assert [ids or None for ids in found.rows[KEPT].to_pylist()] == [None, [2], [2], [2]]
+    assert found.rows["now"].to_pylist()[0] == "x"
+
+
+def test_a_null_hides_nothing_if_the_column_has_a_value_under_any_of_its_names():
+    told = [{"was": [1.5]}, {"now": [1.5]}, {"was": None, "now": [1.5]}, {"older": [1.5]}]
+    untold = [{"was": None}, {"now": None}, {"was": None, "now": None}]
+    doubles = ListType(3, DoubleType(), element_required=False)
+    found = captured(doubles, *told, {}, *untold, was=2, older=2)
+    assert found.rows["now"].to_pylist() == [[1.5]] * 4 + [None]
+    assert [(r.index, r.error_class, r.error.split(":")[0]) for r in found.rejections] == [
+        (5, "UntoldValue", "after.was"),
+        (6, "UntoldValue", "after.now"),
+        (7, "UntoldValue", "after.now"),
+    ]

@@ -13,7 +13,7 @@ import fastavro
 import pytest
 
 from frazil.ingest.changes import KEPT
-from tests.unit.ingest.test_envelope import ROW, SPEC, decode, event
+from tests.unit.ingest.test_envelope import ROW, SPEC, decode, event, wrapped
 
 PAGE = Path("docs/how-to/capture-changes.md").read_text().split("## Values that an event does not tell")[1]
 FORMS = re.findall(r"^\| .+? \| `([^`]+)` \| `(.+?)` \|$", PAGE.split("\n## ")[0], re.MULTILINE)
@@ -76,13 +76,21 @@ def test_avro_has_it_too(declared: str, form: str) -> None:
     value = json.loads(form)
     if "binary" in declared:
         value = [base64.b64decode(v) for v in value] if isinstance(value, list) else base64.b64decode(value)
-    state = {"type": "record", "name": "V", "fields": [{"name": "id", "type": "long"}]}
-    state["fields"].append({"name": "x", "type": ["null", AVRO[declared]]})  # type: ignore[attr-defined]
+    found = of_avro(declared, AVRO[declared], {"id": 1, "x": value})
+    assert found.rejections == []
+    assert (found.rows["x"].to_pylist(), found.rows[KEPT].to_pylist()) == ([None], [[3]])
+
+
+def of_avro(declared: str, x: Any, after: dict[str, Any], **names: Any) -> Any:
+    """An update without `before`, in a written schema that has `x` of this type, unless it is None."""
+    state: dict[str, Any] = {"type": "record", "name": "V", "fields": [{"name": "id", "type": "long"}]}
+    if x is not None:
+        state["fields"].append({"name": "x", "type": ["null", x], **names})
     fields = [{"name": "before", "type": ["null", state]}, {"name": "after", "type": ["null", "V"]}]
     fields += [{"name": "op", "type": "string"}, {"name": "ts_ms", "type": ["null", "long"]}]
     schema = {"type": "record", "name": "Envelope", "fields": fields}
     out = io.BytesIO()
-    written = {"before": None, "after": {"id": 1, "x": value}, "op": "u", "ts_ms": 5}
+    written = {"before": None, "after": after, "op": "u", "ts_ms": 5}
     fastavro.schemaless_writer(out, fastavro.parse_schema(json.loads(json.dumps(schema))), written)
     envelope = {"metadata": {"said_at": "ts_ms"}}
     source = {
@@ -90,9 +98,7 @@ def test_avro_has_it_too(declared: str, form: str) -> None:
         "format": {"type": "avro", "schema-text": json.dumps(schema), "envelope": envelope},
     }
     columns = {"id": "long not null", "said_at": {"type": "timestamptz", "unit": "ms"}, "x": declared}
-    found = decode([out.getvalue()], source=source, schema=columns, **{"order-by": None})
-    assert found.rejections == []
-    assert (found.rows["x"].to_pylist(), found.rows[KEPT].to_pylist()) == ([None], [[3]])
+    return decode([out.getvalue()], source=source, schema=columns, **{"order-by": None})
 
 
 @pytest.mark.parametrize(
@@ -141,6 +147,37 @@ def test_a_null_that_may_be_no_null_is_a_dead_letter(declared: str) -> None:
     assert (rejection.index, rejection.error_class) == (0, "UntoldValue")
     assert rejection.error.startswith("after.x: null, which the connector also writes for a large value")
     assert found.kept.tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize("form", [lambda value: value, wrapped], ids=["plain", "with its schema"])
+@pytest.mark.parametrize("framing", ["none", "confluent"])
+def test_a_field_that_is_missing_hides_nothing(form: Any, framing: str) -> None:
+    events = [form(e) for e in (event("u", after=ROW), update([1.5]), update(None), event("u", after=ROW, more=1))]
+    source = {**SPEC["source"], "format": {**SPEC["source"]["format"], "framing": framing}}  # type: ignore[dict-item,index]
+    frame = bytes(5) if framing == "confluent" else b""
+    values = [frame + json.dumps(e).encode() for e in [*events, form(event("u", after=ROW, n=float("nan")))]]
+    found = decode(values, schema={**SPEC["schema"], "x": "list<double>"}, source=source)  # type: ignore[dict-item]
+    assert [(r.index, r.error_class) for r in found.rejections] == [(2, "UntoldValue")]
+    assert found.rows["x"].to_pylist() == [None, [1.5], None, None]
+
+
+def test_the_written_schema_says_which_fields_are_missing() -> None:
+    doubles = {"type": "array", "items": "double"}
+    assert of_avro("list<double>", None, {"id": 1}).rejections == []
+    assert of_avro("list<double>", doubles, {"id": 1, "x": [1.5]}).rejections == []
+    (rejection,) = of_avro("list<double>", doubles, {"id": 1, "x": None}).rejections
+    assert rejection.error_class == "UntoldValue"
+    (rejection,) = of_avro("list<double>", doubles, {"id": 1, "y": None}, name="y", aliases=["x"]).rejections
+    assert rejection.error_class == "UntoldValue"
+
+
+def test_the_text_of_a_key_is_the_key() -> None:
+    schema = {**SPEC["schema"], "id": "string not null"}  # type: ignore[dict-item]
+    state = {"id": PLACEHOLDER, "name": PLACEHOLDER}
+    found = decode([event("u", after=state), event("d", before=state)], schema=schema)
+    assert found.rejections == []
+    assert found.rows["id"].to_pylist() == [PLACEHOLDER] * 2
+    assert found.rows[KEPT].to_pylist() == [[2], None]
 
 
 @pytest.mark.parametrize("declared", ["string", "list<string>", "list<int>", "map<string, string>", "struct<a: int>"])

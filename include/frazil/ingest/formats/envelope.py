@@ -7,8 +7,9 @@ what was created, updated or read in a snapshot, the key in `before` of what was
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import pyarrow as pa
@@ -31,7 +32,7 @@ from pyiceberg.types import (
 from frazil.ingest.binary_column import NULL
 from frazil.ingest.changes import CHANGE, DELETE, KEPT, UPSERT
 from frazil.ingest.chunk import Chunk
-from frazil.ingest.decode import Decoded, Decoder, Rejection
+from frazil.ingest.decode import Decoded, Decoder, NamingDecoder, Rejection
 from frazil.ingest.formats.unavailable import Unavailable, hides_null, true_where
 from frazil.ingest.sightings import WHOLE, SightingDecoder, Within
 from frazil.spec.formats import POSITION, Envelope
@@ -68,7 +69,7 @@ class EnvelopeDecoder:
         self._key = [field.name for field in schema.fields if field.required]
         self._columns = [field for field in schema.fields if field.name not in envelope.metadata]
         self._unavailable = Unavailable(envelope.unavailable)
-        self._hiding = [field.name for field in self._columns if hides_null(field.field_type)]
+        self._hiding = {field.name: [field.name] for field in self._columns if hides_null(field.field_type)}
         self._ids = {field.name: field.field_id for field in schema.fields}
         layers = self._layers(schema)
         payload = NestedField(OWN_IDS, "payload", StructType(*_moved(layers, PAYLOAD_IDS)), required=False)
@@ -82,6 +83,10 @@ class EnvelopeDecoder:
         assert within == WHOLE
         if isinstance(self._decode, SightingDecoder):
             self._decode.sight(widening=widening, within=_SIGHTED)
+
+    def rename(self, aliases: Mapping[str, str]) -> None:
+        for alias, column in aliases.items():
+            self._hiding.get(column, []).extend(self._hiding.pop(alias, []))
 
     def _layers(self, schema: Schema) -> list[NestedField]:
         """The fields of an envelope."""
@@ -124,7 +129,7 @@ class EnvelopeDecoder:
             for row in np.flatnonzero(true_where(columns[name].is_null()) & (deletes | states)).tolist():
                 where = "before" if deletes[row] else "after"
                 wrong.setdefault(row, ("MissingRequired", f"{where}.{name}: required, and missing or null"))
-        for row, why in self._untold(parts, op, columns):
+        for row, why in self._untold(parts, op, columns, self._named(chunk, decoded, parts)):
             wrong.setdefault(row, why)
         kept, columns = self._kept(columns)
         good = ~skipped
@@ -173,6 +178,8 @@ class EnvelopeDecoder:
         count = len(next(iter(columns.values())))
         masks: dict[int, NDArray[np.bool_]] = {}
         for field in self._columns:
+            if field.name in self._key:
+                continue  # a key is always told
             mask, values = self._unavailable(columns[field.name])
             if mask.any():
                 masks[self._ids[field.name]] = mask
@@ -184,13 +191,31 @@ class EnvelopeDecoder:
         return pa.array(lists, pa.list_(pa.int32())), columns
 
     def _untold(
-        self, parts: _Parts, op: pa.Array, columns: dict[str, pa.Array]
+        self, parts: _Parts, op: pa.Array, columns: dict[str, pa.Array], named: Callable[[int], Collection[str]]
     ) -> Iterator[tuple[int, tuple[str, str]]]:
-        """Updates with a null of which nobody knows whether the row has it: the event has no row before the update."""
+        """Updates with a null of which nobody knows whether the row has it: the event has no row before the update.
+
+        A field that is missing is no such null: the connector leaves the column out.
+        """
         bare = true_where(pc.equal(op, "u")) & ~parts.there("before") & parts.there("after")
-        for name in self._hiding if bare.any() else ():
-            for row in np.flatnonzero(bare & true_where(columns[name].is_null())).tolist():
-                yield row, (UNTOLD, f"after.{name}: {UNTOLD_NULL}")
+        for names in self._hiding.values() if bare.any() else ():
+            nulls = np.all([true_where(columns[name].is_null()) for name in names], axis=0)
+            for row in np.flatnonzero(bare & nulls).tolist():
+                for name in [name for name in names if name in named(row)][:1]:
+                    yield row, (UNTOLD, f"after.{name}: {UNTOLD_NULL}")
+
+    def _named(self, chunk: Chunk, decoded: Decoded, parts: _Parts) -> Callable[[int], Collection[str]]:
+        """Which fields `after` has in the event of a row."""
+        decode = self._decode
+        assert isinstance(decode, NamingDecoder)  # as those of all formats that have envelopes
+        names = decode.names
+
+        @cache
+        def named(row: int) -> Collection[str]:
+            layers = ("payload", "after") if parts.wrapped[row] else ("after",)
+            return names(chunk.values[int(decoded.kept[row])] or b"", layers)
+
+        return named
 
 
 @dataclass(frozen=True, slots=True)

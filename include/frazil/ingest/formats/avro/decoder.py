@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from frazil.ingest.formats.avro import operations as op
 from frazil.ingest.formats.avro.beyond import beyond_schema
 from frazil.ingest.formats.avro.loop import NOT_READ, read_records
 from frazil.ingest.formats.avro.program import Fault, Program
-from frazil.ingest.formats.avro.schema import TooLarge, UnreadableSchema, parsed
+from frazil.ingest.formats.avro.schema import AvroType, TooLarge, UnreadableSchema, names_in, parsed
 from frazil.ingest.formats.columns import Columns
 from frazil.ingest.formats.json.nodes import Numbers
 from frazil.ingest.formats.json.types import check_supported
@@ -58,6 +58,8 @@ class AvroDecoder:
         self._program: Any = self._made_program(struct, units)
         self._schemas = schemas
         self._roots: dict[int, int | Fault] = {}
+        self._written: dict[int, AvroType] = {}
+        self._names: dict[tuple[int, tuple[str, ...]], frozenset[str]] = {}
         self._struct = struct
         self._widening: bool | None = None
         self._within: Sequence[Within] = WHOLE
@@ -72,6 +74,13 @@ class AvroDecoder:
 
     def sight(self, *, widening: bool, within: Sequence[Within] = WHOLE) -> None:
         self._widening, self._within = widening, within
+
+    def names(self, record: bytes, path: Sequence[str]) -> Collection[str]:
+        declared = isinstance(self._schemas, SchemaText)
+        key = DECLARED if declared else int.from_bytes(record[1:FRAME_BYTES], signed=True), tuple(path)
+        if key not in self._names:
+            self._names[key] = frozenset(names_in(self._written[key[0]], path))
+        return self._names[key]
 
     def __call__(self, chunk: Chunk) -> Decoded:
         """Only values matter; rows are in the order of the records. Raises what the registry's client raises."""
@@ -191,6 +200,7 @@ class AvroDecoder:
             return "UnreadableSchema", f"{what} is no schema of Avro: {error}"
         except TooLarge as error:
             return "UnreadableSchema", f"{what} is too large: {error}"
+        self._written[schema_id] = written
         if self._widening is not None:
             self._beyond[schema_id] = beyond_schema(written, self._struct, widening=self._widening).within(self._within)
         return root

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,6 +55,16 @@ class AvroType:
     def __str__(self) -> str:
         plain = f"{self.kind} {self.name}".strip()
         return f"{self.logical} ({plain})" if self.logical else plain
+
+
+def names_in(written: AvroType, path: Sequence[str]) -> Iterator[str]:
+    """The names and aliases of the fields of a record, which is at this path in another one."""
+    for record in written.parts if written.kind == "union" else [written]:
+        for names, part in zip(record.fields, record.parts, strict=False):
+            if not path:
+                yield from names
+            elif path[0] in names:
+                yield from names_in(part, path[1:])
 
 
 def parsed(text: str, references: Sequence[str] = ()) -> AvroType:

@@ -6,7 +6,7 @@ record's row or rejection depends on no other record.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +17,7 @@ from frazil.ingest.chunk import Chunk
 from frazil.ingest.decode import Decoded, Rejection, joined
 from frazil.ingest.formats.json.beyond import BeyondSchema
 from frazil.ingest.formats.json.columns import ChunkReader
-from frazil.ingest.formats.json.record import RecordReader, Row
+from frazil.ingest.formats.json.record import RecordReader, Row, names
 from frazil.ingest.formats.json.text import Refused
 from frazil.ingest.formats.json.types import check_supported
 from frazil.ingest.sightings import WHOLE, Sightings, Within, is_open
@@ -39,6 +39,9 @@ class JsonDecoder:
     def sight(self, *, widening: bool, within: Sequence[Within] = WHOLE) -> None:
         self._beyond = BeyondSchema(self._struct, self._units, widening=widening, within=within)
         self._columns.look_for_new_keys([part.path for part in within])
+
+    def names(self, record: bytes, path: Sequence[str]) -> Collection[str]:
+        return names(record, path)
 
     def __call__(self, chunk: Chunk) -> Decoded:
         """Only values matter. Rows that were read singly come last."""

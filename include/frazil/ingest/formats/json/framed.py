@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
 from frazil.ingest.binary_column import BinaryColumn
 from frazil.ingest.chunk import Chunk
-from frazil.ingest.decode import Decoded, Decoder, Rejection, joined
+from frazil.ingest.decode import Decoded, Decoder, NamingDecoder, Rejection, joined
 from frazil.ingest.sightings import WHOLE, SightingDecoder, Within
 
 FRAME_BYTES = 5
@@ -28,6 +28,10 @@ class FramedDecoder:
     def sight(self, *, widening: bool, within: Sequence[Within] = WHOLE) -> None:
         if isinstance(self._decode, SightingDecoder):
             self._decode.sight(widening=widening, within=within)
+
+    def names(self, record: bytes, path: Sequence[str]) -> Collection[str]:
+        assert isinstance(self._decode, NamingDecoder)
+        return self._decode.names(content(record), path)
 
     def __call__(self, chunk: Chunk) -> Decoded:
         values = chunk.values

@@ -10,7 +10,7 @@ once; all others are ignored, apart from their syntax.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import Annotated, Any, NamedTuple, Optional
@@ -226,12 +226,8 @@ class RecordReader:
 
 def quoted(text: bytes, keys: Sequence[Step]) -> str | None:
     """The value that a path of a record leads to, in words; None where it cannot be said."""
-    part = _part_decoder(str(keys[0]))
     try:
-        try:
-            raw = part(text).part
-        except msgspec.DecodeError:
-            raw = part(without_specials(text)).part
+        raw = _part(text, str(keys[0]))
         for key in keys[1:]:
             if isinstance(key, _Entry):
                 raw = key.of(raw)
@@ -243,6 +239,23 @@ def quoted(text: bytes, keys: Sequence[Step]) -> str | None:
     if isinstance(value, _Number):
         return f"the number {as_sent(value.encode())}"
     return named(value)
+
+
+def names(text: bytes, path: Sequence[str]) -> Collection[str]:
+    """The fields of an object in a record that has been read."""
+    raw = _part(text, path[0])
+    for name in path[1:]:
+        raw = _members(raw)[name]
+    return _members(raw).keys()
+
+
+def _part(text: bytes, name: str) -> Any:
+    """Raises msgspec.DecodeError."""
+    part = _part_decoder(name)
+    try:
+        return part(text).part
+    except msgspec.DecodeError:
+        return part(without_specials(text)).part
 
 
 def _stripped(value: bytes | None) -> bytes | Refused:
