@@ -3,8 +3,10 @@
 Their journals name these files for the routed table. Once that is there, its rows are written anew as it has its
 columns, and committed as the files of any batch that it lacks; then nobody needs the first files any more.
 
-A note beside them has what the rows do not tell: the value that the table is made for, why it is not there, and the
-batch up to which a person gave its rows up.
+A record beside the new files names them: each try, and each start, commits the same ones, as long as they are there.
+
+A note beside those that wait has what the rows do not tell: the value that the table is made for, why it is not there,
+and the batch up to which a person gave its rows up.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from pyiceberg.table import Table
 
 from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey
+from frazil.commit.rules import files_fit
 from frazil.commit.settle import bare_path
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.target import target_table
@@ -33,8 +36,11 @@ from frazil.table.tables import data_location
 log = logging.getLogger(__name__)
 
 MOVED = "waited"
-"""The folder, in the table's folder of the stream, of rows that were written anew. No batch has this name, so no sweep
-takes them for what a batch staged."""
+"""The folder, in the table's folder of the stream, of the batches' folders with rows that were written anew. No batch
+has this name, so no sweep takes them for what a batch staged; no orphan is cleaned up there before the table has the
+batch."""
+RECORD = "files.json"
+"""Names the files beside it that the table can take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +70,31 @@ def all_beside(tables: StreamTables, journals: Iterable[Journal], target: Target
     return all(is_beside(tables, file) for journal in journals for file in journal.staged_for(target))
 
 
-def moved(tables: StreamTables, table: Table, files: Sequence[StagedFile], target: Target) -> tuple[StagedFile, ...]:
-    """Files of the table itself, with the rows of `files`, which wait beside home.
+def moved(tables: StreamTables, table: Table, journal: Journal, target: Target) -> tuple[StagedFile, ...]:
+    """The files of a batch for the table, where those with its own columns take the place of what waits beside home.
 
-    A table that others reference keeps its own name for each file: nothing is ever written over.
+    An earlier try may have written them, of this writer or of another.
     """
-    folder = f"{data_location(table)}/{tables.stream}/{MOVED}"
+    files, store = journal.staged_for(target), tables.store_of(target)
+    if not some_beside(tables, [journal], target):
+        return files
+    own = tuple(file for file in files if not is_beside(tables, file))
+    record = _record_path(tables, table, journal.key)
+    known = _recorded(store.get(record), table)
+    if known and files_fit(table.metadata, known):
+        there = {bare_path(file.path) for file in store.list_files(record.rsplit("/", 1)[0])}
+        if there.issuperset(bare_path(file.path) for file in known):
+            return (*own, *known)
+    known = _written(tables, table, [f for f in files if f not in own], target, folder=record.rsplit("/", 1)[0])
+    said = {"table": str(table.metadata.table_uuid), "files": [file.to_json() for file in known]}
+    store.put(record, json.dumps(said).encode())
+    return (*own, *known)
+
+
+def _written(
+    tables: StreamTables, table: Table, files: Sequence[StagedFile], target: Target, *, folder: str
+) -> tuple[StagedFile, ...]:
+    """New files of the table with the rows of `files`. Nothing is ever written over."""
     layout = target_table(table, folder=folder)
     writer = TableWriter(layout, target, io=table.io, file_name=file_namer(0, 0))
     source = tables.main.current().io
@@ -88,9 +113,14 @@ def moved(tables: StreamTables, table: Table, files: Sequence[StagedFile], targe
 
 def delete_moved(tables: StreamTables, journals: Iterable[Journal], target: Target) -> None:
     """Delete what waited of batches that the table has; what cannot be deleted is left to the next start."""
-    files = (file for journal in journals for file in journal.staged_for(target))
+    waited = [journal for journal in journals if some_beside(tables, [journal], target)]
+    if not waited:
+        return
+    files = (file for journal in waited for file in journal.staged_for(target))
     try:
         tables.store.delete([file.path for file in files if is_beside(tables, file)])
+        table = tables.handle(target).current()
+        tables.store_of(target).delete([_record_path(tables, table, journal.key) for journal in waited])
     except Exception as error:  # storages raise anything, and the rows are where they belong
         log.info("files that waited for table %s were left to the next start: %r", target, error)
 
@@ -150,6 +180,20 @@ def _parsed(data: bytes) -> Note | None:
         return Note(raw["target"], raw["value"], raw["reason"], given_up)
     except (ValueError, KeyError, TypeError):
         return None
+
+
+def _recorded(data: bytes | None, table: Table) -> tuple[StagedFile, ...]:
+    """The files that a record names; none of another table in the same place, whose columns may have other ids."""
+    try:
+        raw = json.loads(data or b"{}")
+        ours = raw["table"] == str(table.metadata.table_uuid)
+        return tuple(StagedFile.from_json(file) for file in raw["files"]) if ours else ()
+    except (ValueError, KeyError, TypeError):
+        return ()
+
+
+def _record_path(tables: StreamTables, table: Table, key: BatchKey) -> str:
+    return f"{data_location(table)}/{tables.stream}/{MOVED}/{key.epoch:08d}/{key.batch:08d}/{RECORD}"
 
 
 def _note_path(tables: StreamTables, target: Target) -> str:

@@ -87,8 +87,6 @@ class Followers:
     """The tables whose files were staged by earlier writers."""
     make: Make | None = None
     """Who only looks makes no table."""
-    moved: dict[Target, dict[BatchKey, tuple[StagedFile, ...]]] = field(default_factory=dict)
-    """The rows that waited beside home and were written anew, so that a commit that is tried again writes no more."""
 
     @classmethod
     def of(cls, tables: StreamTables, marker: Marker, make: Make | None = None) -> Followers:
@@ -170,7 +168,6 @@ class Followers:
                 _check_there(self.tables, handle, journals, target=target)
             follow(self.tables, handle, journals, self._files, target=target, patience=patience)
             delete_moved(self.tables, journals, target)
-            self.moved.pop(target, None)
         except Exception as error:  # catalogs' clients raise anything, and the other tables shall go on
             log.debug("table %s is left behind", target, exc_info=True)
             return _said(error)
@@ -187,14 +184,8 @@ class Followers:
             return tuple(file for journal in journals for file in journal.staged_for(target))
         if made:
             self._made(target, journals)
-        table, known = self.tables.handle(target).current(), self.moved.setdefault(target, {})
-        for journal in journals:
-            files = journal.staged_for(target)
-            beside = [file for file in files if is_beside(self.tables, file)]
-            if journal.key not in known or not files_fit(table.metadata, known[journal.key]):
-                own = tuple(file for file in files if file not in beside)
-                known[journal.key] = (*own, *moved(self.tables, table, beside, target))
-        return tuple(file for journal in journals for file in known[journal.key])
+        table = self.tables.handle(target).current()
+        return tuple(file for journal in journals for file in moved(self.tables, table, journal, target))
 
 
 def behind_of(target: Target, journals: Sequence[Journal], reason: str) -> Behind:

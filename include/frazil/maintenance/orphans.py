@@ -9,7 +9,8 @@ interleave. That follows from five rules:
    take-over lands before its epoch stages a file, so the table has a marker for every listed file. Batches commit in
    order: up to the marker's `settled` each is in the table or never will be, and its unreferenced files are waste.
    Later ones are kept, journaled or not, also of streams that are no longer declared; so is all of a backfill whose
-   lane is open. A forgotten stream is fenced: it has no marker and commits nothing.
+   lane is open. A forgotten stream is fenced: it has no marker and commits nothing. The same holds for
+   `<stream>/waited/<epoch>/<batch>/`, with rows that waited for a table of a route.
 3. *A manifest is as undecided as the files in it*, because a commit that is tried again reuses it.
 4. *The table has committed since.* Any other commit that was under way when a file was first found (a manifest list, a
    `metadata.json`, an append to `frazil.signals`) asserts the branch's head, or the metadata, from before that run:
@@ -42,7 +43,7 @@ AGAIN_AFTER_MS = 3_600_000
 NAMED = 3
 """How many files a sentence names."""
 
-_STAGED = re.compile(r"/([a-z][a-z0-9_-]{0,62})/(?:backfill-([^/]+)/)?(\d{8,})/(\d{8,})/")
+_STAGED = re.compile(r"/([a-z][a-z0-9_-]{0,62})/(?:backfill-([^/]+)/|waited/)?(\d{8,})/(\d{8,})/")
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from frazil.commit.followers import give_up_beside, lacking
 from frazil.commit.settle import bare_path, settle
 from frazil.errors import AccessDenied
 from frazil.ingest.contract import Target
+from frazil.maintenance.orphans import Undecided
 from frazil.stream.route import StreamRoute
 from frazil.stream.routed_tables import RoutedTables, made_anew
 from frazil.table.catalogs import load_catalog
@@ -86,6 +87,11 @@ class Shop(MadeRoute):
     def offsets(self, table: Target) -> list[int]:
         rows = load_catalog(None).load_table(table).scan(selected_fields=("kafka_offset",)).to_arrow()
         return sorted(rows["kafka_offset"].to_pylist())
+
+    def moved(self, table: Target) -> list[str]:
+        """The table's files with rows that waited, and their records."""
+        folder = f"{load_catalog(None).load_table(table).location()}/data/{self.spec.name}/waited"
+        return [file.path for file in self.tables.store_of(table).list_files(folder)]
 
     def beside(self) -> list[str]:
         """What waits beside home, notes too."""
@@ -209,6 +215,71 @@ def test_a_table_that_others_changed_while_it_could_not_be_loaded_gets_its_rows_
     made.land(order=1)
     assert made.offsets(A) == [0, 1, 2]
     assert load_catalog(None).load_table(A).scan().to_arrow()["note"].to_pylist() == [None] * 3
+
+
+@pytest.fixture
+def refusing_rows(made: Shop, broken: Broken) -> Shop:
+    """`A` was made at last, with its marker, and two rows wait for it; it refuses them until `broken.met` is reset."""
+    broken.refused = {("create_table", A)}
+    made.land(a=2)
+    broken.refused.clear()
+    commits = Counter[str]()
+
+    def refuse(what: str, table: str) -> None:
+        commits[table] += what == "before commit_table"
+        if (what, table) == ("before commit_table", A) and commits[A] > 1:
+            raise ForbiddenError("no rows")
+
+    broken.met = refuse
+    made.land(b=1)
+    assert "no rows" in made.route.followers.behind[A].reason
+    return made
+
+
+def test_each_start_offers_a_table_the_same_files(refusing_rows: Shop, broken: Broken) -> None:
+    made = refusing_rows
+    first = made.moved(A)
+    for _ in range(3):
+        made.start()
+    assert made.moved(A) == first
+    assert [Path(path).suffix for path in first] == [".parquet", ".json"]
+    undecided = Undecided.of(load_catalog(None).load_table(A).properties)
+    assert all(undecided.holds(path) for path in first), "no clean-up takes them for orphans"
+    broken.met = lambda *_: None
+    made.start()
+    assert made.offsets(A) == [0, 1]
+    assert made.moved(A) == first[:1]
+
+
+def _gone(made: Shop) -> None:
+    made.tables.store_of(A).delete([path for path in made.moved(A) if path.endswith(".parquet")])
+
+
+def _torn(made: Shop) -> None:
+    made.tables.store_of(A).put(made.moved(A)[-1], b"{")
+
+
+def _of_another_table(made: Shop) -> None:
+    store, record = made.tables.store_of(A), made.moved(A)[-1]
+    uuid = str(load_catalog(None).load_table(A).metadata.table_uuid)
+    said = store.get(record)
+    assert said is not None
+    assert uuid.encode() in said
+    store.put(record, said.replace(uuid.encode(), b"another"))
+
+
+@pytest.mark.parametrize("spoil", [_gone, _torn, _of_another_table])
+def test_rows_are_written_anew_once_more_when_the_files_of_an_earlier_try_cannot_be_taken(
+    refusing_rows: Shop, broken: Broken, spoil: Callable[[Shop], None]
+) -> None:
+    made = refusing_rows
+    before = set(made.moved(A))
+    spoil(made)
+    broken.met = lambda *_: None
+    made.land(b=1)
+    assert made.offsets(A) == [0, 1]
+    assert len(set(made.moved(A)) - before) == 1
+    assert audit_stream(made.tables, window=None).findings == ()
 
 
 def test_a_named_table_that_cannot_be_loaded_does_not_keep_the_writer_from_its_start(
