@@ -17,7 +17,7 @@ from frazil.commit.marker import Marker, property_name, read_marker
 from frazil.commit.opened import OpenStream, open_stream
 from frazil.errors import SpecError
 from frazil.spec.load import find_stream
-from frazil.stream.routed_tables import made_anew
+from frazil.stream.routed_tables import is_in_the_place, made_anew
 from frazil.table.catalogs import catalog_errors
 from frazil.table.made_tables import tables_of
 from frazil.timetext import utc
@@ -97,6 +97,12 @@ def _give_up(opened: OpenStream, home: Marker, behind: dict[str, Behind], table:
     try:
         if not _is_there(opened, table):
             made_anew(opened.spec, opened.tables, table)
+        elif is_in_the_place(opened.spec, opened.tables, table, home):
+            followers.give_up_beside(opened.tables, table, home)
+            asking.teller.say(
+                f"{table} was not made for these rows, and stays as it is. The stream goes on without it."
+            )
+            return
         followers.give_up(opened.tables, table, home)
     except Exception as error:  # catalogs' clients raise anything
         if note_of(opened.tables, table) is None:

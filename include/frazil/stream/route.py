@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from functools import partial
 
 from frazil.commit.beside_home import sweep_beside
 from frazil.commit.committer import Committer
-from frazil.commit.followers import NOTHING, Behind, Followers, Make
+from frazil.commit.followers import NOTHING, PATIENCE_S, Behind, Followers, Make
 from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey, Marker
 from frazil.commit.settle import sweep_routed
@@ -53,10 +54,11 @@ class StreamRoute:
         if spec.route is None and marker.routed is None:
             return None
         followers = Followers.of(tables, marker, partial(made_to_follow, spec, tables))
-        followers.commit()
-        sweep_beside(tables, followers.waiting, below_epoch=marker.at.epoch, complete=marker.routed or NOTHING)
         found = cls(spec, tables, followers, emit)
-        found.tell()  # what has waited for too long stops the stream before more does
+        ended = found._tried_for_long()
+        sweep_beside(tables, followers.waiting, below_epoch=marker.at.epoch, complete=marker.routed or NOTHING)
+        if not ended:
+            found.tell()  # what has waited for too long stops the stream before more does
         if spec.route is not None:
             catalog = load_catalog(spec.table.catalog)
             found.routed = RoutedTables(spec, spec.route, catalog, tables, followers.behind)
@@ -64,10 +66,37 @@ class StreamRoute:
         sweep_routed(tables, below_epoch=marker.at.epoch)
         return found
 
+    def _tried_for_long(self) -> bool:
+        """Commit what waits, with some patience if the route allows it no longer; true if the writer is asked to end.
+
+        After a downtime rows have waited for longer than `lag`, whoever is to blame, and a table that fails once may
+        be well a second later. Counting the lag from the start instead would let each start of a stream whose table
+        is broken read on.
+        """
+        patience = dataclasses.replace(self.tables.patience, total_s=PATIENCE_S)
+        deadline, attempt = patience.clock() + patience.total_s, 0
+        self.followers.commit()
+        while self._overdue and (left_s := deadline - patience.clock()) > 0:
+            if patience.wait(min(left_s, patience.wait_s(attempt))):
+                return True
+            attempt += 1
+            self.followers.commit()
+        return False
+
     @property
     def behind(self) -> bool:
         """Whether a table lacks rows."""
         return bool(self.followers.waiting)
+
+    @property
+    def _lag(self) -> timedelta:
+        return self.spec.route.lag if self.spec.route else Route.model_fields["lag"].default
+
+    @property
+    def _overdue(self) -> bool:
+        """Whether a table has lacked rows for longer than the route allows."""
+        oldest_ms = min((found.since_ms for found in self.followers.behind.values()), default=None)
+        return oldest_ms is not None and self.tables.clock_ms() - oldest_ms > self._lag / timedelta(milliseconds=1)
 
     def try_again(self, home: Marker) -> None:
         """Try to load or make the tables that are not there, before a batch is staged."""
@@ -103,12 +132,11 @@ class StreamRoute:
         if not behind:
             return
         self.emit(OutageMet(told(behind)))
-        lag: timedelta = self.spec.route.lag if self.spec.route else Route.model_fields["lag"].default
-        if self.tables.clock_ms() - behind[0].since_ms > lag / timedelta(milliseconds=1):
+        if self._overdue:
             raise RouteBehind(
                 f"stream {self.spec.name!r}: {told(behind)}. That has lasted for longer than route.lag, "
-                f"{format_duration(lag)}. The rows are kept. Mend the table, then start again; or let it go on without "
-                f"them: `frazil route {self.spec.name} --give-up {behind[0].target}`"
+                f"{format_duration(self._lag)}. The rows are kept. Mend the table, then start again; or let it go on "
+                f"without them: `frazil route {self.spec.name} --give-up {behind[0].target}`"
             )
 
 

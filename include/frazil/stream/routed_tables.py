@@ -14,7 +14,7 @@ from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 
 from frazil.commit.beside_home import Note, all_beside, note_of, notes, write_note
-from frazil.commit.followers import AT_ONCE, Behind, begin_following, is_ahead
+from frazil.commit.followers import AT_ONCE, Behind, Followers, begin_following, is_ahead
 from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey, Marker, read_marker
 from frazil.commit.rules import check_fence
@@ -82,9 +82,7 @@ def made_to_follow(spec: StreamSpec, tables: StreamTables, target: Target, journ
     Raises RouteBehind for a table that was there before, and was dropped or is somebody else's; AdoptionRequired for
     one with batches that home lacks; and what a catalog and `ensure_declared` raise.
     """
-    catalog, note, home = load_catalog(spec.table.catalog), note_of(tables, target), tables.marker()
-    named = spec.route is not None and target in spec.route.tables.values()
-    value = None if named or note is None else note.value
+    catalog, home, value = load_catalog(spec.table.catalog), tables.marker(), _noted_value(spec, tables, target)
     declared = wanted(spec, catalog, target, value)
     with catalog_errors(catalog.name):
         try:
@@ -92,7 +90,7 @@ def made_to_follow(spec: StreamSpec, tables: StreamTables, target: Target, journ
         except NoSuchTableError:
             _check_never_there(tables, target, journals)
             table = ensure_declared(*declared)
-        if value is not None and table.properties.get(value_property(spec.name)) != value:
+        if _is_of_others(spec, table, value):
             raise RouteBehind(
                 f"table {target} exists, and was not made for these rows; if it shall have them, add it to route.tables"
             )
@@ -107,6 +105,27 @@ def made_to_follow(spec: StreamSpec, tables: StreamTables, target: Target, journ
         begin_following(tables, handle, home, before=journals[0])
     elif is_ahead(marker, home):
         raise AdoptionRequired(_ahead(spec, target, marker))
+
+
+def is_in_the_place(spec: StreamSpec, tables: StreamTables, target: Target, home: Marker) -> bool:
+    """Whether a table that is there is somebody else's, and all rows of the one that was to be there wait beside home.
+
+    Raises what a catalog raises.
+    """
+    waiting = Followers.of(tables, home).waiting.get(target, [])
+    ours = not waiting or not all_beside(tables, waiting, target)
+    return not ours and _is_of_others(spec, tables.handle(target).current(), _noted_value(spec, tables, target))
+
+
+def _noted_value(spec: StreamSpec, tables: StreamTables, target: Target) -> str | None:
+    """The value that the template makes a table for, as its note says; None for one that the route names."""
+    named = spec.route is not None and target in spec.route.tables.values()
+    note = None if named else note_of(tables, target)
+    return None if note is None else note.value
+
+
+def _is_of_others(spec: StreamSpec, table: Table, value: str | None) -> bool:
+    return value is not None and table.properties.get(value_property(spec.name)) != value
 
 
 def _check_never_there(tables: StreamTables, target: Target, journals: Sequence[Journal]) -> None:

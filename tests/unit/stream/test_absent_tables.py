@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -9,15 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from pyiceberg.catalog.sql import SqlCatalog
-from pyiceberg.exceptions import ForbiddenError
+from pyiceberg.exceptions import ForbiddenError, ServerError
 from pyiceberg.types import StringType
 
 from frazil.audit.run import audit_stream
+from frazil.cli.route import route as route_command
 from frazil.commit.beside_home import note_of, notes
-from frazil.commit.followers import give_up_beside, lacking
+from frazil.commit.followers import PATIENCE_S, give_up_beside, lacking
+from frazil.commit.opened import OpenStream
 from frazil.commit.settle import bare_path, settle
-from frazil.errors import AccessDenied
+from frazil.commit.swap import Patience
+from frazil.errors import AccessDenied, RouteBehind
 from frazil.ingest.contract import Target
 from frazil.maintenance.orphans import Undecided
 from frazil.stream.route import StreamRoute
@@ -62,15 +67,24 @@ class Shop(MadeRoute):
     """The stream of `made_routes`, by the parts of its writer."""
 
     route: StreamRoute
+    waited_s = 0.0
+    """By its patience, which no test has to wait for."""
+    asked_to_end = False
 
     def start(self) -> Shop:
         """Another process takes over."""
         self.__dict__.pop("tables", None)
+        patience = Patience(clock=lambda: self.waited_s, wait=self._wait)
+        self.__dict__["tables"] = dataclasses.replace(self.tables, patience=patience)
         settle(self.tables, self.begin())
         found = StreamRoute.begin(self.spec, self.tables, self.home(), lambda _: None)
         assert found is not None
         self.route, self.followers = found, found.followers
         return self
+
+    def _wait(self, seconds: float) -> bool:
+        self.waited_s += seconds
+        return self.asked_to_end
 
     @property
     def routed(self) -> RoutedTables:
@@ -282,6 +296,43 @@ def test_rows_are_written_anew_once_more_when_the_files_of_an_earlier_try_cannot
     assert audit_stream(made.tables, window=None).findings == ()
 
 
+def _down_for_an_hour(made: Shop) -> None:
+    """The writer is killed once home has a row for `A`, and comes back later than `route.lag` allows."""
+    made.land(a=1)
+    made.batch({A: 1})
+    made.now_ms += 3_600_000
+
+
+def test_one_error_after_a_long_downtime_does_not_end_the_stream(made: Shop, broken: Broken) -> None:
+    _down_for_an_hour(made)
+    errors = [ServerError("503, once")]
+
+    def fail(what: str, table: str) -> None:
+        if (what, table) == ("before load_table", A) and errors:
+            raise errors.pop()
+
+    broken.met = fail
+    made.start()
+    assert errors == []
+    assert (made.offsets(A), made.route.followers.behind) == ([0, 1], {})
+
+
+def test_a_start_ends_when_a_table_that_has_been_behind_for_too_long_stays_so(made: Shop, broken: Broken) -> None:
+    _down_for_an_hour(made)
+    broken.refused = {("load_table", A)}
+    with pytest.raises(RouteBehind, match=r"not yours.*--give-up shop\.raw_a"):
+        made.start()
+    assert made.waited_s == pytest.approx(PATIENCE_S)
+
+
+def test_a_writer_that_is_asked_to_end_while_its_start_is_patient_ends_as_it_should(made: Shop, broken: Broken) -> None:
+    _down_for_an_hour(made)
+    broken.refused = {("load_table", A)}
+    made.asked_to_end = True
+    made.start()
+    assert set(made.route.followers.behind) == {A}
+
+
 def test_a_named_table_that_cannot_be_loaded_does_not_keep_the_writer_from_its_start(
     made: Shop, broken: Broken
 ) -> None:
@@ -307,6 +358,25 @@ def test_a_table_that_somebody_else_made_meanwhile_is_never_written_to(made: Sho
     made.spec = shop(route={"by": "field", "name": "kind", "tables": {"a": A}})
     made.start()
     assert made.offsets(A) == [0], "a person said so"
+
+
+def test_giving_up_the_rows_ends_the_trouble_with_a_table_of_somebody_else_and_leaves_it_alone(
+    made: Shop, broken: Broken, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken.refused = {("create_table", A)}
+    made.land(a=1)
+    broken.refused.clear()
+    theirs = load_catalog(None).create_table(A, made.tables.main.current().schema())
+    made.now_ms += 3_600_000
+    with pytest.raises(RouteBehind, match="was not made for these rows"):
+        made.start()
+    monkeypatch.setattr("frazil.cli.route.find_stream", lambda *_: made.spec)
+    monkeypatch.setattr("frazil.cli.route.open_stream", lambda _: OpenStream(made.spec, made.tables))
+    done = CliRunner().invoke(route_command, ["shop", "--give-up", A, "--yes"], catch_exceptions=False)
+    assert f"{A} was not made for these rows, and stays as it is" in done.output
+    made.start()
+    assert (made.route.followers.behind, set(made.routed.refused)) == ({}, {"a"})
+    assert load_catalog(None).load_table(A).metadata == theirs.metadata
 
 
 def test_rows_of_a_table_that_is_never_there_can_be_given_up(made: Shop, broken: Broken) -> None:
