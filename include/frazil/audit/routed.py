@@ -122,7 +122,7 @@ def compare_tables(
             yield Finding(FindingKind.MISSING, 1, one.problem, one.target)
         if one.waiting:
             waits = counted(one.waiting, "row", "waits|wait")
-            sentence = f"{waits} to be committed to it. `frazil route STREAM` says why, if that lasts"
+            sentence = f"{waits} to be committed to it. The command `frazil route` says why, if that lasts"
             yield Finding(FindingKind.UNCHECKED, one.waiting, sentence, one.target)
     if not all(map(counted_once, evidence)):
         sentence = "offsets were read more than once: rows are not counted table by table"

@@ -33,6 +33,17 @@ def check_appends(spec: StreamSpec, act: str) -> None:
         )
 
 
+def check_replayed(spec: StreamSpec) -> None:
+    """Check that dead letters of the stream can be replayed. Raises SpecError."""
+    check_appends(spec, "a replay of dead letters")
+    if spec.route is not None:
+        raise SpecError(
+            f"stream {spec.name!r} has a route, whose tables a replay does not know: its rows would all go to "
+            f"{spec.table.identifier}. Produce the records to the topic again, and drop the letters: `frazil "
+            f"dlq discard {spec.name}`"
+        )
+
+
 def taken(lane: Lane | None, request: BackfillRequest) -> Lane:
     """The lane of a request's next epoch, new or the open one. Raises WriterBusy if another request's is open."""
     epoch = 1 + (lane.epoch if lane else 0)

@@ -13,6 +13,7 @@ import click
 
 from frazil import clock
 from frazil.backfill.commit import unfinished
+from frazil.backfill.lane_rules import check_replayed
 from frazil.cli.light import allow_pandas
 from frazil.cli.options import json_option, stream_argument, streams_option
 from frazil.cli.output import ask, echo_json, echo_table, working
@@ -168,6 +169,7 @@ def replay_(stream: str, streams_folder: Path, *, as_json: bool, dry_run: bool, 
       frazil dlq replay flights --from 2013-12-30T00:00:00Z
     """
     opened, selection = _open(stream, streams_folder, which["reasons"]), _selection(**which)
+    check_replayed(opened.spec)
     letters = opened.tables.dead_letters.current()
     kept_nothing = omitted(letters, opened.spec, selection)
     if kept_nothing:

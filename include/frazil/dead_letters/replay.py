@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from frazil.backfill.commit import clear_ended, unfinished
 from frazil.backfill.files import FileSource
-from frazil.backfill.lane_rules import check_appends
+from frazil.backfill.lane_rules import check_replayed
 from frazil.backfill.request import BackfillRequest, parse_request
 from frazil.backfill.run import Backfill
 from frazil.backfill.stage import run
@@ -27,7 +27,7 @@ from frazil.commit.lane import Lane, read_lane
 from frazil.commit.marker import Marker
 from frazil.commit.opened import OpenStream
 from frazil.dead_letters.letters import Selection, read
-from frazil.errors import AdoptionRequired, Fenced, SpecError, WriterBusy
+from frazil.errors import AdoptionRequired, Fenced, WriterBusy
 from frazil.ingest.contract import LETTERS, StageTask
 from frazil.ingest.record_files import LETTER_COLUMNS
 from frazil.ingest.sealing import OMITTED, Unsealer, place_of, unsealer_of
@@ -61,13 +61,7 @@ def replay(opened: OpenStream, selection: Selection) -> tuple[Replayed, ...]:
     Raises SpecError for a stream with a route or with upserts, WriterBusy while a backfill of the stream is under way,
     and what a backfill raises.
     """
-    check_appends(opened.spec, "a replay of dead letters")
-    if opened.spec.route is not None:
-        raise SpecError(
-            f"stream {opened.spec.name!r} has a route, whose tables a replay does not know: its rows would all go to "
-            f"{opened.spec.table.identifier}. Produce the records to the topic again, and drop the letters: `frazil "
-            f"dlq discard {opened.spec.name}`"
-        )
+    check_replayed(opened.spec)
     done = []
     lane = unfinished(opened.tables)
     if lane and lane.is_open and not lane.replays:

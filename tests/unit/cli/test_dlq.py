@@ -16,6 +16,7 @@ from frazil.cli.main import frazil
 from frazil.commit.committer import Committer
 from frazil.commit.lane import Lane, LaneState, property_name
 from frazil.commit.opened import open_stream
+from frazil.errors import SpecError
 from frazil.ingest.sealing import OMITTED
 from frazil.kafka.identity import SourceIdentity
 from frazil.spec.load import load_stream
@@ -150,6 +151,14 @@ def test_letters_that_keep_nothing_of_their_record_are_not_counted_as_decoded_ag
     assert said.endswith("Stream made: no dead letter was decoded again.\n")
     said = call(streams, "replay", "made", "--reason", "Other")
     assert said.endswith("Stream made: 0 dead letters are rows now; 0 failed again.\n")
+
+
+def test_what_cannot_be_replayed_is_refused_before_it_is_counted(streams: Path) -> None:
+    keyed = STREAM.replace("{at: timestamptz}", "{at: timestamptz, id: long not null}")
+    (streams / "made.yaml").write_text(keyed + "mode: upsert\nkey: [id]\n")
+    done = CliRunner().invoke(frazil, ["dlq", "replay", "made", "--dry-run", "--streams", str(streams)])
+    assert isinstance(done.exception, SpecError)
+    assert "mode: upsert: a replay of dead letters" in str(done.exception)
 
 
 def test_a_reason_is_a_word(streams: Path) -> None:

@@ -134,7 +134,7 @@ def test_a_table_that_cannot_be_made_waits_alone_and_gets_its_rows_when_it_can(m
     found = audit_stream(made.tables, window=None)
     assert found.clean
     assert [f.sentence for f in found.findings] == [
-        "3 rows wait to be committed to it. `frazil route STREAM` says why, if that lasts"
+        "3 rows wait to be committed to it. The command `frazil route` says why, if that lasts"
     ]
     broken.refused.clear()
     made.land(b=1)
