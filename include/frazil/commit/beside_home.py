@@ -29,7 +29,6 @@ from frazil.commit.settle import bare_path
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.target import target_table
 from frazil.ingest.contract import StagedFile, Target
-from frazil.ingest.routed_writers import fitted
 from frazil.ingest.write import TableWriter, file_namer
 from frazil.table.tables import data_location
 
@@ -95,6 +94,8 @@ def _written(
     tables: StreamTables, table: Table, files: Sequence[StagedFile], target: Target, *, folder: str
 ) -> tuple[StagedFile, ...]:
     """New files of the table with the rows of `files`. Nothing is ever written over."""
+    from frazil.ingest.routed_writers import fitted  # noqa: PLC0415 - loads Numba, which commands that look do not need
+
     layout = target_table(table, folder=folder)
     writer = TableWriter(layout, target, io=table.io, file_name=file_namer(0, 0))
     source = tables.main.current().io
