@@ -350,7 +350,10 @@ def give_back(tables: StreamTables, key: BatchKey) -> int:
 def _sweep_folders(
     tables: StreamTables, handles: Mapping[Target, TableHandle], key: BatchKey, *, record: Journal | None
 ) -> int:
-    deleted = _delete_others(tables.store, tables.beside_home(key), _files_of(record) if record else frozenset())
+    deleted = 0
+    if record is None or record.routed:  # what no table of a route was to have did not wait for it
+        kept = _files_of(record) if record else frozenset()
+        deleted = _delete_others(tables.store, tables.beside_home(key), kept)
     for target, handle in handles.items():
         table = _loaded(target, handle) if is_routed(target) else handle.current()
         if table is not None:

@@ -16,15 +16,14 @@ from frazil.table.parallel import in_parallel
 
 log = logging.getLogger(__name__)
 
-_ROWS = IcebergTables
 # Built once: that of five statements takes longer than PostgreSQL does for them.
 _MOVED = (
     update(IcebergTables)
     .where(
-        _ROWS.catalog_name == bindparam("catalog"),
-        _ROWS.table_namespace == bindparam("namespace"),
-        _ROWS.table_name == bindparam("table"),
-        _ROWS.metadata_location == bindparam("before"),
+        IcebergTables.catalog_name == bindparam("catalog"),
+        IcebergTables.table_namespace == bindparam("namespace"),
+        IcebergTables.table_name == bindparam("table"),
+        IcebergTables.metadata_location == bindparam("before"),
     )
     .values(metadata_location=bindparam("after"), previous_metadata_location=bindparam("before"))
 )

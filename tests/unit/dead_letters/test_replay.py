@@ -281,7 +281,7 @@ STEPS: tuple[tuple[type, str], ...] = (
     (LocalStore, "delete_each"),
 )
 """What changes anything that outlives the process."""
-STEPS_MADE = 25
+STEPS_MADE = 22
 """So many times a replay does any of that."""
 
 
