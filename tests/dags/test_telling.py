@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
-from datetime import UTC, datetime
+from contextlib import nullcontext
+from datetime import UTC, datetime, timedelta
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -14,6 +17,7 @@ from airflow.sdk import DAG, BaseNotifier
 from airflow.sdk.exceptions import AirflowFailException
 
 from frazil.airflow import each_alert
+from frazil.airflow.deadlines import deadline
 from frazil.airflow.health import dag as health
 from frazil.airflow.telling import failure, telling
 from tests.dags.in_airflow import CHECKOUT
@@ -178,19 +182,53 @@ def test_the_dag_file_of_the_page_tells_slack_of_all_and_the_pager_of_alerts(exa
         assert [call.__name__ for call in called] == ["SlackWebhookNotifier", "EachAlert"]
 
 
-def test_a_notifier_that_raises_for_one_alert_is_told_the_others(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("is_away", [False, True])
+def test_an_alert_that_could_not_be_told_is_told_again_after_the_others(
+    is_away: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     keys: list[str] = []
 
     def fragile(given: Any) -> None:
-        keys.append(given["frazil"].key)
-        if len(keys) == 1:
+        key = given["frazil"].key
+        keys.append(key)
+        if key.endswith("s0") and (is_away or keys.count(key) == 1):
             raise ConnectionError("the chat is away")
 
     three = [alert(f"s{n}") for n in range(3)]
-    with pytest.raises(ConnectionError, match="the chat is away"):
+    with pytest.raises(ConnectionError, match="the chat is away") if is_away else nullcontext():
         told(each_alert(fragile), fired=three, active=three)
-    assert len(keys) == 3
+    assert [key[-2:] for key in keys] == ["s0", "s1", "s2", "s0"]
     assert "not told: frazil: freshness, stream s0 of city.s0" in caplog.text
+
+
+LATE: list[dict[str, Any]] = []
+
+
+async def on_late(**told: Any) -> None:
+    LATE.append(told)
+
+
+async def of_old(*, sentence: str) -> None:
+    LATE.append({"sentence": sentence})
+
+
+@pytest.mark.parametrize("function", [on_late, of_old])
+def test_a_late_run_is_told_with_all_that_other_messages_have(function: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    LATE.clear()
+    monkeypatch.setenv("AIRFLOW__API__BASE_URL", "https://airflow.example/")
+    made = deadline(timedelta(minutes=15), sentence="no alert can fire", on_late=function).callback
+    run = {"dag_id": "frazil_health", "dag_run_id": "scheduled 1", "queued_at": "2033-05-18T08:30:00Z"}
+    module, _, name = made.path.rpartition(".")
+    asyncio.run(getattr(import_module(module), name)(**made.kwargs, context={"dag_run": run}))
+    (told,) = LATE
+    assert told["sentence"] == "no alert can fire"
+    if function is on_late:
+        assert told["context"]["dag_run"] == run
+        message = told["context"]["frazil"]
+        assert message.title == "frazil: frazil_health: late"
+        assert "\nsince: 2033-05-18 08:30:00Z\nrunbook: docs/runbook.md#runs\n" in message.text
+        assert message.text.endswith("log: https://airflow.example/dags/frazil_health/runs/scheduled%201")
+        assert message.page == "https://airflow.example/frazil/ops/index.html#/"
 
 
 def test_what_somebody_else_put_into_airflow_stops_no_notifier() -> None:

@@ -113,7 +113,8 @@ def test_an_alert_fires_its_table_is_mended_and_it_resolves(airflow: EmbeddedAir
     assert (tmp_path / "told").read_text().splitlines() == ["alerts"]
 
     # A run that hangs is said while it hangs.
-    eventually(lambda: "the slow one has not ended in a second" in airflow.log("triggerer").read_text(), within_s=120)
+    said = "frazil: slow: late\n\nthe slow one has not ended in a second\nsince: 2"
+    eventually(lambda: said in airflow.log("triggerer").read_text(), within_s=120)
     assert client.run("slow", slow)["state"] == "running"
     (tmp_path / "go").touch()
 

@@ -2,28 +2,61 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
-from collections.abc import Awaitable, Callable
-from datetime import timedelta
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import datetime, timedelta
+from importlib import import_module
 from typing import Any
+from urllib.parse import quote
 
 from airflow.sdk.definitions.callback import AsyncCallback
 from airflow.sdk.definitions.deadline import DeadlineAlert, DeadlineReference
 
 from frazil.airflow.dag_profile import late_callback
+from frazil.airflow.page.address import base_url, page_url
+from frazil.airflow.telling import CONTEXT_KEY
+from frazil.operations.message import Message, late_run
 
 log = logging.getLogger(__name__)
 
 OnLate = Callable[..., Awaitable[None]]
-"""An async function at the top of a module that the triggerer can import, called with `sentence` and `context`."""
+"""An async function at the top of a module that the triggerer can import.
+
+It is called with `sentence`, and with `context` if it takes that: Airflow's, with the message as `frazil` in it, as
+notifiers have it.
+"""
 
 
 def deadline(interval: timedelta, *, sentence: str, on_late: OnLate | None = None) -> DeadlineAlert:
     """A run is late when it has not ended within `interval` of being queued; `sentence` says what that means."""
-    callback = AsyncCallback(on_late or late_callback() or say, kwargs={"sentence": sentence})
+    told = AsyncCallback(on_late or late_callback() or say)
+    callback = AsyncCallback(tell, kwargs={"sentence": sentence, "to": told.path})
     return DeadlineAlert(reference=DeadlineReference.DAGRUN_QUEUED_AT, interval=interval, callback=callback)
 
 
-async def say(*, sentence: str, **_: Any) -> None:
-    """The default callback: it logs the sentence in the triggerer; Airflow's UI shows the missed deadline."""
-    log.error("%s", sentence)
+async def tell(*, sentence: str, to: str, context: Mapping[str, Any]) -> None:
+    """What Airflow calls in the triggerer: it calls the function at `to`, with the message."""
+    module, _, name = to.rpartition(".")
+    on_late = getattr(import_module(module), name)
+    given = {"context": {**context, CONTEXT_KEY: _message(sentence, context.get("dag_run") or {})}}
+    takes = inspect.signature(on_late).parameters.values()
+    takes_it = any(one.name == "context" or one.kind is inspect.Parameter.VAR_KEYWORD for one in takes)
+    await on_late(sentence=sentence, **(given if takes_it else {}))
+
+
+def _message(sentence: str, run: Mapping[str, Any]) -> Message:
+    """`run` is as Airflow's REST API shows it."""
+    dag_id, run_id, queued = (str(run.get(key) or "") for key in ("dag_id", "dag_run_id", "queued_at"))
+    return late_run(
+        dag_id=dag_id or "a DAG of frazil's",
+        sentence=sentence,
+        since_ms=int(datetime.fromisoformat(queued).timestamp() * 1_000) if queued else None,
+        run=f"{base_url()}/dags/{quote(dag_id)}/runs/{quote(run_id)}" if base_url() and run_id else "",
+        overview=page_url(),
+    )
+
+
+async def say(*, context: Mapping[str, Any], **_: Any) -> None:
+    """The default callback: it logs the message in the triggerer; Airflow's UI shows the missed deadline."""
+    log.error("%s", context[CONTEXT_KEY].text)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from frazil.airflow.dag_ids import is_shared, subject_of
@@ -17,6 +17,8 @@ from frazil.operations.message import Message, failed_task
 log = logging.getLogger(__name__)
 
 CONTEXT_KEY = "frazil"
+TRIES = 2
+"""An incident of which nobody hears that it is over stays open for good."""
 NO_REASON = "Airflow does not say why, as where the task's process was killed: see its log"
 
 Call = Callable[[Any], None]
@@ -43,16 +45,22 @@ class EachAlert:
         self.notifier = notifier
 
     def __call__(self, context: Any) -> None:
-        """Tell all of them, and raise the first error after that."""
-        errors: list[Exception] = []
-        for message in context[CONTEXT_KEY].each():
+        """Tell all of them, those that failed once more after the others, and raise the first error after that."""
+        left: Iterable[Message] = context[CONTEXT_KEY].each()
+        for _ in range(TRIES):
+            left, errors = self._told(context, left)
+        if errors:
+            raise errors[0]
+
+    def _told(self, context: Any, messages: Iterable[Message]) -> tuple[list[Message], list[Exception]]:
+        failed: dict[str, tuple[Message, Exception]] = {}
+        for message in messages:
             try:
                 copy.copy(self.notifier)({**context, CONTEXT_KEY: message})
             except Exception as error:
                 log.exception("not told: %s", message.title)
-                errors.append(error)
-        if errors:
-            raise errors[0]
+                failed[message.key] = message, error
+        return [message for message, _ in failed.values()], [error for _, error in failed.values()]
 
 
 def each_alert(notifier: Call) -> EachAlert:

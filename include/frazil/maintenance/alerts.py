@@ -15,7 +15,7 @@ each rule the first match wins:
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, astuple, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field, replace
 from datetime import timedelta
 from typing import Any, Self
 
@@ -42,6 +42,8 @@ class Alert:
     """When the value was first seen beyond the threshold."""
     sentence: str
     """What is wrong and what to do now; for a resolved alert, that it is over."""
+    alone: bool = True
+    """Whether people are told of it by itself, where they have an incident for each alert; see `told_alone`."""
 
     def to_json(self) -> dict[str, Any]:
         """With the place in the runbook that says what to do."""
@@ -59,6 +61,8 @@ class AlertState:
     """When it was last seen beyond before it fired; None in a state written by an earlier version."""
     gap_ms: int = 0
     """The gap between the last two measurements that saw it beyond."""
+    alone: bool = True
+    """As in its alert: what was told alone is over alone. Earlier versions did not know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +81,15 @@ class AlertStates:
 
 
 def _is_state(kept: object) -> bool:
-    """In the form that `to_json` writes; earlier versions wrote only the first two values."""
-    if not isinstance(kept, list) or not 2 <= len(kept) <= 4:
+    """In the form that `to_json` writes; earlier versions wrote the first two values, or four."""
+    if not isinstance(kept, list) or not 2 <= len(kept) <= 5:
         return False
-    since_ms, active, *seen = kept
-    times = [since_ms, *seen[1:], *(seen_ms for seen_ms in seen[:1] if seen_ms is not None)]
-    return isinstance(active, bool) and all(isinstance(ms, int) and not isinstance(ms, bool) for ms in times)
+    since_ms, active, *rest = kept
+    times = [since_ms, *(seen_ms for seen_ms in rest[:1] if seen_ms is not None), *rest[1:2]]
+    flags = [active, *rest[2:]]
+    return all(isinstance(one, bool) for one in flags) and all(
+        isinstance(ms, int) and not isinstance(ms, bool) for ms in times
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,11 +124,29 @@ def step_readings(
         if after is not None:
             states[rule] = after
         if reading is not None and after is not None and after.active:
-            active.append(Alert(rule, subject, reading.shown, after.since_ms, reading.sentence))
+            active.append(Alert(rule, subject, reading.shown, after.since_ms, reading.sentence, after.alone))
             fired += [] if was_active else active[-1:]
         elif before is not None and was_active:
             resolved.append(_over(before, rule, reading, subject))
     return AlertStep(AlertStates(states), tuple(fired), tuple(resolved), tuple(active))
+
+
+def told_alone(steps: Mapping[str, AlertStep], most: int) -> dict[str, AlertStep]:
+    """The steps of one measurement by subject, where only the first `most` that fire are told by themselves."""
+    fired = [(subject, alert.rule) for subject, made in steps.items() for alert in made.fired]
+    together = set(fired[most:])
+
+    def marked(subject: str, made: AlertStep) -> AlertStep:
+        def one(alert: Alert) -> Alert:
+            return replace(alert, alone=False) if (subject, alert.rule) in together else alert
+
+        states = {
+            rule: replace(state, alone=False) if (subject, rule) in together else state
+            for rule, state in made.states.rules.items()
+        }
+        return AlertStep(AlertStates(states), tuple(map(one, made.fired)), made.resolved, tuple(map(one, made.active)))
+
+    return {subject: marked(subject, made) for subject, made in steps.items()} if together else dict(steps)
 
 
 def _next(before: AlertState | None, reading: Reading | None, *, hold_ms: int, now_ms: int) -> AlertState | None:
@@ -144,4 +169,4 @@ def _next(before: AlertState | None, reading: Reading | None, *, hold_ms: int, n
 
 def _over(before: AlertState, rule: str, reading: Reading | None, table: str) -> Alert:
     now = reading.shown if reading is not None else "not watched any more"
-    return Alert(rule, table, now, before.since_ms, f"{table}: the alert {rule} is over: {now}")
+    return Alert(rule, table, now, before.since_ms, f"{table}: the alert {rule} is over: {now}", before.alone)

@@ -15,23 +15,24 @@ def unmeasured(before: AlertStates, table: str, problem: str, settings: Alerts, 
     if not settings.enabled:
         return AlertStep(AlertStates(), (), (), ())
     standing = [
-        Alert(rule, table, "unknown", state.since_ms, f"{table}: {rule} was active when it was last measured")
-        for rule, state in before.rules.items()
-        if state.active and rule != RULE
+        Alert(rule, table, "unknown", s.since_ms, f"{table}: {rule} was active when it was last measured", s.alone)
+        for rule, s in before.rules.items()
+        if s.active and rule != RULE
     ]
     was = before.rules.get(RULE)
-    since_ms = was.since_ms if was else now_ms
-    active = now_ms - since_ms >= settings.hold // timedelta(milliseconds=1)
-    made = Alert(RULE, table, problem, since_ms, f"{table} cannot be measured, so that no other alert fires: {problem}")
-    fired = (made,) if active and not (was and was.active) else ()
-    after = AlertStates({**before.rules, RULE: AlertState(since_ms, active)})
+    was = was or AlertState(now_ms, active=False)
+    active = now_ms - was.since_ms >= settings.hold // timedelta(milliseconds=1)
+    sentence = f"{table} cannot be measured, so that no other alert fires: {problem}"
+    made = Alert(RULE, table, problem, was.since_ms, sentence, was.alone)
+    fired = (made,) if active and not was.active else ()
+    after = AlertStates({**before.rules, RULE: AlertState(was.since_ms, active, alone=was.alone)})
     return AlertStep(after, fired, (), (*standing, *((made,) if active else ())))
 
 
 def gone(before: AlertStates, table: str, why: str) -> AlertStep:
     """End all alerts of the table."""
     over = [
-        Alert(rule, table, why, state.since_ms, f"{table}: {rule} is over: {why}")
+        Alert(rule, table, why, state.since_ms, f"{table}: {rule} is over: {why}", state.alone)
         for rule, state in before.rules.items()
         if state.active
     ]

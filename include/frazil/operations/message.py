@@ -21,7 +21,7 @@ from frazil.timetext import utc
 NAMED = 10
 """So many alerts are told in one message; the others are counted."""
 ALONE = 20
-"""So many are told one by one where a notifier wants each alone; the others in one message."""
+"""So many that fire at once are told one by one where a notifier wants each alone; the others in one message."""
 SENTENCES = 4_000
 """Characters of all sentences of a message."""
 TITLE = 200
@@ -49,6 +49,8 @@ class Trouble:
     key: str
     """The same as long as it is the same trouble: what fires and what resolves have one key."""
     log: str = ""
+    alone: bool = True
+    """Whether it was told alone when it fired, where a notifier wants each alone."""
 
     @classmethod
     def of_alert(cls, alert: Mapping[str, Any], *, page: str) -> Self:
@@ -64,6 +66,7 @@ class Trouble:
             runbook=_line(str(alert.get("runbook") or runbook_of(rule)), SENTENCES),
             page=page and f"{page}#{_place(stream, subject)}",
             key=_key(f"frazil/{subject}/{rule}"),
+            alone=alert.get("alone") is not False,
         )
 
 
@@ -146,15 +149,14 @@ class Message:
     def each(self) -> tuple[Message, ...]:
         """A message for each trouble; beyond `ALONE` that fire at once, one for the rest.
 
-        What is over is told one by one, however much it is: whoever has an incident open for it must hear of it. Where
-        nothing stands any more, the rest is over too.
+        What is over is told as it was told when it fired, so that each incident is closed, and no other is named. The
+        one for the rest is over where nothing stands any more.
         """
-        alone = len(self.troubles) if self.is_over else ALONE
-        made = [replace(self, troubles=(one,), key=one.key) for one in self.troubles[:alone]]
-        if self.troubles[alone:]:
-            made.append(replace(self, troubles=self.troubles[alone:], key=SEVERAL))
-        if self.is_over and self.standing == 0:
-            made.append(replace(self, key=SEVERAL))
+        alone = [one for one in self.troubles if one.alone][: None if self.is_over else ALONE]
+        made = [replace(self, troubles=(one,), key=one.key) for one in alone]
+        rest = self.troubles if self.is_over else tuple(one for one in self.troubles if one not in alone)
+        if rest and (not self.is_over or self.standing == 0):
+            made.append(replace(self, troubles=rest, key=SEVERAL))
         return tuple(made)
 
     def _shown(self) -> tuple[Trouble, ...]:
@@ -210,6 +212,21 @@ def failed_task(  # noqa: PLR0913 - what Airflow knows of it, each in a keyword
     return Message((trouble,), trouble.key, overview=overview)
 
 
+def late_run(*, dag_id: str, sentence: str, since_ms: int | None, run: str, overview: str) -> Message:
+    """The message of a run that has not ended in time. `run` is its address; `since_ms` is when it was queued."""
+    trouble = Trouble(
+        name=_line(f"{dag_id}: late", TITLE),
+        about="",
+        sentence=_line(sentence, SENTENCES),
+        since_ms=since_ms,
+        runbook=runbook_of("runs"),
+        page=overview and f"{overview}#/",
+        key=_key(f"frazil/{dag_id}/late"),
+        log=run,
+    )
+    return Message((trouble,), trouble.key, overview=overview)
+
+
 def page_path(stream: str | None, table: str | None) -> str:
     """Where the operations page shows a table or a stream, after its #; the overview where neither is named."""
     kind, name = ("table", table) if table else ("stream", stream)
@@ -236,8 +253,19 @@ def _key(text: str) -> str:
 
 
 def _slack(text: str) -> str:
-    """Slack knows three characters by which a text could mention people or make links."""
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    """Neither mentions, links nor formats: Slack's three characters, and the marks where they could begin or end it.
+
+    Slack has no escape for a mark, so it becomes a character that looks like it. Within a word, as in `my_table_name`,
+    and between backquotes, which set what people copy, a mark does nothing and stays.
+    """
+    parts = _CODE.split(text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;"))
+    parts[::2] = [_MARKS.sub(lambda mark: mark[0].translate(_ALIKE), plain) for plain in parts[::2]]
+    return "".join(parts)
+
+
+_CODE = re.compile(r"(?<![A-Za-z0-9`])(`[^`\s](?:[^`]*[^`\s])?`)(?![A-Za-z0-9`])")
+_MARKS = re.compile(r"(?<![A-Za-z0-9])[*_~]|[*_~](?![A-Za-z0-9])|`")
+_ALIKE = str.maketrans("*_~`", "\u2217\u02cd\u223c\u02cb")
 
 
 def _is_address(text: str) -> bool:

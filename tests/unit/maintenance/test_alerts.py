@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frazil.maintenance.alert_rules import CLEARS_AT, Reading, readings
-from frazil.maintenance.alerts import AlertState, AlertStates, AlertStep, step
+from frazil.maintenance.alerts import AlertState, AlertStates, AlertStep, step, told_alone
 from frazil.maintenance.health import StreamHealth, TableHealth
+from frazil.maintenance.unmeasured import gone, unmeasured
 from frazil.spec.maintenance import Alerts, Maintenance
 
 NOW_MS = 1_800_000_000_000
@@ -154,6 +155,31 @@ def test_alerts_that_are_switched_off_and_streams_that_are_gone_are_resolved():
     off = step(active, health(manifests=101), Maintenance(alerts=False), now_ms=NOW_MS)  # type: ignore[arg-type]
     assert (len(off.resolved), off.active, off.states) == (2, (), AlertStates())
     assert "not watched any more" in off.resolved[0].sentence
+
+
+def test_what_fires_beyond_what_a_person_can_follow_is_marked_until_it_is_over():
+    every = health(manifests=101, snapshots=2_001)
+    states: dict[str, AlertStates] = {"a": AlertStates(), "b": AlertStates()}
+
+    def look(found: TableHealth, minutes: int) -> dict[str, AlertStep]:
+        seen = {
+            name: step(before, found, SETTINGS, now_ms=NOW_MS + minutes * MINUTE_MS) for name, before in states.items()
+        }
+        marked = told_alone(seen, 3)
+        states.update({name: AlertStates.from_json(made.states.to_json()) for name, made in marked.items()})
+        return marked
+
+    def flags(steps: dict[str, AlertStep], kind: str) -> list[bool]:
+        return [alert.alone for made in steps.values() for alert in getattr(made, kind)]
+
+    look(every, 0)
+    fired = look(every, 10)
+    assert flags(fired, "fired") == flags(fired, "active") == [True, True, True, False]
+    assert flags(look(every, 15), "active") == [True, True, True, False]
+    lost = unmeasured(states["b"], "demo.t", "away", SETTINGS.alerts, now_ms=NOW_MS)
+    assert [alert.alone for alert in lost.active] == [True, False]
+    assert [alert.alone for alert in gone(lost.states, "demo.t", "no stream declares it").resolved] == [True, False]
+    assert flags(look(WELL, 20), "resolved") == [True, True, True, False]
 
 
 # The rules

@@ -9,7 +9,18 @@ from typing import Any
 import pytest
 
 from frazil.maintenance.alerts import Alert
-from frazil.operations.message import ALONE, KEY, NAMED, SENTENCES, SEVERAL, TITLE, Message, failed_task, message_of
+from frazil.operations.message import (
+    ALONE,
+    KEY,
+    NAMED,
+    SENTENCES,
+    SEVERAL,
+    TITLE,
+    Message,
+    failed_task,
+    late_run,
+    message_of,
+)
 
 PAGE = "https://airflow.example/frazil/ops/index.html"
 SENTENCE = "stream rides of city.rides does not commit what waits in Kafka. `frazil status rides` says why"
@@ -98,11 +109,19 @@ def test_each_alert_has_an_incident_of_its_own_up_to_what_a_person_can_follow() 
     fired = told(*many(), standing=300).each()
     assert [len(one.troubles) for one in fired] == [1] * ALONE + [300 - ALONE]
     assert len({one.key for one in fired}) == ALONE + 1
-    over = told(*many(), is_over=True, standing=0).each()
-    assert {one.key for one in fired} <= {one.key for one in over}, "all that was opened is closed"
-    assert SEVERAL not in {one.key for one in told(*many(3), is_over=True, standing=9).each()}, "some still stand"
     assert [one.key for one in told(alert()).each()] == [told(alert()).key]
     assert told(*many(), standing=300).each() == fired, "twice is the same"
+
+
+def test_what_is_over_is_told_once_for_each_incident_that_was_opened() -> None:
+    marked = [{**one, "alone": number < ALONE} for number, one in enumerate(many())]
+    opened = [one.key for one in told(*marked, standing=300).each()]
+    closed = [one.key for one in told(*marked, is_over=True, standing=0).each()]
+    assert sorted(opened) == sorted(closed), "300 alerts are 21 incidents, and none stays open"
+    assert told(*marked[ALONE:], is_over=True, standing=ALONE).each() == (), "theirs stands until nothing does"
+    (last,) = told(marked[ALONE], is_over=True, standing=0).each()
+    assert last.key == SEVERAL
+    assert len(told(*many(), is_over=True, standing=9).each()) == 300, "an earlier version remembered no more"
 
 
 ODD = (
@@ -125,6 +144,23 @@ def test_odd_text_stays_text(text: str) -> None:
     parser.feed(message.html)
     assert set(tags) <= {"h3", "p", "br", "a", "b", "code"}
     assert "Bcc" not in {line.partition(":")[0] for line in message.title.splitlines()}
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("my_table_name", "my_table_name"),
+        ("_staging_", "\u02cdstaging\u02cd"),
+        ("__init__ of ~/x", "\u02cd\u02cdinit\u02cd\u02cd of \u223c/x"),
+        ("2 * 3 *all* 4*5", "2 \u2217 3 \u2217all\u2217 4*5"),
+        ("`frazil status _a_` and `b", "`frazil status _a_` and \u02cbb"),
+        ("```_x_``` a`_y_`b", "\u02cb\u02cb\u02cb\u02cdx\u02cd\u02cb\u02cb\u02cb a\u02cb\u02cdy\u02cd\u02cbb"),
+    ],
+)
+def test_a_name_or_a_value_formats_nothing_in_slack(name: str, shown: str) -> None:
+    said = told(alert("snapshots", "city.t", name)).slack.splitlines()
+    assert said[2] == shown
+    assert told(alert("snapshots", name)).slack.splitlines()[0] == f"*frazil: snapshots, {shown}*"
 
 
 @pytest.mark.parametrize("foreign", [{}, {"rule": 3, "table": None, "since_ms": "now", "sentence": []}])
@@ -157,3 +193,17 @@ def test_a_task_that_failed_says_where_its_log_is() -> None:
     )
     assert message.text.endswith("log: https://airflow.example/log")
     assert message.each() == (message,)
+
+
+def test_a_run_that_is_late_says_what_that_means_and_where_it_is() -> None:
+    message = late_run(
+        dag_id="frazil_health",
+        sentence="no alert can fire",
+        since_ms=0,
+        run="https://airflow.example/run",
+        overview=PAGE,
+    )
+    assert message.text == (
+        "frazil: frazil_health: late\n\nno alert can fire\nsince: 1970-01-01 00:00:00Z\n"
+        f"runbook: docs/runbook.md#runs\npage: {PAGE}#/\nlog: https://airflow.example/run"
+    )

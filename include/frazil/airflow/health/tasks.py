@@ -22,12 +22,13 @@ from frazil.airflow.health.subjects import FailedRuns, Kept, read_all, subjects_
 from frazil.airflow.untrusted import Store, stored_mapping, stored_names
 from frazil.errors import FrazilError
 from frazil.maintenance.alert_rules import Reading
-from frazil.maintenance.alerts import AlertStates, AlertStep, step, step_readings
+from frazil.maintenance.alerts import AlertStates, AlertStep, step, step_readings, told_alone
 from frazil.maintenance.due import due
 from frazil.maintenance.health import TableHealth
 from frazil.maintenance.measure import measure
 from frazil.maintenance.tables import MaintainedTable, maintained_tables
 from frazil.maintenance.unmeasured import gone, unmeasured
+from frazil.operations.message import ALONE
 from frazil.spec.maintenance import Alerts
 from frazil.spec.units import rounded_bytes
 from frazil.table.catalogs import existing_catalog
@@ -82,7 +83,7 @@ def measure_all(
             steps[name] = unmeasured(before, name, problem, Alerts(), now_ms=now_ms)
         else:
             steps[name] = gone(before, name, "no stream declares it any more")
-    changes = _remembered(steps, store)
+    changes = _remembered(told_alone(steps, ALONE), store)
     tell_health(found, changes["active"])
     return {**changes, "due": _due(found, tables)}
 
