@@ -16,7 +16,7 @@ from frazil.commit.reasons import Reasons
 from frazil.host.heartbeat import Stall
 from frazil.maintenance.alert_rules import Reading
 from frazil.spec.maintenance import Alerts
-from frazil.spec.units import counted
+from frazil.spec.units import counted, format_duration
 from frazil.timetext import ago, utc
 
 FEWEST_RECORDS = 100
@@ -107,7 +107,7 @@ def _of_stream(state: StreamState, alerts: Alerts, now_ms: int) -> Iterator[Read
         int(state.registry is not None),
         0,
         "no writer ended for a schema registry" if state.registry is None else "the schema registry does not answer",
-        f"stream {name} waits for its schema registry, without which its records cannot be decoded: {state.registry}. "
+        f"stream {name} waits for its schema registry, without which its records cannot be decoded. {state.registry} "
         "`frazil validate --connect` says when it answers; the writer is restarted by itself, and loses nothing",
     )
     yield _stall(name, state.stall)
@@ -209,7 +209,8 @@ def held_reading(table: str, held: Sequence[tuple[str, str]], alerts: Alerts) ->
             "held",
             bool(held),
             f"{table}: quality gates hold {counted(len(held), 'window')}, not signalled. {said}. Correct the data: "
-            "late rows are judged again. Or release them: DAG frazil_release, or `frazil partitions TABLE --release`",
+            "late rows are judged again. Or release them: DAG frazil_release, or "
+            f"`frazil partitions {table} --release {held[0][0] if held else 'KEY'}`",
             f"{counted(len(held), 'window')} held",
         ),
     )
@@ -247,9 +248,9 @@ def late_reading(name: str, target: str, late: Sequence[WaitingDay], within: tim
     return flag(
         f"aggregation:{name}",
         bool(late),
-        f"{target} lacks {days}: complete by the signals for more than {within}, and not aggregated by {name}. "
-        f"frazil_reconcile_{name} asks for such days: unpause it and frazil_daily_{name}, and clear what failed there. "
-        f"Or trigger frazil_daily_{name} with the day as the partition key",
+        f"{target} lacks {days}: complete by the signals for more than {format_duration(within)}, and not aggregated "
+        f"by {name}. frazil_reconcile_{name} asks for such days: unpause it and frazil_daily_{name}, and clear what "
+        f"failed there. Or trigger frazil_daily_{name} with the day as the partition key",
         f"{len(late)} days late",
     )
 

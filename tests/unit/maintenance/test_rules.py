@@ -3,25 +3,41 @@
 from __future__ import annotations
 
 import ast
-import re
+from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
-from frazil.maintenance.rules import RULES, runbook_of
+from frazil.maintenance.rules import RULES, Hold, Rule, runbook_of
 from frazil.spec.maintenance import Alerts
+from tests import alerts_page
 from tests.runbook import entries
 
 CODE = [Path("include/frazil/maintenance", name) for name in ("alert_rules.py", "stream_rules.py", "unmeasured.py")]
 PAGE = Path("docs/reference/alerts.md")
 
 
-def test_the_page_has_each_rule_with_its_threshold_and_when_it_fires() -> None:
-    rows = re.findall(r"^\| \[`([\w-]+)`\]\(\.\./runbook\.md#([\w-]+)\) \| (.+?) \| (.+?) \|$", PAGE.read_text(), re.M)
-    said = {rule: (anchor, threshold, fires) for rule, anchor, threshold, fires in rows}
-    assert said == {
-        name: (name, f"`{rule.threshold}`" if rule.threshold else "none", rule.hold) for name, rule in RULES.items()
-    }
+EXAMPLES = alerts_page.examples()
+
+
+def test_the_page_says_of_each_rule_what_the_code_does() -> None:
+    assert PAGE.read_text() == alerts_page.render(), f"run: python -m tests.alerts_page > {PAGE}"
+
+
+@pytest.mark.parametrize("rule", EXAMPLES)
+def test_each_rule_is_read_with_the_threshold_and_the_hold_that_are_declared(rule: str) -> None:
+    reading, alerts = EXAMPLES[rule], Alerts()
+    known = RULES.get(rule, Rule("dead-letters-per-minute", Hold.NONE))
+    declared = getattr(alerts, known.threshold.replace("-", "_")) if known.threshold else 0
+    if declared is None:
+        declared = alerts_page.NO_DEFAULT[str(known.threshold)]
+    assert reading.threshold == (declared.total_seconds() if isinstance(declared, timedelta) else declared)
+    assert (reading.hold_ms == 0) == (known.hold is Hold.NONE)
+    assert reading.is_beyond
+    assert not replace(reading, value=reading.threshold).is_beyond
+    assert replace(reading, value=0.8 * reading.threshold).is_clear
+    assert not replace(reading, value=0.8 * reading.threshold + 0.01).is_clear
 
 
 def test_the_runbook_has_an_entry_for_each_rule() -> None:

@@ -1,0 +1,182 @@
+"""Generates docs/reference/alerts.md from the rules: each with the threshold, hold and end that the code applies.
+
+`python -m tests.alerts_page > docs/reference/alerts.md` updates the page. Each rule is read in a situation in which it
+fires, with the default thresholds, and says there what it says to people.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from datetime import date, timedelta
+
+from frazil.aggregate.due import WaitingDay
+from frazil.commit.reasons import Reason
+from frazil.host.heartbeat import Stall, StallKind
+from frazil.maintenance.alert_rules import CLEARS_AT, FEWEST_FILES, INTERVALS, Reading, readings
+from frazil.maintenance.alerts import AlertStates
+from frazil.maintenance.health import StreamHealth, TableHealth
+from frazil.maintenance.rules import RULES, Hold
+from frazil.maintenance.stream_rules import (
+    FEWEST_RECORDS,
+    LateWindow,
+    StreamState,
+    audit_reading,
+    held_reading,
+    late_reading,
+    runs_reading,
+    stream_readings,
+    window_reading,
+)
+from frazil.maintenance.unmeasured import unmeasured
+from frazil.spec.maintenance import Alerts, Maintenance
+from frazil.spec.units import format_duration, rounded_bytes
+from frazil.spec.values import SIZE
+
+NOW_MS = 2_000_000_000_000
+HOUR_MS = 3_600_000
+MIB = 2**20
+NO_DEFAULT = {"lag": 100_000, "dead-letters-per-minute": 60}
+"""What the examples declare of the thresholds that have no default."""
+RATE = "dead-letters:<error class>"
+_INTRODUCTION = """\
+# Alerts
+
+What `frazil_health` watches, by rule. [Maintain tables](../how-to/maintain-tables.md#alerts) says how alerts fire and
+end, and what each means; the [runbook](../runbook.md) what to do. Thresholds and the hold time are declared in
+`maintenance.alerts` of a stream ([Configuration](configuration.md#maintenancealerts)). This page is generated from the
+rules (`python -m tests.alerts_page`).
+
+An alert fires when its value was beyond the threshold in every measurement during the hold time (`hold`), or *at once*.
+One with a threshold ends when its value is at most {clears:.0f} % of that, any other with what it is about.
+
+| rule | threshold | default | fires after | ends at |
+|---|---|---|---|---|
+"""
+
+_NOTES = """\
+
+- `freshness` is at least {intervals} times the longest declared commit interval. `writer` fires at once where the
+  supervisor gave up.
+- Manifest-list bytes are divided by {files} files at least. Files are small below a tenth of the target size on
+  average; `small-files` ends too where they are an eighth of it or more.
+- `dead-letters` needs {records} records within the hour. A day is late for `aggregation` after the `within` that the
+  aggregation declares.
+
+## What each says
+
+For the stream `rides` and its table `city.rides`, as the first part of a message:
+
+"""
+
+_RUNBOOK = """\
+
+## Where alerts point to
+
+`FRAZIL_RUNBOOK` names the runbook that alerts point to, as an address or a path; `docs/runbook.md` unless it is set.
+Each alert in an event of `frazil.health`, and in the XCom that notifiers read, has it with the rule's place as
+`runbook`.
+"""
+
+
+def examples() -> dict[str, Reading]:
+    """A reading of each rule that is beyond its threshold."""
+    found = {reading.rule.partition(":")[0]: reading for reading in _beyond() if reading.rule not in _rates()}
+    return {rule: found[rule] for rule in RULES if rule != "unmeasured"} | {RATE: next(iter(_rates().values()))}
+
+
+def render() -> str:
+    """The whole page, as Markdown."""
+    seen = examples()
+    rows, said = [], []
+    for rule in [*RULES, RATE]:
+        anchor = rule.partition(":")[0]
+        rows.append(" | ".join([f"| [`{rule}`](../runbook.md#{anchor})", *_row(rule, seen.get(rule))]) + " |\n")
+        sentence = seen[rule].sentence if rule in seen else _unmeasured()
+        said.append(f"- `{rule}`: {sentence}\n")
+    notes = _NOTES.format(intervals=INTERVALS, files=FEWEST_FILES, records=FEWEST_RECORDS)
+    return "".join([_INTRODUCTION.format(clears=100 * CLEARS_AT), *rows, notes, *said, _RUNBOOK])
+
+
+def _row(rule: str, reading: Reading | None) -> tuple[str, str, str, str]:
+    hold = Hold.NONE if reading is not None and reading.hold_ms == 0 else format_duration(Alerts().hold)
+    key = "dead-letters-per-minute" if rule == RATE else RULES[rule].threshold
+    if reading is None or key is None:
+        return "none", "–", hold, "when it is over"
+    if key in NO_DEFAULT:
+        return f"`{key}`", "none: not judged", hold, f"{100 * CLEARS_AT:.0f} % of it"
+    return f"`{key}`", shown(key, reading.threshold), hold, shown(key, CLEARS_AT * reading.threshold)
+
+
+def shown(key: str, value: float) -> str:
+    """A value that is compared with a threshold, in the unit of that."""
+    field = Alerts.model_fields[key.replace("-", "_")]
+    if isinstance(field.default, timedelta):
+        return format_duration(timedelta(seconds=value))
+    return rounded_bytes(value) if SIZE in field.metadata else f"{math.floor(value):,}"
+
+
+def _beyond() -> Iterator[Reading]:
+    settings = Maintenance(alerts=Alerts(lag=NO_DEFAULT["lag"]))
+    yield from (one for one in readings(_table(), settings, now_ms=NOW_MS) if one.is_beyond)
+    yield from (one for one in _of_stream() if one.is_beyond)
+    late = LateWindow("2033-05-18T00", NOW_MS - 3 * HOUR_MS, "the watermark of rides is 2033-05-17T23:41:07Z: rides-3")
+    yield window_reading(late, Alerts(), table="city.rides", now_ms=NOW_MS)
+    note = "expect_column_values_to_be_between fare: not so in 3 rows"
+    yield from held_reading("city.rides", [("2033-05-18T00", note)], Alerts())
+    yield audit_reading("rides", "the table lacks 5 rows of rides-3, offsets 100 to 104")
+    waits = WaitingDay(date(2033, 5, 17), "", NOW_MS - 3 * HOUR_MS)
+    yield late_reading("daily", "city.daily", [waits], timedelta(hours=2))
+    yield runs_reading("frazil_maintenance", 2, Alerts().failed_runs)
+
+
+def _table() -> TableHealth:
+    waits = StreamHealth("rides", 250_000, NOW_MS - 20 * 60_000, None)
+    return TableHealth(
+        table="city.rides", at_ms=NOW_MS, snapshot_id=1, target_file_bytes=512 * MIB, data_files=5_001,
+        data_bytes=5_001 * 9 * MIB, rows=600_000, delete_files=101, manifests=501, manifests_bytes=501 * MIB,
+        manifest_list_bytes=6 * MIB, metadata_bytes=9 * MIB, snapshots=2_001, oldest_snapshot_at_ms=NOW_MS - HOUR_MS,
+        last_compaction_at_ms=NOW_MS - 30 * HOUR_MS, files_since_compaction=4_800,
+        bytes_since_compaction=101 * 1024 * MIB, recent=None, streams=(waits,), deleted_rows=400_000,
+    )  # fmt: skip
+
+
+def _of_stream() -> Iterator[Reading]:
+    told = "The last one said: RegistryUnavailable: http://registry:8081 does not answer."
+    broken = StreamState(
+        "rides",
+        "city.rides",
+        problem="streams/rides.yaml:5: event-tmie: unknown key; did you mean event-time?",
+        missing="TableLost: the table city.rides is not in the catalog 'lake', and its location holds one",
+        alive=False,
+        ended_at_ms=NOW_MS - 6 * 60_000,
+        last_words=told,
+        fruitless=4,
+        registry=told,
+        stall=Stall(StallKind.OFFSETS, NOW_MS, "rides-3", "a transaction on rides-3 is open since 03:12"),
+        waiting_batches=4,
+        records=1_000,
+        rejected=51,
+        recent_records=500,
+        recent_reasons={"NotJson": Reason(400, ("rides[3]@104",))},
+    )
+    yield from stream_readings(broken, _with_rate(), now_ms=NOW_MS)
+
+
+def _with_rate() -> Alerts:
+    return Alerts(dead_letters_per_minute=NO_DEFAULT["dead-letters-per-minute"])
+
+
+def _rates() -> dict[str, Reading]:
+    return {one.rule: one for one in _of_stream() if one.rule.startswith("dead-letters:")}
+
+
+def _unmeasured() -> str:
+    problem = "CommitUnavailable: the catalog 'lake' cannot be reached at http://catalog:8181"
+    begun = unmeasured(AlertStates(), "city.rides", problem, Alerts(), now_ms=NOW_MS - HOUR_MS).states
+    (alert,) = unmeasured(begun, "city.rides", problem, Alerts(), now_ms=NOW_MS).fired
+    return alert.sentence
+
+
+if __name__ == "__main__":
+    print(render(), end="")
