@@ -16,8 +16,8 @@ from frazil.table.branches import MAIN, head_of
 ONLY_TOLD_HERE = ("frazil.lost", "frazil.backfill-stream")
 """Keys in summaries for skipped ranges and published backfills, whose time no record has."""
 
-CHANGES = ("inserted", "updated", "deleted", "stale", "superseded", "unchanged", "repeated")
-"""What becomes of a record that is merged, or dropped because it repeats another one."""
+CHANGES = ("inserted", "updated", "deleted", "stale", "superseded", "unchanged", "repeated", "other-events")
+"""What becomes of a record that is merged, or dropped because it repeats another one, or is an event of no row."""
 
 
 def ancestors(metadata: TableMetadata, branch: str = MAIN) -> Iterator[Snapshot]:

@@ -64,6 +64,8 @@ class Journal:
     """If rows were shuffled: the table partitions of each task's rows, added up. None if they were not."""
     with_ignored: int = 0
     """Records with fields that are no columns and became none. Counted only where the table may evolve."""
+    other_events: int = 0
+    """Events of a captured database that tell no change of a row."""
     reasons: Reasons = field(default_factory=dict)
     """The new dead letters by error class; none in a journal of an earlier version."""
 
@@ -111,6 +113,7 @@ class Journal:
                 "windows": None if self.windows is None else dict(sorted(self.windows.items())),
                 "partitions": self.partitions,
                 **({"with-ignored": self.with_ignored} if self.with_ignored else {}),
+                **({"other-events": self.other_events} if self.other_events else {}),
                 **({"reasons": reasons_json(self.reasons)} if self.reasons else {}),
             },
             separators=(",", ":"),
@@ -145,6 +148,7 @@ class Journal:
             windows=_counts(raw.get("windows")),
             partitions=raw.get("partitions"),
             with_ignored=raw.get("with-ignored", 0),
+            other_events=raw.get("other-events", 0),
             reasons=reasons_from_json(raw.get("reasons", {})),
         )
 

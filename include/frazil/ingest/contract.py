@@ -339,6 +339,8 @@ class StageResult:
     rejects: Rejects = Rejects()
     sighted: Sightings = NOTHING_SIGHTED
     """What records have beyond the table's columns; nothing unless the stream's table may evolve."""
+    other_events: int = 0
+    """Events of a captured database that tell no change of a row, such as heartbeats; no tombstones."""
     values: tuple[str, ...] = ()
     """Values of records that may get a table. Rows with them were not written: the batch is staged again."""
 
@@ -350,6 +352,7 @@ class StageResult:
             "notices": list(self.notices),
             "rejects": dataclasses.asdict(self.rejects),
             "sighted": self.sighted.to_json(),
+            "other-events": self.other_events,
             "values": list(self.values),
         }
 
@@ -362,5 +365,6 @@ class StageResult:
             tuple(value.get("notices", ())),
             Rejects.from_json(value["rejects"]) if "rejects" in value else Rejects(),
             Sightings.from_json(value["sighted"]) if "sighted" in value else NOTHING_SIGHTED,
+            value.get("other-events", 0),
             tuple(value.get("values", ())),
         )

@@ -40,6 +40,13 @@ class Decoded:
         rejections = [Rejection(int(places[r.index]), r.error_class, r.error) for r in self.rejections]
         return Decoded(self.rows, places[self.kept], rejections, self.sighted)
 
+    def neither(self, records: int) -> NDArray[np.bool_]:
+        """Which of the chunk's records are neither rows nor rejections."""
+        found = np.ones(records, np.bool_)
+        found[self.kept] = False
+        found[np.array([r.index for r in self.rejections], np.int64)] = False
+        return found
+
     def without(self, taken: NDArray[np.bool_]) -> Decoded:
         """The same, without the records of the chunk that are `taken`."""
         stays = ~taken[self.kept]
@@ -55,11 +62,17 @@ class Decoder(Protocol):
 
 
 @runtime_checkable
-class NamingDecoder(Protocol):
-    """A decoder that can tell a field that is null from one that is missing."""
+class EventDecoder(Protocol):
+    """A decoder of a format that has envelopes."""
 
     def names(self, record: bytes, path: Sequence[str]) -> Collection[str]:
-        """The fields that a part of a record, an object, has. Only for a record that is a row, and a part in it."""
+        """The fields that a part of a record, an object, has. Only for a record that is a row, and a part in it.
+
+        A field that is null is among them, one that is missing is not.
+        """
+
+    def is_other_event(self, record: bytes) -> bool:
+        """Whether a record is an event that tells no change of a row. Only for a record that is a row."""
 
 
 @runtime_checkable

@@ -24,6 +24,7 @@ from pyiceberg.schema import Schema
 from frazil.errors import SpecError
 from frazil.ingest.aliases import aliased
 from frazil.ingest.beside_value import value_schema
+from frazil.ingest.binary_column import NULL
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.contract import StageContext, StagedFile, StageResult, StageTask, Target
 from frazil.ingest.coordinates import record_schema
@@ -254,6 +255,7 @@ class _Stage:
             seal=self._protect.letter if self._protect else None,
         )
         self._held = HeldLetters(task.ranges, context.dead_letters_held)
+        self._other_events = 0
         self._rejects = RejectCounter(task.ranges, context.rejects_accepted)
         self.progress = ProgressCounter(
             task.ranges,
@@ -303,6 +305,9 @@ class _Stage:
         if held.any():
             self.progress.rejected(chunk.range_index[held])
             shaped = shaped.without(held)
+        if self._context.changes:
+            no_tombstones = chunk.values.lengths != NULL
+            self._other_events += int((shaped.neither(len(chunk)) & no_tombstones & ~held).sum())
         divided = self._divide(chunk, shaped) if self._divide else None
         if divided:
             shaped = divided.decoded
@@ -346,6 +351,7 @@ class _Stage:
             notices,
             self._rejects.result(),
             self._shape.sighted,
+            self._other_events,
             tuple(sorted(self._divide.values)) if self._divide else (),
         )
 

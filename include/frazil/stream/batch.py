@@ -404,6 +404,7 @@ class BatchRunner:
             windows=None if context.window_us is None else _summed(result.windows for result in results),
             partitions=sum(a.partitions or 0 for a in answers) or None,
             with_ignored=sum(result.sighted.records for result in results),
+            other_events=sum(result.other_events for result in results),
             reasons=reasons_of(join_rejects(result.rejects for result in results)),
         )
 

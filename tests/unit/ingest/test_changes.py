@@ -14,6 +14,7 @@ from pyiceberg.schema import Schema
 from frazil.commit.target import change_target
 from frazil.ingest.changes import CHANGE, DELETE, KEPT, UPSERT
 from frazil.ingest.contract import StageContext, StageResult
+from frazil.spec.formats import plain_format
 from frazil.spec.model import StreamSpec
 from frazil.stream.stage_context import change_rules
 from tests.unit.ingest.test_stage import RANGE_START, Record, World, rows
@@ -84,6 +85,30 @@ def test_each_record_is_a_change_or_a_dead_letter(world: World) -> None:
     assert letters[5] == "at: required, and missing or null"
     (progress,) = result.progress
     assert (progress.records, progress.rejected) == (3, 4)
+
+
+def test_events_of_no_row_are_counted_and_trip_nothing(world: World) -> None:
+    spec = StreamSpec.model_validate(
+        {
+            **ORDERS,
+            "source": {"bootstrap-servers": "x:1", "topics": "t", "format": {"type": "json", "envelope": "debezium"}},
+            "schema": {"ref": "string not null", "at": "timestamptz"},
+            "delete": None,
+            "coordinates": world.spec.coordinates,
+        }
+    )
+    captured = World(world.folder, spec, world.monkeypatch)
+    records = [
+        Record(b'{"op": "c", "after": {"ref": "a"}}', b"a"),
+        Record(b'{"ts_ms": 1}', b"a"),
+        Record(None, b"a"),
+        Record(b'{"op": "m"}', b"a"),
+        Record(b'{"id": 1}', b"a"),
+    ]
+    result = captured.stage(records, replace(context(captured), format=plain_format(spec.value_format)))
+    assert (len(changes(result)), len(rows(result, "dead-letters")), result.other_events) == (1, 1, 2)
+    assert dict(result.rejects.counts) == {"NotAnEnvelope": 1}
+    assert StageResult.from_json(result.to_json()).other_events == 2
 
 
 def test_files_are_of_one_partition_each_with_bounds_of_the_key_alone(world: World) -> None:

@@ -125,7 +125,6 @@ def test_what_an_event_does_not_tell_is_kept() -> None:
     ("value", "error_class", "said"),
     [
         (event("t"), "Truncated", "op: t: the source's table was truncated"),
-        ({"ts_ms": 1}, "NotAnEnvelope", "op: missing: this is no event of Debezium"),
         (ROW, "NotAnEnvelope", "op: missing"),
         (event("x", after=ROW), "NotAnEnvelope", "op: 'x': c, u, r, d, t or m is needed"),
         (event("c"), "MissingRequired", "after: required, and missing or null"),
@@ -143,6 +142,61 @@ def test_what_is_no_change_is_a_dead_letter(value: Any, error_class: str | None,
     assert rejection.index == 1
     assert error_class in {None, rejection.error_class}
     assert rejection.error.startswith(said)
+
+
+HEARTBEAT = {"ts_ms": 1_767_225_600_000}
+BEGIN = {"status": "BEGIN", "id": "571:24023128", "event_count": None, "data_collections": None, "ts_ms": 1}
+END = {**BEGIN, "status": "END", "event_count": 1, "data_collections": [{"data_collection": "a.b", "event_count": 1}]}
+SCHEMA_CHANGE = {"source": SOURCE, "ts_ms": 1, "databaseName": "shop", "schemaName": None, "ddl": "ALTER TABLE orders",
+                 "tableChanges": [{"type": "ALTER", "id": '"shop"."orders"', "table": None}]}  # fmt: skip
+OTHER_EVENTS = {
+    "Heartbeat": HEARTBEAT,
+    "TransactionMetadataValue": BEGIN,
+    "mysql.SchemaChangeValue": SCHEMA_CHANGE,
+}
+
+
+def under(name: str, value: dict[str, Any]) -> dict[str, Any]:
+    """The value with its schema, of this name."""
+    return {"schema": {"type": "struct", "optional": False, "name": name}, "payload": value}
+
+
+def test_an_event_of_no_row_is_neither_row_nor_dead_letter() -> None:
+    older = [{**value} for value in (BEGIN, END, SCHEMA_CHANGE)]
+    for value in older:
+        del value["ts_ms"]
+    common = "io.debezium.connector.common."
+    named = [
+        under(f"{common}Heartbeat", HEARTBEAT),
+        under(f"{common}TransactionMetadataValue", END),
+        under("io.debezium.connector.mysql.SchemaChangeValue", SCHEMA_CHANGE),
+    ]
+    decoded = decode([HEARTBEAT, BEGIN, END, SCHEMA_CHANGE, *older, *named, event("c", after=ROW)])
+    assert decoded.rejections == []
+    assert decoded.kept.tolist() == [10]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {},
+        {"ts_ms": None},
+        {**HEARTBEAT, "id": 1},
+        under("shop.public.orders.Envelope", HEARTBEAT),
+        {"payload": HEARTBEAT},
+        {**BEGIN, "status": "paid"},
+        {**BEGIN, "event_count": 1},
+        {**END, "event_count": None},
+        {**END, "id": 571},
+        {"status": "END", "id": "571", "event_count": 1},
+        {**SCHEMA_CHANGE, "source": {"name": "erp"}},
+        {**SCHEMA_CHANGE, "tableChanges": None},
+        {**SCHEMA_CHANGE, "name": "a"},
+    ],
+    ids=str,
+)
+def test_what_only_looks_like_an_event_of_no_row_is_a_dead_letter(value: dict[str, Any]) -> None:
+    assert [r.error_class for r in decode([value]).rejections] == ["NotAnEnvelope"]
 
 
 def test_dates_and_times_may_be_text() -> None:
@@ -210,6 +264,25 @@ def test_avro_has_the_same_events() -> None:
         {"id": 2, "name": None, "day": None, "lsn": 7, CHANGE: DELETE},
     ]
     assert decoded.rows[KEPT].to_pylist() == [[2], None]
+
+
+@pytest.mark.parametrize(
+    ("name", "skipped"),
+    [
+        ("io.debezium.connector.common.Heartbeat", True),
+        ("io.debezium.connector.common.TransactionMetadataValue", True),
+        ("io.debezium.connector.sqlserver.SchemaChangeValue", True),
+        ("shop.Heartbeat", False),
+    ],
+)
+def test_avro_tells_an_event_of_no_row_by_its_schemas_name(name: str, skipped: bool) -> None:
+    schema = {"type": "record", "name": name, "fields": [{"name": "ts_ms", "type": "long"}]}
+    of = {"type": "avro", "schema-text": json.dumps(schema), "envelope": {"metadata": {"said_at": "ts_ms"}}}
+    columns = {"id": "long not null", "said_at": {"type": "timestamptz", "unit": "ms"}}
+    source = {**SPEC["source"], "format": of}  # type: ignore[dict-item]
+    decoded = decode([b"\x02"], source=source, schema=columns, **{"order-by": None})
+    assert decoded.rows.num_rows == 0
+    assert [r.error_class for r in decoded.rejections] == ([] if skipped else ["NotAnEnvelope"])
 
 
 def test_an_envelope_without_rows(form: Callable[[dict[str, Any]], dict[str, Any]]) -> None:

@@ -32,7 +32,7 @@ from pyiceberg.types import (
 from frazil.ingest.binary_column import NULL
 from frazil.ingest.changes import CHANGE, DELETE, KEPT, UPSERT
 from frazil.ingest.chunk import Chunk
-from frazil.ingest.decode import Decoded, Decoder, NamingDecoder, Rejection
+from frazil.ingest.decode import Decoded, Decoder, EventDecoder, Rejection
 from frazil.ingest.formats.unavailable import Unavailable, hides_null, true_where
 from frazil.ingest.sightings import WHOLE, SightingDecoder, Within
 from frazil.spec.formats import POSITION, Envelope
@@ -60,7 +60,10 @@ _SIGHTED = tuple(Within(path, beside="op", values=frozenset(_STATES)) for path i
 
 
 class EnvelopeDecoder:
-    """Decodes the events of one stream. A tombstone is neither row nor rejection: its delete came before it."""
+    """Decodes the events of one stream.
+
+    A tombstone is neither row nor rejection, since its delete came before it, and neither is an event of no row.
+    """
 
     def __init__(self, make: MakeDecoder, schema: Schema, units: Mapping[int, str], envelope: Envelope) -> None:
         """`schema` has the columns that an event fills, of which only the key is required."""
@@ -124,6 +127,9 @@ class EnvelopeDecoder:
         deletes, states = true_where(pc.equal(op, "d")), true_where(pc.is_in(op, pa.array(_STATES)))
         wrong = self._wrong(parts, op, deletes, states)
         skipped = true_where(pc.is_in(op, pa.array(_SKIPPED)))
+        for row in self._other_events(chunk, decoded, op):
+            skipped[row] = True
+            del wrong[row]
         columns = self._values(parts, deletes)
         for name in self._key:
             for row in np.flatnonzero(true_where(columns[name].is_null()) & (deletes | states)).tolist():
@@ -140,6 +146,13 @@ class EnvelopeDecoder:
         rows = rows.append_column(KEPT, kept).filter(pa.array(good))
         told = [Rejection(int(decoded.kept[row]), *wrong[row]) for row in sorted(wrong)]
         return Decoded(rows, decoded.kept[good], [*rejections, *told], self._unavailable.not_sighted(decoded.sighted))
+
+    def _other_events(self, chunk: Chunk, decoded: Decoded, op: pa.Array) -> list[int]:
+        """The rows of events that tell no change of a row."""
+        assert isinstance(self._decode, EventDecoder)  # as those of all formats that have envelopes
+        without_op = np.flatnonzero(true_where(op.is_null())).tolist()
+        is_other = self._decode.is_other_event
+        return [row for row in without_op if is_other(chunk.values[int(decoded.kept[row])] or b"")]
 
     def _wrong(
         self, parts: _Parts, op: pa.Array, deletes: NDArray[np.bool_], states: NDArray[np.bool_]
@@ -207,7 +220,7 @@ class EnvelopeDecoder:
     def _named(self, chunk: Chunk, decoded: Decoded, parts: _Parts) -> Callable[[int], Collection[str]]:
         """Which fields `after` has in the event of a row."""
         decode = self._decode
-        assert isinstance(decode, NamingDecoder)  # as those of all formats that have envelopes
+        assert isinstance(decode, EventDecoder)
         names = decode.names
 
         @cache

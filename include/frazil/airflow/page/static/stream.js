@@ -180,6 +180,7 @@ const BECAME = {
   stale: "older than the row",
   superseded: "followed by a newer change in the same batch",
   repeated: "dropped as repeats",
+  "other-events": "no change of a row, such as a heartbeat",
 };
 
 /** Of an upsert stream, what became of its changes; of one that drops repeats, how many. */

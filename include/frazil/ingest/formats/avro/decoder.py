@@ -26,6 +26,7 @@ from frazil.ingest.formats.avro.schema import AvroType, TooLarge, UnreadableSche
 from frazil.ingest.formats.columns import Columns
 from frazil.ingest.formats.json.nodes import Numbers
 from frazil.ingest.formats.json.types import check_supported
+from frazil.ingest.formats.other_events import is_other_schema
 from frazil.ingest.sightings import WHOLE, Sightings, Within, joined_sightings
 from frazil.registry.client import Schemas, SchemaText, UnknownSchema
 
@@ -76,11 +77,17 @@ class AvroDecoder:
         self._widening, self._within = widening, within
 
     def names(self, record: bytes, path: Sequence[str]) -> Collection[str]:
-        declared = isinstance(self._schemas, SchemaText)
-        key = DECLARED if declared else int.from_bytes(record[1:FRAME_BYTES], signed=True), tuple(path)
+        key = self._schema_id(record), tuple(path)
         if key not in self._names:
             self._names[key] = frozenset(names_in(self._written[key[0]], path))
         return self._names[key]
+
+    def is_other_event(self, record: bytes) -> bool:
+        written = self._written.get(self._schema_id(record))
+        return written is not None and written.kind == "record" and is_other_schema(written.name)
+
+    def _schema_id(self, record: bytes) -> int:
+        return DECLARED if isinstance(self._schemas, SchemaText) else int.from_bytes(record[1:FRAME_BYTES], signed=True)
 
     def __call__(self, chunk: Chunk) -> Decoded:
         """Only values matter; rows are in the order of the records. Raises what the registry's client raises."""

@@ -20,6 +20,7 @@ from frazil.ingest.formats.json.columns import ChunkReader
 from frazil.ingest.formats.json.record import RecordReader, Row, names
 from frazil.ingest.formats.json.text import Refused
 from frazil.ingest.formats.json.types import check_supported
+from frazil.ingest.formats.other_events import is_other_event
 from frazil.ingest.sightings import WHOLE, Sightings, Within, is_open
 
 
@@ -42,6 +43,9 @@ class JsonDecoder:
 
     def names(self, record: bytes, path: Sequence[str]) -> Collection[str]:
         return names(record, path)
+
+    def is_other_event(self, record: bytes) -> bool:
+        return is_other_event(record)
 
     def __call__(self, chunk: Chunk) -> Decoded:
         """Only values matter. Rows that were read singly come last."""

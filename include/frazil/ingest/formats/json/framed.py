@@ -8,7 +8,8 @@ import numpy as np
 
 from frazil.ingest.binary_column import BinaryColumn
 from frazil.ingest.chunk import Chunk
-from frazil.ingest.decode import Decoded, Decoder, NamingDecoder, Rejection, joined
+from frazil.ingest.decode import Decoded, Decoder, EventDecoder, Rejection, joined
+from frazil.ingest.formats.other_events import is_other_event
 from frazil.ingest.sightings import WHOLE, SightingDecoder, Within
 
 FRAME_BYTES = 5
@@ -30,8 +31,11 @@ class FramedDecoder:
             self._decode.sight(widening=widening, within=within)
 
     def names(self, record: bytes, path: Sequence[str]) -> Collection[str]:
-        assert isinstance(self._decode, NamingDecoder)
+        assert isinstance(self._decode, EventDecoder)
         return self._decode.names(content(record), path)
+
+    def is_other_event(self, record: bytes) -> bool:
+        return is_other_event(content(record))
 
     def __call__(self, chunk: Chunk) -> Decoded:
         values = chunk.values

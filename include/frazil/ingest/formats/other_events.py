@@ -1,0 +1,60 @@
+"""Debezium's events that tell no change of a row: heartbeats, changes of schema, and the metadata of transactions.
+
+They have topics of their own, but a topic pattern, a transform or a connector's setting may bring them into one of row
+changes. They are known by their schema's name, or, in JSON without a schema, by having all their fields and no other.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+_NAMES = re.compile(r"io\.debezium\.connector\.(common\.(Heartbeat|TransactionMetadataValue)|\w+\.SchemaChangeValue)")
+_OF_END = frozenset({"status", "id", "event_count", "data_collections"})
+_OF_SCHEMA_CHANGE = frozenset({"source", "databaseName", "schemaName", "ddl", "tableChanges"})
+_MAYBE = frozenset({"ts_ms"})
+"""Versions before Debezium 2 wrote it into heartbeats alone."""
+
+
+def is_other_schema(name: str) -> bool:
+    """Whether Kafka Connect's schema of this name is of such events."""
+    return _NAMES.fullmatch(name) is not None
+
+
+def is_other_event(record: bytes) -> bool:
+    """Whether a record in JSON is such an event, with its schema or without."""
+    try:
+        value = json.loads(record)
+    except (ValueError, RecursionError):
+        return False
+    if not isinstance(value, dict):
+        return False
+    if value.keys() != {"schema", "payload"}:
+        return _has_form(value)
+    schema, payload = value["schema"], value["payload"]
+    named = schema is None or (isinstance(schema, dict) and is_other_schema(str(schema.get("name"))))
+    return named and isinstance(payload, dict) and _has_form(payload)
+
+
+def _has_form(value: Mapping[str, Any]) -> bool:
+    fields = value.keys()
+    if fields == _MAYBE:
+        return type(value["ts_ms"]) is int
+    if fields - _MAYBE == _OF_END:
+        return _is_boundary(value)
+    if fields - _MAYBE == _OF_SCHEMA_CHANGE:
+        source, changes = value["source"], value["tableChanges"]
+        told = isinstance(source, dict) and {"version", "connector", "name"} <= source.keys()
+        return told and isinstance(changes, list)
+    return False
+
+
+def _is_boundary(value: Mapping[str, Any]) -> bool:
+    """Whether a transaction begins or ends with it."""
+    if not isinstance(value["id"], str):
+        return False
+    if value["status"] == "BEGIN":
+        return value["event_count"] is None and value["data_collections"] is None
+    return value["status"] == "END" and type(value["event_count"]) is int
