@@ -40,7 +40,7 @@ from frazil.commit.settle import sweep
 from frazil.commit.swap import Patience
 from frazil.errors import CommitUnavailable, Fenced, RolledBack, RouteBehind, StaleBatch
 from frazil.stream import routed_tables
-from frazil.stream.routed_tables import wanted
+from frazil.table.made_tables import routed_table
 from frazil.table.tables import ensure_declared
 from tests.unit.commit.conftest import catalog_in
 
@@ -265,7 +265,7 @@ class Tables(RuleBasedStateMachine):
         if home is None or (head is not None and forward and self.world.move(name, head)):
             return
         process = Process(self.world)
-        ensure_declared(*wanted(self.world.spec, process.catalog, name))  # type: ignore[arg-type]
+        ensure_declared(process.catalog, routed_table(self.world.spec, name), self.world.spec.name)
         if head is not None or any(behind.target == name for behind in lacking(process.tables, home)):
             give_up(process.tables, name, home)
             self.given_up[name] |= self.world.records_of(name) - set(self.world.offsets(name))

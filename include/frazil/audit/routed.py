@@ -21,6 +21,7 @@ from frazil.commit.beside_home import all_beside, is_beside, some_beside
 from frazil.commit.followers import Followers, lacked
 from frazil.commit.journal import Journal
 from frazil.commit.marker import Marker
+from frazil.commit.members import member_of
 from frazil.commit.stream_tables import StreamTables
 from frazil.ingest.contract import Target
 from frazil.offsets.spans import TopicPartition
@@ -72,24 +73,25 @@ def _rows_of(
 
 
 def _looked_at(tables: StreamTables, waiting: Sequence[Journal], within: Within, target: Target) -> RoutedRows:
+    problem, home_io = None, tables.main.current().io
     try:
         table = tables.handle(target).refresh()
     except NoSuchTableError:
-        if not waiting or not all_beside(tables, waiting, target):
-            return RoutedRows(target, {}, problem="the table is not there")
-        found, lacks = defaultdict(OffsetTally), waiting
+        # Rows that wait in its own folder are read too: they are not lost with what it had.
+        found, lacks, io = defaultdict[TopicPartition, OffsetTally](OffsetTally), waiting, home_io
+        if member_of(tables, target) or not waiting or not all_beside(tables, waiting, target):
+            problem = "the table is not there"
     else:
         found = defaultdict(OffsetTally, tally(table, Wanted({topic for topic, _ in within}, within)))
-        lacks = lacked(tables, table, waiting)
-    waits, problem = 0, None
+        lacks, io = lacked(tables, table, waiting), table.io
+    waits = 0
     for file in (file for journal in lacks for file in journal.staged_for(target)):
-        io = tables.main.current().io if is_beside(tables, file) else table.io
         try:
-            for tp, offsets in _in_file(io, file.path, within):
+            for tp, offsets in _in_file(home_io if is_beside(tables, file) else io, file.path, within):
                 found[tp].add(offsets)
                 waits += len(offsets)
         except FileNotFoundError:
-            problem = f"a file that waits for it is gone: {file.path}"
+            problem = problem or f"a file that waits for it is gone: {file.path}"
     return RoutedRows(target, dict(found), waits, problem)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Literal, get_args
@@ -18,9 +18,12 @@ from frazil.commit.cut import TAG, Cut, CutTable, StreamHistory, cut_of, remove_
 from frazil.commit.followers import lacking_since
 from frazil.commit.marker import read_marker
 from frazil.commit.opened import PATIENCE_S, open_stream
+from frazil.commit.stream_tables import StreamTables
 from frazil.commit.swap import Patience
 from frazil.errors import FrazilError, TableLost
 from frazil.spec.load import find_stream
+from frazil.spec.model import StreamSpec
+from frazil.stream.dropped_tables import dropped_tables, told_dropped
 from frazil.table.catalogs import catalog_errors
 from frazil.table.made_tables import tables_of
 from frazil.timetext import utc
@@ -68,7 +71,7 @@ def cut(  # noqa: PLR0913 - a command's options
     for name in filter(None, (tag, untag)):
         if not _NAME.fullmatch(name):
             raise click.UsageError(f"{name!r} is no tag's name: use letters, digits, `.`, `-` and `_`")
-    histories, tables = _opened(streams, streams_folder)
+    histories, tables = _opened(streams, streams_folder, whole=untag is None)
     if untag:
         _untag(untag, tables)
         return
@@ -92,7 +95,8 @@ Tables = dict[str, tuple[Table, str]]
 """The loaded tables and their catalogs' names, by identifier."""
 
 
-def _opened(names: Sequence[str], folder: Path) -> tuple[list[StreamHistory], Tables]:
+def _opened(names: Sequence[str], folder: Path, *, whole: bool) -> tuple[list[StreamHistory], Tables]:
+    """The streams and their tables; if these are to be `whole`, raises TableLost where a route lacks one."""
     histories: list[StreamHistory] = []
     tables: Tables = {}
     for name in dict.fromkeys(names):
@@ -110,14 +114,23 @@ def _opened(names: Sequence[str], folder: Path) -> tuple[list[StreamHistory], Ta
             with catalog_errors(opened.main.catalog_name):
                 since = lacking_since(opened, home)
                 routed = tables_of(opened.main.current().catalog, spec.route, stream=name)
-            if gone := sorted({*spec.route.tables.values()} - routed.keys()):
-                raise TableLost(
-                    f"the catalog does not have all tables of the route of {name!r}, so no cut has all rows; missing: "
-                    f"{', '.join(gone)}. `frazil route {name} --give-up TABLE` goes on without what they had"
-                )
+            if whole:
+                _check_whole(spec, opened, routed)
         tables |= {each: (table, opened.main.catalog_name) for each, table in routed.items()}
         histories.append(StreamHistory(name, own[0], own[1], tuple(routed), since))
     return histories, tables
+
+
+def _check_whole(spec: StreamSpec, tables: StreamTables, there: Collection[str]) -> None:
+    """Check that the catalog has each table that the route names or had: without one, the others lack rows."""
+    dropped = dropped_tables(spec, tables)
+    named = set(spec.route.tables.values()) if spec.route else set()
+    gone = sorted(named - {*there, *(found.target for found in dropped)})
+    said = [told_dropped(dropped)] if dropped else []
+    if gone:
+        said.append(f"{', '.join(gone)} was never made: the writer's next start makes it")
+    if said:
+        raise TableLost(f"no cut of {spec.name!r} has all rows: {'; '.join(said)}")
 
 
 def _tag(name: str, found: Cut, tables: Tables) -> None:

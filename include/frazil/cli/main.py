@@ -43,6 +43,7 @@ COMMANDS = {
     "maintain": "frazil.cli.maintain:maintain",
     "orphans": "frazil.cli.orphans:orphans",
     "catalog": "frazil.cli.catalog:catalog",
+    "register": "frazil.cli.register:register",
     "package": "frazil.cli.package:package",
     "completion": "frazil.cli.completion:completion",
 }

@@ -12,12 +12,13 @@ from frazil.cli.options import json_option, stream_argument, streams_option
 from frazil.cli.output import Teller, ask
 from frazil.commit import followers
 from frazil.commit.beside_home import note_of
-from frazil.commit.followers import Behind, is_ahead, lacking
+from frazil.commit.followers import Behind, is_ahead
 from frazil.commit.marker import Marker, property_name, read_marker
 from frazil.commit.opened import OpenStream, open_stream
 from frazil.errors import SpecError
 from frazil.spec.load import find_stream
-from frazil.stream.routed_tables import is_in_the_place, made_anew
+from frazil.stream.dropped_tables import DroppedTable, made_anew, not_with_home
+from frazil.stream.routed_tables import is_in_the_place
 from frazil.table.catalogs import catalog_errors
 from frazil.table.made_tables import tables_of
 from frazil.timetext import utc
@@ -51,20 +52,43 @@ def route(stream: str, streams_folder: Path, *, given_up: tuple[str, ...], yes: 
     opened = open_stream(find_stream(streams_folder, stream))
     marker = opened.tables.marker()
     if marker is None or (marker.routed is None and opened.spec.route is None):
-        raise SpecError(f"stream {stream!r} has no route, or was never started")
+        what = "has no route" if opened.spec.route is None else "was never started: its first start makes its tables"
+        raise SpecError(f"stream {stream!r} {what}")
     with catalog_errors(opened.tables.main.catalog_name):
-        behind, ahead = lacking(opened.tables, marker), _ahead(opened, marker)
+        found = _Found.of(opened, marker)
         for table in given_up:
-            _give_up(opened, marker, {found.target: found for found in behind}, table, _Asking(teller, yes))
+            _give_up(opened, marker, found, table, _Asking(teller, yes))
         if not given_up:
-            _show(behind, ahead, stream, teller)
-    teller.end(stream=stream, behind=behind, ahead=ahead, given_up=given_up)
+            _show(found, stream, teller)
+    teller.end(stream=stream, behind=found.behind, dropped=found.dropped, ahead=found.ahead, given_up=given_up)
 
 
 @dataclass(frozen=True, slots=True)
 class _Asking:
     teller: Teller
     yes: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """The tables of a route that do not stand where home does."""
+
+    behind: list[Behind]
+    dropped: list[DroppedTable]
+    """Without rows that wait for them."""
+    ahead: list[str]
+
+    @classmethod
+    def of(cls, opened: OpenStream, home: Marker) -> _Found:
+        behind, dropped = not_with_home(opened.spec, opened.tables, home)
+        return cls(behind, dropped, _ahead(opened, home))
+
+    def rows_for(self, table: str) -> int:
+        """How many rows wait for a table."""
+        return sum(found.rows for found in self.behind if found.target == table)
+
+    def named(self) -> set[str]:
+        return {found.target for found in self.behind} | {found.target for found in self.dropped}
 
 
 def _ahead(opened: OpenStream, home: Marker) -> list[str]:
@@ -76,22 +100,24 @@ def _ahead(opened: OpenStream, home: Marker) -> list[str]:
     return [name for name, marker in markers.items() if marker is not None and is_ahead(marker, home)]
 
 
-def _show(behind: list[Behind], ahead: list[str], stream: str, teller: Teller) -> None:
-    if behind:
-        rows = [(b.target, f"{b.rows:,}", f"{b.batches:,}", utc(b.since_ms), b.reason) for b in behind]
+def _show(found: _Found, stream: str, teller: Teller) -> None:
+    if found.behind:
+        rows = [(b.target, f"{b.rows:,}", f"{b.batches:,}", utc(b.since_ms), b.reason) for b in found.behind]
         teller.table(["table", "rows", "batches", "since", "why"], rows, numbers=frozenset({"rows", "batches"}))
-    for table in ahead:
+    for dropped in found.dropped:
+        teller.say(dropped.reason)
+    for table in found.ahead:
         teller.say(
             f"{table} has batches that home does not have: home is another table than before, or the stream was "
             f"forgotten. `frazil route {stream} --give-up {table}` lets it go on"
         )
-    if not (behind or ahead):
+    if not (found.behind or found.dropped or found.ahead):
         teller.say(f"All tables of the route of {stream} have all rows that its home has.")
 
 
-def _give_up(opened: OpenStream, home: Marker, behind: dict[str, Behind], table: str, asking: _Asking) -> None:
-    _check_routed(opened, home, behind, table)
-    rows = behind[table].rows if table in behind else 0
+def _give_up(opened: OpenStream, home: Marker, found: _Found, table: str, asking: _Asking) -> None:
+    _check_routed(opened, home, found, table)
+    rows = found.rows_for(table)
     asking.teller.say(f"Rows that never reach {table}: {rows:,}. Their files become orphans.")
     ask(f"Let {table} go on as it stands?", yes=asking.yes)
     try:
@@ -112,18 +138,18 @@ def _give_up(opened: OpenStream, home: Marker, behind: dict[str, Behind], table:
     asking.teller.say(f"{table} goes on. `frazil resume {home.stream}` starts the writer, if it has ended.")
 
 
-def _check_routed(opened: OpenStream, home: Marker, behind: dict[str, Behind], table: str) -> None:
+def _check_routed(opened: OpenStream, home: Marker, found: _Found, table: str) -> None:
     spec = opened.spec
     own = table in {spec.table.identifier, spec.dead_letter_table}
     named = spec.route is not None and table in spec.route.tables.values()
-    if table in behind:
+    if table in found.named():
         return
     known = _is_there(opened, table) and property_name(home.stream) in opened.tables.handle(table).current().properties
     if own or not (known or named):
-        others = ", ".join(behind) or "none"
+        others = ", ".join(sorted(found.named())) or "none"
         raise SpecError(
             f"table {table} is none of the route of {home.stream!r} that could go on without rows (those that lack "
-            f"some: {others})"
+            f"some, or were dropped: {others})"
         )
 
 

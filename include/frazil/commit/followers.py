@@ -420,4 +420,6 @@ def lacked(tables: StreamTables, table: Table, journals: Sequence[Journal]) -> S
 
 
 def _said(error: Exception) -> str:
+    if isinstance(error, NoSuchTableError):
+        return "it is not in the catalog: it was dropped or renamed. The command `frazil route` says what mends that"
     return str(error) if isinstance(error, FrazilError) else f"{type(error).__name__}: {error}"

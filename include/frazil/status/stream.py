@@ -310,16 +310,17 @@ def _look_at_table(spec: StreamSpec, *, committed: bool, now_ms: int) -> TableVi
 
 
 def _behind(spec: StreamSpec, marker: Marker) -> list[str]:
-    """Which tables of the route lack rows that home has, and why."""
-    from frazil.commit.followers import lacking  # noqa: PLC0415 - with the committer, which few streams need here
-    from frazil.commit.opened import open_stream  # noqa: PLC0415 - as above
+    """Which tables of the route lack rows that home has, or were dropped, and why."""
+    from frazil.commit.opened import open_stream  # noqa: PLC0415 - with the committer, which few streams need here
+    from frazil.stream.dropped_tables import not_with_home  # noqa: PLC0415 - as above
 
     try:
-        found = lacking(open_stream(spec).tables, marker)
+        behind, dropped = not_with_home(spec, open_stream(spec).tables, marker)
+        found = [*behind, *dropped]
     except Exception as error:  # as above: catalogs raise what their clients raise
         return [f"the tables of its route cannot be read: {_words(error)}"]
     more = (
-        [f"{len(found) - ROUTED_NAMED:,} more lack rows: `frazil route {spec.name}`"]
+        [f"{len(found) - ROUTED_NAMED:,} more lack rows or were dropped: `frazil route {spec.name}`"]
         if len(found) > ROUTED_NAMED
         else []
     )

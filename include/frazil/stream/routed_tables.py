@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -17,63 +16,24 @@ from frazil.commit.beside_home import Note, all_beside, note_of, notes, write_no
 from frazil.commit.followers import AT_ONCE, Behind, Followers, begin_following, is_ahead
 from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey, Marker, read_marker
+from frazil.commit.members import Member, member_names, member_of, write_member
 from frazil.commit.rules import check_fence
 from frazil.commit.settle import batch_folder
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.target import target_table
-from frazil.errors import AdoptionRequired, Fenced, FrazilError, RouteBehind, SchemaIncompatible, SpecError
+from frazil.errors import AdoptionRequired, Fenced, FrazilError, RouteBehind, SchemaIncompatible, TableLost
 from frazil.ingest.contract import Destinations, StageContext, Target, TargetTable
 from frazil.spec.model import StreamSpec
-from frazil.spec.route import Route, plain_value, value_property
+from frazil.spec.route import Route, may_have_made, value_property
 from frazil.spec.units import counted
+from frazil.stream.dropped_tables import dropped_sentence, still_has
 from frazil.table.catalogs import catalog_errors, load_catalog
-from frazil.table.declared import DeclaredTable, declared_table, name_of
-from frazil.table.lost import remains_in_place
-from frazil.table.made_tables import made_for, named_like
+from frazil.table.declared import name_of
+from frazil.table.made_tables import made_for, named_like, routed_table
 from frazil.table.renamed import former_columns
 from frazil.table.tables import as_declared, ensure_declared
 
 log = logging.getLogger(__name__)
-
-OWN_FOLDERS = frozenset({"write.data.path", "write.metadata.path", "write.object-storage.path"})
-"""Properties of the home table that no other table may have too."""
-
-
-def made_anew(spec: StreamSpec, tables: StreamTables, identifier: str) -> None:
-    """Make a table of the route that is not there, empty and without a marker; in another folder, if files are left.
-
-    Raises SpecError for one that the route does not have any more, and what `ensure_declared` raises.
-    """
-    catalog = load_catalog(spec.table.catalog)
-    if spec.route is not None and identifier in spec.route.tables.values():
-        _ensure_anew(*wanted(spec, catalog, identifier))
-        return
-    note = note_of(tables, identifier)
-    value = note.value if note else None if spec.route is None else plain_value(spec.route, identifier)
-    if value is None:
-        raise SpecError(
-            f"table {identifier} was dropped, and it is not known for which records it was made: name it in "
-            "route.tables until it is there again"
-        )
-    _ensure_anew(*wanted(spec, catalog, identifier, value))
-
-
-def _ensure_anew(catalog: Catalog, declared: DeclaredTable, stream: str) -> None:
-    found = remains_in_place(catalog, declared)
-    if found is not None:
-        declared = dataclasses.replace(declared, location=f"{found.location.rstrip('/')}-{uuid.uuid4().hex[:8]}")
-    ensure_declared(catalog, declared, stream)
-
-
-def wanted(
-    spec: StreamSpec, catalog: Catalog, identifier: str, value: str | None = None
-) -> tuple[Catalog, DeclaredTable, str]:
-    """What `ensure_declared` makes a table of the route from; `value` for one that the template makes."""
-    home = declared_table(spec)
-    properties = {name: text for name, text in home.properties.items() if name not in OWN_FOLDERS}
-    if value is not None:
-        properties[value_property(spec.name)] = value
-    return catalog, dataclasses.replace(home, identifier=identifier, location=None, properties=properties), spec.name
 
 
 def made_to_follow(spec: StreamSpec, tables: StreamTables, target: Target, journals: Sequence[Journal]) -> None:
@@ -83,18 +43,20 @@ def made_to_follow(spec: StreamSpec, tables: StreamTables, target: Target, journ
     one with batches that home lacks; and what a catalog and `ensure_declared` raise.
     """
     catalog, home, value = load_catalog(spec.table.catalog), tables.marker(), _noted_value(spec, tables, target)
-    declared = wanted(spec, catalog, target, value)
+    declared = routed_table(spec, target, value)
     with catalog_errors(catalog.name):
         try:
             table = catalog.load_table(target)
         except NoSuchTableError:
             _check_never_there(tables, target, journals)
-            table = ensure_declared(*declared)
+            _check_not_dropped(spec, tables, target)
+            table = ensure_declared(catalog, declared, spec.name)
         if _is_of_others(spec, table, value):
             raise RouteBehind(
                 f"table {target} exists, and was not made for these rows; if it shall have them, add it to route.tables"
             )
-        table = as_declared(table, *declared[1:])
+        table = as_declared(table, declared, spec.name)
+    write_member(tables, Member(target, value, table.location()))
     handle = tables.handle(target)
     handle.know(table)
     marker = read_marker(handle.current().properties, spec.name)
@@ -133,6 +95,12 @@ def _check_never_there(tables: StreamTables, target: Target, journals: Sequence[
         raise RouteBehind(f"table {target} was dropped, and files that it had wait to be committed to it")
 
 
+def _check_not_dropped(spec: StreamSpec, tables: StreamTables, target: Target) -> None:
+    """Check that a table that the catalog lacks is none that the route had: what that had would be missing."""
+    if (member := member_of(tables, target)) is not None:
+        raise TableLost(dropped_sentence(spec, tables, member))
+
+
 def _ahead(spec: StreamSpec, target: Target, marker: Marker) -> str:
     return (
         f"table {target} has batch {marker.settled} of stream {spec.name!r}, and {spec.table.identifier} does not: "
@@ -160,6 +128,8 @@ class RoutedTables:
     """Why some values get no table."""
     absent: dict[Target, str] = field(default_factory=dict)
     """Tables that could not be loaded or made, and why."""
+    _members: set[Target] = field(default_factory=set)
+    """Tables that the route is known to have had."""
     _unread: set[Target] = field(default_factory=set)
     """Tables that may be the template's and could not be loaded; their values are unknown."""
     _layouts: dict[Target, tuple[str, TargetTable]] = field(default_factory=dict)
@@ -178,13 +148,15 @@ class RoutedTables:
                 f"stream {self.spec.name!r} has a route: its tables would not get their values. Let the stream have "
                 "another table"
             )
+        self._members |= member_names(self.tables)
         with catalog_errors(self.catalog.name):
             declared = sorted(set(self.route.tables.values()))
             self.targets.update(self.route.tables)
             self._side_by_side(lambda name: self._tried(name, None, lambda: self._declared(name, home)), declared)
             self._find_made(home)
             noted = {note.value: note.target for note in notes(self.tables) if note.value is not None}
-            self.make([v for v in noted if self.route.template and self.route.made_table(v) == noted[v]], home)
+            missing = [v for v in noted if self.route.template and self.route.made_table(v) == noted[v]]
+            self.make([*missing, *self._values_of_dropped()], home)
         log.info("the route of stream %r has %s", self.spec.name, counted(len(set(self.targets.values())), "table"))
 
     @property
@@ -192,8 +164,24 @@ class RoutedTables:
         """How many tables the template has made, or may have."""
         return len(self.targets.keys() - self.route.tables.keys()) + len(self._unread - set(self.targets.values()))
 
+    def _values_of_dropped(self) -> list[str]:
+        """The values of tables that the template made and the catalog lacks: their rows wait for what a person does."""
+        known = {*self.targets.values(), *self._unread}
+        names = [n for n in sorted(self._members - known) if may_have_made(self.route, n)]
+        found = (member_of(self.tables, name) for name in names)
+        return [m.value for m in found if m is not None and m.value is not None and still_has(self.spec, m)]
+
     def _declared(self, identifier: Target, home: Marker) -> None:
-        self._follow(ensure_declared(*self._wanted(identifier)), home)
+        self._follow(self._ensured(identifier, None), None, home)
+
+    def _ensured(self, identifier: Target, value: str | None) -> Table:
+        """The table, made if it never was there."""
+        table = self._loaded(identifier)
+        if table is None:
+            if identifier in self._members:
+                _check_not_dropped(self.spec, self.tables, identifier)
+            table = ensure_declared(self.catalog, routed_table(self.spec, identifier, value), self.spec.name)
+        return table
 
     def _tried(self, target: Target, value: str | None, act: Callable[[], None]) -> None:
         """Load or make a table. One that fails is absent, and the others go on; it is tried again with each batch."""
@@ -243,7 +231,7 @@ class RoutedTables:
             value = None if table is None else made_for(table.properties, identifier, self.route, stream=self.spec.name)
             if table is not None and value is not None and value not in self.targets:
                 self.targets[value] = identifier
-                self._tried(identifier, value, lambda: self._follow(self._as_declared(table, value), home))
+                self._tried(identifier, value, lambda: self._follow(table, value, home))
 
         self._side_by_side(found, named_like(self.catalog, self.route))
 
@@ -263,15 +251,14 @@ class RoutedTables:
     def _made(self, value: str, home: Marker) -> None:
         identifier = self.route.made_table(value)
         self._check_whole(identifier)
-        table = self._loaded(identifier)
-        table = ensure_declared(*self._wanted(identifier, value)) if table is None else table
+        table = self._ensured(identifier, value)
         if table.properties.get(value_property(self.spec.name)) != value:
             self.targets.pop(value, None)
             self.refused[value] = (
                 f"{identifier} exists, and was not made for it; if it shall have these rows, add it to route.tables"
             )
             return
-        self._follow(self._as_declared(table, value), home)
+        self._follow(table, value, home)
         self.targets[value] = identifier
         log.info("made table %s for the value %r", identifier, value)
 
@@ -281,16 +268,13 @@ class RoutedTables:
         except NoSuchTableError:
             return None
 
-    def _as_declared(self, table: Table, value: str) -> Table:
-        _, declared, stream = self._wanted(name_of(table), value)
-        return as_declared(table, declared, stream)
-
-    def _wanted(self, identifier: str, value: str | None = None) -> tuple[Catalog, DeclaredTable, str]:
-        return wanted(self.spec, self.catalog, identifier, value)
-
-    def _follow(self, table: Table, home: Marker) -> None:
-        """Give the table its marker, before any file is staged for it."""
+    def _follow(self, table: Table, value: str | None, home: Marker) -> None:
+        """Evolve the table, note it and give it its marker, before any file is staged for it."""
         identifier = name_of(table)
+        table = as_declared(table, routed_table(self.spec, identifier, value), self.spec.name)
+        if identifier not in self._members:
+            write_member(self.tables, Member(identifier, value, table.location()))
+            self._members.add(identifier)
         handle = self.tables.handle(identifier)
         handle.know(table)
         marker = read_marker(handle.current().properties, self.spec.name)

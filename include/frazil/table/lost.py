@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable
 
 from pyiceberg.catalog import Catalog
 
 from frazil.errors import SpecError, TableLost
 from frazil.spec.model import StreamSpec
-from frazil.table.catalogs import catalog_errors, existing_catalog
+from frazil.table.catalogs import catalog_config, catalog_errors, existing_catalog
 from frazil.table.declared import DeclaredTable, declared_table
 from frazil.table.remains import Remains, place_of_new, remains_of
 
@@ -29,7 +30,7 @@ def lost_sentence(catalog: Catalog, identifier: str, found: Remains) -> str:
     """What happened to a table whose files are there and which its catalog does not have, and what to do now."""
     ways = ["Let FRAZIL_HOME or .pyiceberg.yaml name the right catalog"]
     if found.newest is not None:
-        ways.append(f"register the table again: `{_registration(catalog, identifier, found.newest.path)}`")
+        ways.append(f"register the table again: `{registration(catalog.name, identifier, found.newest.path)}`")
     return (
         f"the table {identifier} is not in the catalog {catalog.name!r}, and its location {found.location} holds one: "
         f"{found}. The catalog may have been lost or exchanged. {', or '.join(ways)}. If the table was dropped on "
@@ -37,12 +38,10 @@ def lost_sentence(catalog: Catalog, identifier: str, found: Remains) -> str:
     )
 
 
-def _registration(catalog: Catalog, identifier: str, metadata: str) -> str:
-    namespace = Catalog.namespace_to_string(Catalog.namespace_from(identifier))
-    return (
-        f'python -c "from frazil.table.catalogs import load_catalog; c = load_catalog({catalog.name!r}); '
-        f'c.create_namespace_if_not_exists({namespace!r}); c.register_table({identifier!r}, {metadata!r})"'
-    )
+def registration(catalog: str, identifier: str, metadata: str) -> str:
+    """The command that registers a table's metadata file in a catalog."""
+    of = "" if catalog == catalog_config(None).name else f" --catalog {shlex.quote(catalog)}"
+    return f"frazil register {identifier} {shlex.quote(metadata)}{of}"
 
 
 def lost_table(spec: StreamSpec) -> str | None:

@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 from pyiceberg.table import Table
 
+from frazil.spec.model import StreamSpec
 from frazil.spec.route import Route, may_have_made, value_property
+from frazil.table.declared import DeclaredTable, declared_table
 from frazil.table.parallel import in_parallel
+
+OWN_FOLDERS = frozenset({"write.data.path", "write.metadata.path", "write.object-storage.path"})
+"""Properties of the home table that no other table may have too."""
+
+
+def routed_table(spec: StreamSpec, identifier: str, value: str | None = None) -> DeclaredTable:
+    """A table of a stream's route as it would be made; `value` is that which its template makes it for."""
+    home = declared_table(spec)
+    properties = {name: text for name, text in home.properties.items() if name not in OWN_FOLDERS}
+    if value is not None:
+        properties[value_property(spec.name)] = value
+    return dataclasses.replace(home, identifier=identifier, location=None, properties=properties)
 
 
 def named_like(catalog: Catalog, route: Route) -> list[str]:

@@ -115,6 +115,16 @@ def test_a_table_that_was_dropped_is_missing_and_so_is_a_file_that_waits_for_one
     assert any(s.startswith("shop.raw_b: a file that waits for it is gone") for s in sentences)
 
 
+def test_rows_that_wait_for_a_table_that_was_dropped_are_not_missing(made: MadeRoute) -> None:
+    made.run({"main": 1, "shop.orders": 1})
+    made.batch({"shop.orders": 3})
+    load_catalog(None).drop_table("shop.orders")
+    found = audited(made)
+    assert "shop.orders: the table is not there" in [f"{f.where}: {f.sentence}" for f in found.wrong]
+    assert said(found)["shop-0"] == "the route lacks 1 row that commit records count, first between offsets 0 and 1"
+    assert any("3 rows wait to be committed to it" in f.sentence for f in found.findings)
+
+
 def test_a_period_is_audited_by_the_batches_of_its_time(made: MadeRoute) -> None:
     begin = made.now_ms
     for hour in range(3):

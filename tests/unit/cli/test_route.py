@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from pathlib import Path
 from typing import Any
@@ -50,10 +51,67 @@ def test_a_dropped_table_is_named_everywhere_and_goes_on_beside_what_is_left_of_
     assert any(said.startswith("shop.orders lacks 4 rows of 1 batch: ") for said in status["problems"])
     done = call(tmp_path, "cut", "shop")
     assert isinstance(done.exception, TableLost)
-    assert "missing: shop.orders" in str(done.exception)
+    assert "no cut of 'shop' has all rows: table shop.orders of the route of 'shop' is not" in str(done.exception)
     assert told(tmp_path, "route", "shop", "--give-up", "shop.orders", "--yes")["given-up"] == ["shop.orders"]
     assert load_catalog(None).load_table("shop.orders").scan().count() == 0
-    assert told(tmp_path, "route", "shop") == {"stream": "shop", "behind": [], "ahead": [], "given-up": []}
+    assert told(tmp_path, "route", "shop") == {
+        "stream": "shop",
+        "behind": [],
+        "dropped": [],
+        "ahead": [],
+        "given-up": [],
+    }
+
+
+@pytest.mark.parametrize("purged", [False, True])
+@pytest.mark.parametrize("table", ["shop.raw_a", "shop.orders"])
+def test_a_table_that_was_dropped_with_nothing_waiting_is_missed_until_a_person_lets_it_go_on(
+    made: MadeRoute, tmp_path: Path, table: str, *, purged: bool
+) -> None:
+    made.run({"main": 1})
+    catalog = load_catalog(None)
+    catalog.purge_table(table) if purged else catalog.drop_table(table)
+    (dropped,) = told(tmp_path, "route", "shop")["dropped"]
+    assert (dropped["target"], f"--give-up {table}" in dropped["reason"]) == (table, True)
+    assert dropped["reason"] in call(tmp_path, "route", "shop").stdout.replace("\n", "")
+    (status,) = told(tmp_path, "status", "shop")["streams"]
+    assert dropped["reason"] in status["problems"]
+    refused = call(tmp_path, "cut", "shop")
+    assert isinstance(refused.exception, TableLost)
+    assert dropped["reason"] in str(refused.exception)
+    assert told(tmp_path, "route", "shop", "--give-up", table, "--yes")["given-up"] == [table]
+    assert told(tmp_path, "route", "shop")["dropped"] == []
+    assert call(tmp_path, "cut", "shop").exit_code == 0
+    assert catalog.load_table(table).scan().count() == 0
+
+
+def test_a_dropped_table_is_registered_again_as_the_sentence_says(made: MadeRoute, tmp_path: Path) -> None:
+    made.run({"main": 1})
+    uuid = made.tables.handle("shop.raw_a").refresh().metadata.table_uuid
+    load_catalog(None).drop_table("shop.raw_a")
+    (dropped,) = told(tmp_path, "route", "shop")["dropped"]
+    command = dropped["reason"].partition("again: `")[2].partition("`")[0]
+    CliRunner().invoke(frazil, shlex.split(command)[1:], catch_exceptions=False)
+    assert load_catalog(None).load_table("shop.raw_a").metadata.table_uuid == uuid
+    assert told(tmp_path, "route", "shop")["dropped"] == []
+    assert call(tmp_path, "cut", "shop").exit_code == 0
+
+
+def test_a_dropped_table_whose_value_the_route_no_longer_has_is_not_missed(made: MadeRoute, tmp_path: Path) -> None:
+    load_catalog(None).drop_table("shop.raw_a")
+    text = shop().model_dump(mode="json", by_alias=True, exclude_unset=True)
+    text["route"]["allow"] = ["b*"]
+    (tmp_path / "shop.yaml").write_text(yaml.safe_dump(text))
+    made.run({"main": 1})
+    assert told(tmp_path, "route", "shop")["dropped"] == []
+    assert call(tmp_path, "cut", "shop").exit_code == 0
+
+
+def test_tags_are_removed_from_the_tables_that_are_left(made: MadeRoute, tmp_path: Path) -> None:
+    del made
+    assert call(tmp_path, "cut", "shop", "--tag", "x").exit_code == 0
+    load_catalog(None).drop_table("shop.raw_a")
+    assert "shop.orders" in call(tmp_path, "cut", "shop", "--untag", "x").stdout
 
 
 def test_after_the_stream_was_forgotten_all_tables_are_named_and_one_command_lets_them_go_on(

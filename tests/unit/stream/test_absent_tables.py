@@ -18,15 +18,16 @@ from pyiceberg.types import StringType
 from frazil.audit.run import audit_stream
 from frazil.cli.route import route as route_command
 from frazil.commit.beside_home import note_of, notes
-from frazil.commit.followers import PATIENCE_S, give_up_beside, lacking
+from frazil.commit.followers import PATIENCE_S, give_up, give_up_beside, lacking
 from frazil.commit.opened import OpenStream
 from frazil.commit.settle import bare_path, settle
 from frazil.commit.swap import Patience
 from frazil.errors import AccessDenied, RouteBehind
 from frazil.ingest.contract import Target
 from frazil.maintenance.orphans import Undecided
+from frazil.stream.dropped_tables import dropped_tables, made_anew
 from frazil.stream.route import StreamRoute
-from frazil.stream.routed_tables import RoutedTables, made_anew
+from frazil.stream.routed_tables import RoutedTables
 from frazil.table.catalogs import load_catalog
 from tests.made_routes import MadeRoute, shop
 
@@ -406,6 +407,33 @@ def test_a_table_whose_name_does_not_show_its_value_is_made_anew_for_it(made: Sh
     broken.refused.clear()
     made_anew(made.spec, made.tables, hashed)
     assert load_catalog(None).load_table(hashed).properties["frazil.route.shop"] == "Ä"
+
+
+@pytest.mark.parametrize("purged", [False, True])
+def test_a_start_does_not_make_a_table_again_that_was_dropped_and_its_rows_wait(made: Shop, *, purged: bool) -> None:
+    catalog = load_catalog(None)
+    made.land(a=1, order=1)
+    made.land(b=1)
+    catalog.purge_table(A) if purged else catalog.drop_table(A)
+    made.start()
+    assert "was dropped or renamed" in made.routed.absent[A]
+    assert not catalog.table_exists(A), "a start must not hide that"
+    made.land(a=2, order=1)
+    assert (made.offsets(ORDERS), catalog.table_exists(A)) == ([1, 5], False)
+    assert "was dropped or renamed" in made.route.followers.behind[A].reason
+    made_anew(made.spec, made.tables, A)
+    give_up(made.tables, A, made.home())
+    made.start()
+    made.land(a=1)
+    assert made.offsets(A) == [6]
+
+
+def test_tables_that_an_earlier_version_made_are_known_after_a_start(made: Shop) -> None:
+    made.land(a=1, order=1)
+    made.tables.store.delete([file.path for file in made.tables.store.list_files(f"{made.tables.state}/members")])
+    made.start()
+    load_catalog(None).drop_table(A)
+    assert [found.target for found in dropped_tables(made.spec, made.tables)] == [A]
 
 
 def test_where_all_tables_change_in_one_step_the_trouble_of_one_stops_all(broken: Broken) -> None:

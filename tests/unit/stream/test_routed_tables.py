@@ -28,8 +28,9 @@ from frazil.ingest.write import file_namer
 from frazil.kafka.identity import SourceIdentity
 from frazil.spec.model import StreamSpec
 from frazil.spec.route import value_property
+from frazil.stream.dropped_tables import made_anew
 from frazil.stream.route import StreamRoute
-from frazil.stream.routed_tables import RoutedTables, made_anew
+from frazil.stream.routed_tables import RoutedTables
 from frazil.stream.stage_context import stage_context
 from frazil.table.catalogs import load_catalog
 from frazil.table.tables import ensure_dead_letters, ensure_table

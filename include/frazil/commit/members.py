@@ -1,0 +1,51 @@
+"""Which tables a stream's route has had: a small object beside home for each, so that one that is dropped is missed.
+
+Written when the stream begins to write to a table, and kept until the stream is forgotten.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from urllib.parse import quote, unquote
+
+from frazil.commit.stream_tables import StreamTables
+from frazil.ingest.contract import Target
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A table that a route has had."""
+
+    target: Target
+    value: str | None
+    """The value that the template made it for; None for a table that the route names."""
+    location: str
+    """Its folder."""
+
+
+def member_names(tables: StreamTables) -> set[Target]:
+    """The tables that the route has had. Costs one listing, however many there are."""
+    names = (file.path.rsplit("/", 1)[-1] for file in tables.store.list_files(_folder(tables)))
+    return {unquote(name.removesuffix(".json")) for name in names}
+
+
+def member_of(tables: StreamTables, target: Target) -> Member | None:
+    """What is known of a table that the route has had; None if it had none of this name."""
+    data = tables.store.get(_path(tables, target))
+    try:
+        return None if data is None else Member(**json.loads(data))
+    except (ValueError, TypeError):  # of another version
+        return None
+
+
+def write_member(tables: StreamTables, member: Member) -> None:
+    tables.store.put(_path(tables, member.target), json.dumps(asdict(member)).encode())
+
+
+def _folder(tables: StreamTables) -> str:
+    return f"{tables.state}/members"
+
+
+def _path(tables: StreamTables, target: Target) -> str:
+    return f"{_folder(tables)}/{quote(target, safe='')}.json"

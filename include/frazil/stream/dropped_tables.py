@@ -1,0 +1,155 @@
+"""Tables that a route had, and that its catalog does not have any more: somebody dropped or renamed them.
+
+Such a table is no new one. Home's commits decided rows for it, so the tables that are left do not have all rows of the
+route. A person registers it again, or lets it go on empty.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import uuid
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from pyiceberg.catalog import Catalog
+from pyiceberg.exceptions import NoSuchNamespaceError
+
+from frazil.commit.beside_home import note_of
+from frazil.commit.followers import Behind, lacking
+from frazil.commit.marker import Marker
+from frazil.commit.members import Member, member_names, member_of, write_member
+from frazil.commit.stream_tables import StreamTables
+from frazil.errors import FrazilError, SpecError
+from frazil.ingest.contract import Target
+from frazil.spec.model import StreamSpec
+from frazil.spec.route import may_have_made, plain_value, refusal
+from frazil.spec.units import counted
+from frazil.table.catalogs import catalog_errors, load_catalog
+from frazil.table.lost import registration, remains_in_place
+from frazil.table.made_tables import routed_table
+from frazil.table.parallel import in_parallel
+from frazil.table.remains import Remains, TableFolder, remains_of
+from frazil.table.storage import open_store
+from frazil.table.tables import ensure_declared
+
+NAMED_MOST = 3
+"""So many dropped tables are told with what to do; of the others the number."""
+
+
+@dataclass(frozen=True, slots=True)
+class DroppedTable:
+    """A table that the route had, and what to do about it."""
+
+    target: Target
+    reason: str
+
+    def __str__(self) -> str:
+        return self.reason
+
+
+def dropped_tables(spec: StreamSpec, tables: StreamTables) -> list[DroppedTable]:
+    """The tables that the route had, still has by its declaration, and the catalog lacks; in order of their names.
+
+    Costs a listing of the register and one of each namespace. Raises what catalog and storage raise.
+    """
+    if spec.route is None:
+        return []
+    declared = set(spec.route.tables.values())
+    names = {n for n in member_names(tables) if n in declared or may_have_made(spec.route, n)}
+    if not names:
+        return []
+    catalog = tables.main.current().catalog
+    with catalog_errors(catalog.name):
+        # A listing may leave out what we may not see, so each that it lacks is asked for.
+        gone = [n for n in sorted(names - _listed(catalog, names)) if not catalog.table_exists(n)]
+    members = in_parallel(lambda name: member_of(tables, name), gone) if gone else []
+    return [DroppedTable(m.target, dropped_sentence(spec, tables, m)) for m in members if m and still_has(spec, m)]
+
+
+def not_with_home(spec: StreamSpec, tables: StreamTables, home: Marker) -> tuple[list[Behind], list[DroppedTable]]:
+    """The tables that lack rows that home has, and those that were dropped with no rows waiting for them."""
+    behind = lacking(tables, home)
+    dropped = {found.target: found for found in dropped_tables(spec, tables)}
+    told = [
+        dataclasses.replace(b, reason=found.reason) if (found := dropped.pop(b.target, None)) else b for b in behind
+    ]
+    return told, list(dropped.values())
+
+
+def _listed(catalog: Catalog, names: Iterable[Target]) -> set[Target]:
+    found: set[Target] = set()
+    for namespace in {name.rpartition(".")[0] for name in names}:
+        try:
+            found.update(f"{namespace}.{identifier[-1]}" for identifier in catalog.list_tables(namespace))
+        except NoSuchNamespaceError:
+            continue
+    return found
+
+
+def still_has(spec: StreamSpec, member: Member) -> bool:
+    """Whether the route, as it is declared now, has this table. Pure."""
+    route = spec.route
+    if route is None or member.target in route.tables.values():
+        return route is not None
+    if route.template is None or member.value is None or member.value in route.tables:
+        return False
+    return route.made_table(member.value) == member.target and refusal(member.value, route.allow) is None
+
+
+def dropped_sentence(spec: StreamSpec, tables: StreamTables, member: Member) -> str:
+    """What happened to a table that the route had and the catalog lacks, and what to do now."""
+    target, catalog = member.target, tables.main.catalog_name
+    of = f" (made for {member.value!r})" if member.value is not None else ""
+    found = _remains(tables, member)
+    ways = [f"let it go on, empty: `frazil route {spec.name} --give-up {target}`"]
+    if found is not None and found.newest is not None:
+        ways.insert(0, f"register it again: `{registration(catalog, target, found.newest.path)}`")
+    kept = "its files are left" if found else "no files of it are found"
+    return (
+        f"table {target} of the route of {spec.name!r}{of} is not in the catalog {catalog!r} any more: it was dropped "
+        f"or renamed, and what it had is in no table of the route; {kept} in {member.location}. To mend that, "
+        f"{', or '.join(ways)}"
+    )
+
+
+def _remains(tables: StreamTables, member: Member) -> Remains | None:
+    """What is left in the table's folder; None too where we may not look."""
+    try:
+        return remains_of(TableFolder(member.location, open_store(member.location, tables.main.io_properties)))
+    except (FrazilError, OSError):
+        return None
+
+
+def told_dropped(dropped: Sequence[DroppedTable]) -> str:
+    """The dropped tables as a sentence."""
+    more = len(dropped) - NAMED_MOST
+    return "; ".join([*map(str, dropped[:NAMED_MOST]), *([f"and {counted(more, 'more table')}"] if more > 0 else [])])
+
+
+def made_anew(spec: StreamSpec, tables: StreamTables, identifier: Target) -> None:
+    """Make a table of the route that is not there, empty and without a marker; in another folder, if files are left.
+
+    Raises SpecError for one that the route does not have any more, and what `ensure_declared` raises.
+    """
+    value = None
+    if spec.route is None or identifier not in spec.route.tables.values():
+        value = _value_of(spec, tables, identifier)
+    catalog, declared = load_catalog(spec.table.catalog), routed_table(spec, identifier, value)
+    found = remains_in_place(catalog, declared)
+    if found is not None:
+        declared = dataclasses.replace(declared, location=f"{found.location.rstrip('/')}-{uuid.uuid4().hex[:8]}")
+    made = ensure_declared(catalog, declared, spec.name)
+    write_member(tables, Member(identifier, value, made.location()))
+
+
+def _value_of(spec: StreamSpec, tables: StreamTables, identifier: Target) -> str:
+    """The value that the template makes a table for."""
+    known = [found.value for found in (note_of(tables, identifier), member_of(tables, identifier)) if found]
+    known.append(None if spec.route is None else plain_value(spec.route, identifier))
+    for value in known:
+        if value is not None:
+            return value
+    raise SpecError(
+        f"table {identifier} was dropped, and it is not known for which records it was made: name it in "
+        "route.tables until it is there again"
+    )
