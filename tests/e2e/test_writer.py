@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from frazil.commit.marker import read_marker
-from frazil.errors import SchemaIncompatible, TopicMissing
+from frazil.errors import Fenced, SchemaIncompatible, TopicMissing
 from frazil.history.read import read_history
 from frazil.home import run_folder
 from frazil.host.exchange import open_exchange
@@ -124,6 +124,20 @@ def test_a_writer_that_starts_with_nothing_unread_waits_in_one_epoch_and_takes_w
         assert marker.at.epoch == epoch
         assert sorted(marker.batches) == list(range(1, epoch + 1))
     assert stream.ids() == list(range(2000))
+
+
+def test_an_idle_writer_ends_soon_after_a_reset(
+    stream: Any, events: Events, eventually: Any, frazil: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("frazil.stream.fence_watch.LOOK_S", 0.5)
+    stream.produce(events(range(10)))
+    with stream.writing() as writing:
+        eventually(lambda: stream.has_rows(10) and _beat(stream).phase is Phase.WAITING)
+        assert frazil("reset", "events", "--to", "marker", "--yes").returncode == 0
+        assert isinstance(writing.outcome(), Fenced)
+    assert _beat(stream).phase is Phase.ENDED
+    stream.catch_up()
+    assert stream.ids() == list(range(10))
 
 
 def test_with_nothing_to_read_catching_up_ends_well(stream: Any):

@@ -61,8 +61,8 @@ def reset(stream: str, streams_folder: Path, *, yes: bool, as_json: bool, **want
 
     The way out of OffsetGap, RolledBack, TopicRecreated and MarkerUnreadable. Says for each topic-partition what it
     skips (records that never reach the table) and what it reads again (duplicates, where the table holds them), and
-    asks. Then one snapshot carries the new marker, with the next epoch: a writer that runs is fenced, and ends. Deletes
-    no row.
+    asks. Then one snapshot carries the new marker, with the next epoch: a writer that runs is fenced, and ends within a
+    minute, or after the batch that it stages. Deletes no row.
 
     \b
     Example:
@@ -95,7 +95,8 @@ def reset(stream: str, streams_folder: Path, *, yes: bool, as_json: bool, **want
         teller.say("What is read again comes a second time to the tables of the route too.")
     if open_launcher(stream).observe().process.is_alive:
         teller.say(
-            f"A writer of {stream} runs on this host: it is fenced, and ends. `frazil pause {stream}` is gentler."
+            f"A writer of {stream} runs on this host: it is fenced, and ends within a minute, or after the batch that "
+            f"it stages. `frazil pause {stream}` is gentler."
         )
     ask(f"Reset stream {stream} to these offsets?", yes=yes)
     marker = marker_change.reset(opened.tables, target=target, source=now.source, seen=seen, cut=now.cut)

@@ -48,6 +48,7 @@ from frazil.stream.circuit import check_circuit
 from frazil.stream.distribution import Distribution, Recent, decide
 from frazil.stream.engine import RecordSuspected, Stage, TaskAnswer
 from frazil.stream.evolve import NAMED_MOST, evolved, ignored
+from frazil.stream.fence_watch import FenceWatch
 from frazil.stream.joined_ranges import join_ranges
 from frazil.stream.outage import waited_out
 from frazil.stream.planner_exchange import read_rates, write_rates
@@ -100,6 +101,7 @@ class BatchRunner:
     """The last batch that this runner committed."""
     route: StreamRoute | None = None
     """None if the stream never had one."""
+    fence: FenceWatch = field(default_factory=FenceWatch)
 
     def run(self, stage: Stage, end: Position, *, tasks: int) -> None:
         """Stage, journal and commit one batch, of so many tasks, that ends at `end`. Raises what ends the epoch.
@@ -133,11 +135,16 @@ class BatchRunner:
         self._sweep(journal)
         self.sweep_stragglers()
         self.landed = journal
+        self.fence.committed()
         if self.route:
             self.route.tell()
 
     def follow(self) -> None:
-        """Without a new batch too, try tables of the route again that lack rows. Raises RouteBehind."""
+        """Without a new batch too, try tables of the route again that lack rows, and notice who took over.
+
+        Raises RouteBehind and Fenced.
+        """
+        self.fence.look(self.tables, epoch=self.committer.epoch)
         if self.route:
             self.route.follow()
 

@@ -1,0 +1,65 @@
+"""A writer that commits nothing looks at its table's marker now and then, and ends when it was replaced."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from frazil.commit.marker import BatchKey
+from frazil.errors import Fenced
+from frazil.stream.fence_watch import LOOK_S, FenceWatch
+
+
+class Watched:
+    """A table whose marker has an epoch, and a clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.epoch: int | None = 3
+        self.now = 0.0
+        self.loads = 0
+        self.broken = False
+        self.watch = FenceWatch(clock=lambda: self.now)
+        self.tables: Any = SimpleNamespace(stream="rides", marker=self._marker)
+
+    def _marker(self) -> Any:
+        self.loads += 1
+        if self.broken:
+            raise ConnectionError("the catalog is away")
+        return None if self.epoch is None else SimpleNamespace(at=BatchKey(self.epoch, 0))
+
+    def look(self, *, after_s: float) -> None:
+        self.now += after_s
+        self.watch.look(self.tables, epoch=3)
+
+
+def test_the_marker_is_loaded_once_in_a_while_and_not_soon_after_a_commit() -> None:
+    watched = Watched()
+    watched.look(after_s=LOOK_S - 1)
+    assert watched.loads == 0
+    for _ in range(10):
+        watched.look(after_s=1)
+    assert watched.loads == 1
+    watched.now += LOOK_S
+    watched.watch.committed()
+    watched.look(after_s=1)
+    assert watched.loads == 1
+
+
+@pytest.mark.parametrize(("epoch", "said"), [(4, "was replaced by epoch 4"), (None, "was forgotten")])
+def test_a_writer_that_was_replaced_or_forgotten_ends(epoch: int | None, said: str) -> None:
+    watched = Watched()
+    watched.epoch = epoch
+    with pytest.raises(Fenced, match=said):
+        watched.look(after_s=LOOK_S)
+
+
+def test_a_catalog_that_does_not_answer_ends_no_idle_writer() -> None:
+    watched = Watched()
+    watched.broken = True
+    watched.look(after_s=LOOK_S)
+    watched.broken, watched.epoch = False, 4
+    watched.look(after_s=1)
+    with pytest.raises(Fenced):
+        watched.look(after_s=LOOK_S)
