@@ -43,12 +43,12 @@ class AliasedDecoder:
             e.field_id: units[c.field_id] for e, c in zip(extra, aliases.values(), strict=True) if c.field_id in units
         }
         self._decode = make(Schema(*own, *extra, schema_id=schema.schema_id), {**units, **of_extra})
-        if isinstance(self._decode, RenamingDecoder):
-            self._decode.rename({name: column.name for name, column in aliases.items()})
         self._arrow_schema = schema_to_pyarrow(schema, include_field_ids=True)
         self._filled = {e.field_id: c for e, c in zip(extra, aliases.values(), strict=True)}
         self._others = {c.name: [n for n, o in aliases.items() if o.field_id == c.field_id] for c in aliases.values()}
         self._required = [column.name for column in schema.fields if column.required and column.field_id in filled]
+        if isinstance(self._decode, RenamingDecoder):
+            self._decode.rename({name: column.name for name, column in aliases.items()}, self._required)
 
     def __call__(self, chunk: Chunk) -> Decoded:
         decoded = self._decode(chunk)

@@ -79,8 +79,11 @@ class EventDecoder(Protocol):
 class RenamingDecoder(Protocol):
     """A decoder for which it matters that two of its columns are one."""
 
-    def rename(self, aliases: Mapping[str, str]) -> None:
-        """Each alias fills the column that it leads to where that column's own name is null."""
+    def rename(self, aliases: Mapping[str, str], required: Collection[str]) -> None:
+        """Each alias fills the column that it leads to where that column's own name is null.
+
+        The `required` of these columns need a value under one of their names.
+        """
 
 
 def joined(parts: Sequence[Decoded]) -> Decoded:

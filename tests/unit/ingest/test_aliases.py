@@ -22,7 +22,7 @@ from pyiceberg.types import (
 )
 
 from frazil.ingest.aliases import aliased
-from frazil.ingest.changes import KEPT
+from frazil.ingest.changes import CHANGE, DELETE, KEPT, UPSERT
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.decode import Decoded
 from frazil.ingest.formats import decoder
@@ -89,6 +89,31 @@ def test_what_an_event_does_not_tell_under_a_former_name_is_kept_in_the_column()
     assert found.rejections == []
     assert found.rows[KEPT].to_pylist() == [[2], None, None]
     assert found.rows["now"].to_pylist() == [None, "x", None]
+
+
+def test_a_renamed_key_is_taken_from_an_event_under_either_name():
+    schema = Schema(NestedField(1, "place", LongType(), required=True), NestedField(2, "id", LongType(), required=True))
+    make = partial(decoder, {"type": "json", "envelope": "debezium"}, evolution="additive")
+    events = [
+        {"op": "c", "before": None, "after": {"place": 1, "was": 7, "new": 1}},
+        {"op": "d", "before": {"place": 1, "was": 7}, "after": None},
+        {"op": "d", "before": {"place": 1, "id": 8, "was": 7}, "after": None},
+        {"op": "d", "before": {"place": 1}, "after": None},
+        {"op": "u", "before": None, "after": {"place": 1}},
+        {"op": "d", "before": {"was": 7}, "after": None},
+    ]
+    found = aliased(make, schema, {}, {"was": 2})(Chunk.of_values([json.dumps(event).encode() for event in events]))
+    assert found.rows.select(["place", "id", CHANGE]).to_pylist() == [
+        {"place": 1, "id": 7, CHANGE: UPSERT},
+        {"place": 1, "id": 7, CHANGE: DELETE},
+        {"place": 1, "id": 8, CHANGE: DELETE},
+    ]
+    assert [r.error for r in found.rejections] == [
+        "before.id: required, and missing or null",
+        "after.id: required, and missing or null",
+        "before.place: required, and missing or null",
+    ]
+    assert list(found.sighted.new) == [("new",)]
 
 
 def captured(kind: IcebergType, *states: dict[str, object], **aliases: int) -> Decoded:

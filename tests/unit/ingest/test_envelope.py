@@ -253,7 +253,7 @@ def test_avro_has_the_same_events() -> None:
         "order-by": "lsn",
     }
     values = [
-        encoded(op="c", after={"id": 1, "name": "__debezium_unavailable_value", "day": 1}),
+        encoded(op="u", after={"id": 1, "name": "__debezium_unavailable_value", "day": 1}),
         encoded(op="d", before={"id": 2, "name": None, "day": None}),
     ]
     decoded = decode(values, **changed)

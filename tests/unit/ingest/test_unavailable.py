@@ -180,6 +180,23 @@ def test_the_text_of_a_key_is_the_key() -> None:
     assert found.rows[KEPT].to_pylist() == [[2], None]
 
 
+def test_a_row_that_the_event_makes_has_no_value_to_keep() -> None:
+    """A changed primary key is a delete and a create, and PostgreSQL's log may lack a large value of the new row."""
+    made = event("c", after={**ROW, "name": PLACEHOLDER})
+    found = decode([made, event("c", after=ROW), event("d", before={"id": 1})])
+    (rejection,) = found.rejections
+    assert (rejection.index, rejection.error_class) == (0, "UntoldValue")
+    assert rejection.error.startswith("after.name: the placeholder for a value that the event does not tell")
+    assert found.kept.tolist() == [1, 2]
+
+
+def test_what_a_snapshot_reads_is_told() -> None:
+    found = decode([event("r", after={**ROW, "name": PLACEHOLDER}), event("r", after=ROW)])
+    assert found.rejections == []
+    assert found.rows["name"].to_pylist() == [PLACEHOLDER, "a"]
+    assert found.rows[KEPT].to_pylist() == [None, None]
+
+
 @pytest.mark.parametrize("declared", ["string", "list<string>", "list<int>", "map<string, string>", "struct<a: int>"])
 def test_any_other_null_is_one(declared: str) -> None:
     assert of(declared, update(None)).rejections == []

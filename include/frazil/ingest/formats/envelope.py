@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 import pyarrow as pa
@@ -46,6 +46,10 @@ UNTOLD_NULL = (
     "null, which the connector also writes for a large value of this type that the update left as it was: let the "
     "source's table have replica identity full"
 )
+UNTOLD_TEXT = (
+    "the placeholder for a value that the event does not tell, though the event makes the row: its primary key "
+    "changed, and the log lacks this value. Let the source's table have replica identity full"
+)
 POSITIONS: Mapping[str, IcebergType] = {
     "lsn": LongType(),
     "file": StringType(),
@@ -69,33 +73,49 @@ class EnvelopeDecoder:
         """`schema` has the columns that an event fills, of which only the key is required."""
         self._envelope = envelope
         self._schema = schema_to_pyarrow(schema, include_field_ids=True)
-        self._key = [field.name for field in schema.fields if field.required]
+        self._key = [[field.name] for field in schema.fields if field.required]  # each with its other names
         self._columns = [field for field in schema.fields if field.name not in envelope.metadata]
         self._unavailable = Unavailable(envelope.unavailable)
         self._hiding = {field.name: [field.name] for field in self._columns if hides_null(field.field_type)}
         self._ids = {field.name: field.field_id for field in schema.fields}
+        self._made = partial(self._of_layers, make, schema, units)
+        self._decode = self._made()
+        self._widening: bool | None = None
+
+    def _of_layers(self, make: MakeDecoder, schema: Schema, units: Mapping[int, str]) -> Decoder:
         layers = self._layers(schema)
         payload = NestedField(OWN_IDS, "payload", StructType(*_moved(layers, PAYLOAD_IDS)), required=False)
         of_before = {BEFORE_IDS + i: unit for i, unit in units.items()}
         plain = {**units, **of_before}
         shifted = {PAYLOAD_IDS + i: unit for i, unit in plain.items()}
-        self._decode = make(Schema(*layers, payload, schema_id=schema.schema_id), {**plain, **shifted})
+        return make(Schema(*layers, payload, schema_id=schema.schema_id), {**plain, **shifted})
 
     def sight(self, *, widening: bool, within: Sequence[Within] = WHOLE) -> None:
         """`within` says nothing: fields of the row's state after the event are sighted."""
         assert within == WHOLE
+        self._widening = widening
         if isinstance(self._decode, SightingDecoder):
             self._decode.sight(widening=widening, within=_SIGHTED)
 
-    def rename(self, aliases: Mapping[str, str]) -> None:
+    def rename(self, aliases: Mapping[str, str], required: Collection[str]) -> None:
         for alias, column in aliases.items():
             self._hiding.get(column, []).extend(self._hiding.pop(alias, []))
+        renamed = [[name, *(alias for alias, of in aliases.items() if of == name)] for name in required]
+        if renamed:  # columns of the key: `before` has them under the names of its time
+            self._key += renamed
+            self._decode = self._made()
+            if self._widening is not None:
+                self.sight(widening=self._widening)
+
+    @property
+    def _key_names(self) -> set[str]:
+        return {name for names in self._key for name in names}
 
     def _layers(self, schema: Schema) -> list[NestedField]:
         """The fields of an envelope."""
         own = _Ids(OWN_IDS + 1)
         after = [_optional(field, self._arriving(field.field_type, own)) for field in self._columns]
-        before = _moved([field for field in after if field.name in self._key], BEFORE_IDS)
+        before = _moved([field for field in after if field.name in self._key_names], BEFORE_IDS)
         tree: dict[str, object] = {"op": (StringType(), own()), "source": {}}
         for column, path in self._envelope.metadata.items():
             field = schema.find_field(column)
@@ -131,13 +151,19 @@ class EnvelopeDecoder:
             skipped[row] = True
             del wrong[row]
         columns = self._values(parts, deletes)
-        for name in self._key:
-            for row in np.flatnonzero(true_where(columns[name].is_null()) & (deletes | states)).tolist():
+        for names in self._key:
+            missing = np.all([true_where(columns[name].is_null()) for name in names], axis=0)
+            for row in np.flatnonzero(missing & (deletes | states)).tolist():
                 where = "before" if deletes[row] else "after"
-                wrong.setdefault(row, ("MissingRequired", f"{where}.{name}: required, and missing or null"))
+                wrong.setdefault(row, ("MissingRequired", f"{where}.{names[0]}: required, and missing or null"))
         for row, why in self._untold(parts, op, columns, self._named(chunk, decoded, parts)):
             wrong.setdefault(row, why)
-        kept, columns = self._kept(columns)
+        untold, columns = self._kept(columns, snapshot=true_where(pc.equal(op, "r")))
+        made = true_where(pc.equal(op, "c"))
+        for name, mask in untold.items():
+            for row in np.flatnonzero(mask & made).tolist():
+                wrong.setdefault(row, (UNTOLD, f"after.{name}: {UNTOLD_TEXT}"))
+        kept = self._lists(untold, len(op))
         good = ~skipped
         good[list(wrong)] = False
         arrays = [columns[field.name].cast(field.type) for field in self._schema]
@@ -176,32 +202,42 @@ class EnvelopeDecoder:
 
     def _values(self, parts: _Parts, deletes: NDArray[np.bool_]) -> dict[str, pa.Array]:
         """The values of all columns; of a delete only the key's and the metadata's."""
-        found = {}
+        found, key = {}, self._key_names
         for field in self._columns:
             values = parts.of_column("after", field.name)
-            if field.name in self._key and deletes.any():
+            if field.name in key and deletes.any():
                 values = _chosen(deletes, parts.of_column("before", field.name), values)
             found[field.name] = _timed(values, field.field_type) if self._envelope.times != "iso" else values
         for column, path in self._envelope.metadata.items():
             found[column] = parts.position() if path == POSITION else parts.at(path.split("."))
         return found
 
-    def _kept(self, columns: dict[str, pa.Array]) -> tuple[pa.Array, dict[str, pa.Array]]:
-        """Which columns each row keeps, because their values are not in the event; these values become null."""
-        count = len(next(iter(columns.values())))
-        masks: dict[int, NDArray[np.bool_]] = {}
+    def _kept(
+        self, columns: dict[str, pa.Array], *, snapshot: NDArray[np.bool_]
+    ) -> tuple[dict[str, NDArray[np.bool_]], dict[str, pa.Array]]:
+        """By column the rows that keep its value, because the event does not tell it; these values become null.
+
+        What was read from a table is told: there, and in a key, the placeholder is a value like any other.
+        """
+        masks: dict[str, NDArray[np.bool_]] = {}
+        key = self._key_names
         for field in self._columns:
-            if field.name in self._key:
-                continue  # a key is always told
+            if field.name in key:
+                continue
             mask, values = self._unavailable(columns[field.name])
+            mask &= ~snapshot
             if mask.any():
-                masks[self._ids[field.name]] = mask
-                values = values.take(pa.array(np.arange(count), mask=mask))
+                masks[field.name] = mask
+                values = values.take(pa.array(np.arange(len(mask)), mask=mask))
             columns = {**columns, field.name: values}
+        return masks, columns
+
+    def _lists(self, masks: Mapping[str, NDArray[np.bool_]], count: int) -> pa.Array:
+        """For each row the field ids of the columns that it keeps."""
         lists: list[list[int] | None] = [None] * count
         for row in np.flatnonzero(np.any([*masks.values()], axis=0)).tolist() if masks else ():
-            lists[row] = [i for i, mask in masks.items() if mask[row]]
-        return pa.array(lists, pa.list_(pa.int32())), columns
+            lists[row] = [self._ids[name] for name, mask in masks.items() if mask[row]]
+        return pa.array(lists, pa.list_(pa.int32()))
 
     def _untold(
         self, parts: _Parts, op: pa.Array, columns: dict[str, pa.Array], named: Callable[[int], Collection[str]]
