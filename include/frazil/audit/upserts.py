@@ -42,6 +42,10 @@ from frazil.spec.units import counted
 from frazil.stream.stage_context import merge_rules, stage_context
 
 KEYS_NAMED = 3
+LATE_AFTER_DELETE = (
+    ". An older change that came in a later batch than the delete brings a row back, because a deleted row leaves "
+    "nothing behind: delete such rows by hand"
+)
 
 
 def audit_upserts(
@@ -157,14 +161,35 @@ def _differences(replay: _Replay) -> Iterator[Finding]:
             what = f"{counted(counts.inserted, 'record')} of Kafka: no row has its key near its event time"
             yield Finding(FindingKind.MISSING, counts.inserted, what, stream)
         return
-    for kind, count, what in (
-        (FindingKind.MISSING, counts.inserted, "is not in the table, though Kafka's newest record of it is no delete"),
-        (FindingKind.MISCOUNTED, counts.updated, "has other values in the table than in Kafka's newest record of it"),
-        (FindingKind.UNCLAIMED, counts.deleted, "is in the table, though Kafka's newest record of it deletes it"),
+    yield from _of_keys(counts, keys, replay.spec)
+
+
+def _of_keys(counts: Counts, keys: list[str], spec: StreamSpec) -> Iterator[Finding]:
+    """What a merge of all records would change; `keys` are some of the rows that it wrote."""
+    late = LATE_AFTER_DELETE if spec.order_by else ""
+    some = f" ({'; '.join(keys)})" if keys else ""
+    for kind, count, which, what in (
+        (
+            FindingKind.MISSING,
+            counts.inserted,
+            some,
+            "is not in the table, though Kafka's newest record of it is no delete",
+        ),
+        (
+            FindingKind.MISCOUNTED,
+            counts.updated,
+            some,
+            "has other values in the table than in Kafka's newest record of it",
+        ),
+        (
+            FindingKind.UNCLAIMED,
+            counts.deleted,
+            "",
+            f"is in the table, though Kafka's newest record of it deletes it{late}",
+        ),
     ):
         if count:
-            some = f" ({'; '.join(keys)})" if keys and kind is not FindingKind.UNCLAIMED else ""
-            yield Finding(kind, count, f"{counted(count, 'key')}{some}: each {what}", stream)
+            yield Finding(kind, count, f"{counted(count, 'key')}{which}: each {what}", spec.name)
 
 
 def _merged(table: Table, changes: tuple[StagedFile, ...], context: MergeContext) -> list[MergeResult]:
