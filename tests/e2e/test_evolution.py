@@ -164,7 +164,12 @@ def test_fields_that_can_be_no_columns_are_ignored_and_told_once(
     ]  # fmt: skip
     newest = stream.table().current_snapshot()
     assert newest.summary["frazil.with-ignored-fields"] == "1"
-    for words in ("'Note' is called note", "'a.b' has a dot", "max-columns is 9", "'mixed' has values that no column"):
+    for words in (
+        "'Note' has the name of the column note",
+        "'a.b' has a dot",
+        "max-columns is 9",
+        "'mixed' has values that no column",
+    ):
         assert caplog.text.count(words) == 1
 
 

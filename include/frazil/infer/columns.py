@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ INT_BELOW = 2**30
 """Greater numbers are proposed as `long`; an `int` that grows can be widened later."""
 MAP_FROM = 20
 """An object with at least this many names, few of them in each record, is proposed as a map."""
+ODD_MOST = 40
+"""At most so many characters of an odd text are shown."""
 REMARKS_MOST = 3
 """At most this many of what is doubtful in one column is named."""
 NEAR_S = 400 * 86_400.0
@@ -111,6 +114,10 @@ def _guessed(observed: Observed, path: str) -> Iterator[str]:
     where = f"{path}: " if path else ""
     if observed.others:
         yield f"{where}{observed.others:,} of {observed.present:,} values are of another type"
+    if observed.kind == "text" and observed.odd_texts and observed.shape:
+        odd = json.dumps(observed.odd[observed.shape][:ODD_MOST])
+        count = f"{observed.odd_texts:,} of {observed.kinds['text']:,} texts"
+        yield f"{where}{count} look otherwise, such as {odd}; string takes all"
     if observed.kind is None:
         if path:
             yield f"{where}only null was seen"
@@ -169,15 +176,10 @@ def _integer_type(observed: Observed) -> str:
 
 
 def _text_type(observed: Observed) -> str:
-    for shape in ("timestamptz", "timestamp", "date"):
-        if shape in observed.shapes and observed.moments:
-            return shape
-    if "uuid" in observed.shapes:
-        return "uuid"
-    if "decimal" in observed.shapes:
+    if observed.shape == "decimal":
         whole, fraction = observed.digits
         return f"decimal({min(38, whole + fraction + 6)}, {fraction})"
-    return "string"
+    return observed.shape or "string"
 
 
 def _object_type(observed: Observed) -> str:

@@ -10,6 +10,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 MOST_DISTINCT = 5_000
+TEXTS_FOR_AN_ODD_ONE = 500
+"""One text among so many does not decide what the others are."""
 MOST_DEEP = 32
 """What is nested deeper is not looked at."""
 
@@ -31,8 +33,10 @@ class Observed:
     kinds: Counter[str] = field(default_factory=Counter)
     least: int = 0
     most: int = 0
-    shapes: set[str] = field(default_factory=lambda: set(_PATTERNS))
-    """What each text so far could also be."""
+    shapes: Counter[str] = field(default_factory=Counter)
+    """How many texts could also be something else."""
+    odd: dict[str, str] = field(default_factory=dict)
+    """The first text that cannot be it."""
     distinct: set[Any] = field(default_factory=set)
     moments: list[datetime] = field(default_factory=list)
     """The first and the last of the times that the texts are."""
@@ -59,6 +63,18 @@ class Observed:
         """How many values are of another kind than most are."""
         of_kind = self.kinds["int"] + self.kinds["float"] if self.kind == "float" else self.kinds[self.kind or ""]
         return self.present - of_kind
+
+    @property
+    def shape(self) -> str | None:
+        """What all texts could also be, but for a few odd ones; None if there is no such thing."""
+        least = max(1, self.kinds["text"] - self.kinds["text"] // TEXTS_FOR_AN_ODD_ONE)
+        of_time = ("timestamptz", "timestamp", "date") if self.moments else ()
+        return next((shape for shape in (*of_time, "uuid", "decimal") if self.shapes[shape] >= least), None)
+
+    @property
+    def odd_texts(self) -> int:
+        """How many texts are odd."""
+        return self.kinds["text"] - self.shapes[self.shape] if self.shape else 0
 
     def add(self, value: Any, depth: int = 0) -> None:
         match value:
@@ -92,10 +108,13 @@ class Observed:
 
     def _add_text(self, text: str) -> None:
         self.kinds["text"] += 1
-        self.shapes = {shape for shape in self.shapes if _PATTERNS[shape].fullmatch(text)}
-        if self.shapes & {"timestamptz", "timestamp", "date"} and (moment := _moment(text)) is not None:
+        found = {shape for shape, pattern in _PATTERNS.items() if pattern.fullmatch(text)}
+        self.shapes.update(found)
+        for shape in _PATTERNS.keys() - found:
+            self.odd.setdefault(shape, text)
+        if found & {"timestamptz", "timestamp", "date"} and (moment := _moment(text)) is not None:
             self.moments = [min([moment, *self.moments]), max([moment, *self.moments])]
-        if "decimal" in self.shapes:
+        if "decimal" in found:
             whole, _, fraction = text.removeprefix("-").partition(".")
             self.digits = (max(self.digits[0], len(whole)), max(self.digits[1], len(fraction)))
 

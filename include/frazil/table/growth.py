@@ -82,6 +82,9 @@ def _why_not(table: Schema, former: Sequence[Schema], changes: Sequence[Change],
     siblings = [other[-1] for other in added if other[:-1] == path[:-1] and other != path]
     if alike := next((name for name in siblings if name.lower() == path[-1].lower()), None):
         return f"has the name of the new column {alike} in other case, and names are case-insensitive"
+    there = (field.name for field in parent.fields) if (parent := _parent(table, path)) else ()
+    if alike := next((name for name in there if name.lower() == path[-1].lower()), None):
+        return f"has the name of the column {alike} in other case, which it does not fill; write it as {alike}"
     try:
         Schema(*grown(table.as_struct(), (), added).fields)
         wanted = Schema(*grown(table.as_struct(), (), {path: added[path]}).fields)

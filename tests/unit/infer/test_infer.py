@@ -239,6 +239,26 @@ def test_what_a_type_rests_on_and_what_would_be_dead_letters_is_said(
     assert sum(int(part.split()[1]) for part in filter(None, rejected_by.split(", "))) == len(rejected(spec, of))
 
 
+@pytest.mark.parametrize(
+    ("texts", "odd", "declared", "said"),
+    [
+        (["2026-01-01T00:00:00Z"] * 600, "soon", "timestamptz", '1 of 601 texts look otherwise, such as "soon"'),
+        (["1.50"] * 600, "n/a", "decimal(9, 2)", '1 of 601 texts look otherwise, such as "n/a"'),
+        (["2026-01-01T00:00:00Z"] * 300, "soon", "string", ""),
+        (["a"] * 600, "1.50", "string", ""),
+    ],
+)
+def test_an_odd_text_is_told_and_decides_no_type(texts: list[str], odd: str, declared: str, said: str) -> None:
+    records = [json.dumps({"x": text, "y": {"x": text}}).encode() for text in [*texts, odd]]
+    text, spec = proposed(of := sample(records))
+    assert str(schema(spec).find_type("x")) == declared
+    line = next(line for line in text.splitlines() if line.startswith("  x:"))
+    assert said in line
+    assert bool(said) == ("string takes all" in line)
+    assert len(rejected(spec, of)) == (1 if said else 0)
+    assert ("1 of these 601 would be dead letters" in text) == bool(said)
+
+
 def test_a_column_whose_values_differ_in_type_is_not_one_to_sort_by() -> None:
     values = [b'{"s": "a%d"}' % (i % 5) for i in range(60)]
     assert proposed(sample(values))[1].sort_by[0].startswith("s ")

@@ -59,6 +59,7 @@ def test_names_in_another_case_are_refused_at_every_level():
     changes, refused = asked(new("Note"), new("place", "A"), new("Gate"), new("gate"))
     assert changes == [new("Gate")]
     assert [sentence.split(" ")[0] for sentence in refused] == ["Note", "gate", "place.A"]
+    assert refused[0] == "Note has the name of the column note in other case, which it does not fill; write it as note"
 
 
 def test_the_name_of_a_column_that_frazil_may_add_later_is_refused():
