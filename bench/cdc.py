@@ -3,6 +3,8 @@
 Starts the embedded Kafka, a connector that writes the rows of a snapshot and then changes at a fixed rate, as Debezium
 does for PostgreSQL, and the writer as its supervisor would. Prints CPU and freshness. Everything shares this machine's
 cores: broker and connector included, whose CPU is not counted.
+
+`--backlog 3000000` measures saturation instead: so many changes lie in Kafka before the writer starts again.
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 
@@ -32,6 +36,7 @@ MAIN = Path(__file__).parent.parent / "spark_apps" / "write_stream.py"
 EVENTS, ENDS = "shop.public.orders", "shop.transaction"
 CHANGES = 5
 """Of a transaction."""
+PATIENCE_S = 600
 STREAM = """\
 name: orders
 source:
@@ -52,7 +57,7 @@ mode: upsert
 key: id
 order-by: place
 partition-by: ["bucket(8, id)"]
-commit: {{interval: {interval}}}
+commit: {{interval: {interval}, max-records: {most}}}
 """
 
 
@@ -103,6 +108,19 @@ def connect(bootstrap: str, keys: int, rate: int, seconds: int) -> None:
     print(first_ms, sent)
 
 
+def fill(bootstrap: str, keys: int, changes: int) -> None:
+    """Send so many changes at once."""
+    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 50, "compression.type": "lz4"})
+    draw = Random(1)
+    for number in range(changes):
+        producer.produce(EVENTS, event(keys + number, draw.randrange(keys), "u"))
+        if (number + 1) % CHANGES == 0:
+            producer.produce(ENDS, end((keys + number) // CHANGES))
+        if number % 10_000 == 0:
+            producer.flush()
+    producer.flush()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--keys", type=int, default=500_000, help="rows of the table before the changes")
@@ -110,6 +128,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=int, default=120)
     parser.add_argument("--interval", default="10s")
     parser.add_argument("--transactions", action="store_true", help="publish whole transactions alone")
+    parser.add_argument("--backlog", type=int, help="changes that lie in Kafka at once, instead of a rate")
+    parser.add_argument("--max-records", type=int, default=1_000_000, help="of a batch")
     parser.add_argument("--connect", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.connect:
@@ -124,9 +144,10 @@ def main() -> None:
             streams = Path(folder) / "declared"
             streams.mkdir()
             whole = f"transactions: {ENDS}, " if options.transactions else ""
-            text = STREAM.format(topic=EVENTS, bootstrap=kafka.bootstrap, transactions=whole, interval=options.interval)
+            declared = {"interval": options.interval, "most": options.max_records, "transactions": whole}
+            text = STREAM.format(topic=EVENTS, bootstrap=kafka.bootstrap, **declared)
             (streams / "orders.yaml").write_text(text)
-            measure(kafka.bootstrap, streams, options)
+            (saturate if options.backlog else measure)(kafka.bootstrap, streams, options)
 
 
 class Commits:
@@ -160,13 +181,24 @@ class Commits:
         return np.concatenate(ages)
 
 
-def measure(bootstrap: str, streams: Path, options: argparse.Namespace) -> None:
+@contextmanager
+def running(streams: Path) -> Iterator[tuple[subprocess.Popen[bytes], SampledTree]]:
+    """The writer, until the end of the block; then prints the batches that it wrote."""
     log = streams / "writer.log"
     with log.open("w") as out:
         writer = subprocess.Popen([sys.executable, str(MAIN), "orders", "--streams", str(streams)], stderr=out)
-    tree, commits = SampledTree(writer.pid, "driver"), Commits()
-    status = Path(os.environ["FRAZIL_HOME"]) / "streams" / "orders" / "status.json"
     try:
+        yield writer, SampledTree(writer.pid, "driver")
+    finally:
+        writer.send_signal(signal.SIGTERM)
+        writer.wait(60)
+        print("\n".join(line for line in log.read_text().splitlines() if "batch " in line and "files" in line))
+
+
+def measure(bootstrap: str, streams: Path, options: argparse.Namespace) -> None:
+    commits = Commits()
+    status = Path(os.environ["FRAZIL_HOME"]) / "streams" / "orders" / "status.json"
+    with running(streams) as (writer, tree):
         wait_until(lambda: status.exists() and commits.look() >= options.keys, writer, tree)
         before = tree.cpu_s()
         command = [sys.executable, "-m", "bench.cdc", "--connect", bootstrap, "--keys", str(options.keys)]
@@ -179,17 +211,37 @@ def measure(bootstrap: str, streams: Path, options: argparse.Namespace) -> None:
         first_ms, sent = map(int, connector.communicate()[0].split())
         wait_until(lambda: commits.look() >= options.keys + sent, writer, tree)
         report(sent, tree.cpu_s() - before, commits.ages_s(options.keys, first_ms, options.rate), options)
-    finally:
-        writer.send_signal(signal.SIGTERM)
-        writer.wait(60)
-        print("\n".join(line for line in log.read_text().splitlines() if "batch " in line and "files" in line))
 
 
-def wait_until(look, writer: subprocess.Popen[bytes], tree: SampledTree) -> None:  # type: ignore[no-untyped-def]
-    deadline = time.monotonic() + 300
+def saturate(bootstrap: str, streams: Path, options: argparse.Namespace) -> None:
+    """What the writer makes of a backlog: with its start, and from its first commit of it to its last."""
+    commits = Commits()
+    with running(streams) as (writer, tree):
+        wait_until(lambda: commits.look() >= options.keys, writer, tree)
+    fill(bootstrap, options.keys, options.backlog)
+    commits, began = Commits(), time.monotonic()
+    with running(streams) as (writer, tree):
+        wait_until(lambda: commits.look() > options.keys, writer, tree)
+        first, after_first = commits.look(), tree.cpu_s()
+        wait_until(lambda: commits.look() >= options.keys + options.backlog, writer, tree)
+        wall_s, used = time.monotonic() - began, tree.cpu_s()
+    rest, rest_cpu_s = options.keys + options.backlog - first, (used - after_first).total()
+    rest_s = (max(commits.seen.values()) - commits.seen[first]) / 1000
+    print(f"load beside it: {os.getloadavg()[0]:.1f} in the last minute, this writer included")
+    print(f"{options.backlog:,} changes to {options.keys:,} rows, interval {options.interval}, start included: "
+          f"{wall_s:.1f} s, {options.backlog / wall_s:,.0f} a second; {used.total():.1f} core-s, "
+          f"{options.backlog / used.total():,.0f} a second and core")  # fmt: skip
+    if rest:
+        print(f"from the first commit to the last: {rest:,} changes in {rest_s:.1f} s, {rest / rest_s:,.0f} a second; "
+              f"{rest_cpu_s:.1f} core-s, {rest / rest_cpu_s:,.0f} a second and core; "
+              + ", ".join(f"{name} {cpu_s:.1f}" for name, cpu_s in sorted((used - after_first).items())))  # fmt: skip
+
+
+def wait_until(look: Callable[[], bool], writer: subprocess.Popen[bytes], tree: SampledTree) -> None:
+    deadline = time.monotonic() + PATIENCE_S
     while not look():
         if writer.poll() is not None or time.monotonic() > deadline:
-            sys.exit(f"the writer ended ({writer.returncode}) or did not get there in 300 s")
+            sys.exit(f"the writer ended ({writer.returncode}) or did not get there in {PATIENCE_S} s")
         tree.sample()
         time.sleep(0.2)
 
