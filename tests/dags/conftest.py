@@ -7,7 +7,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +28,16 @@ class DagRunner:
         self._process = AirflowProcess(home, database=database, FRAZIL_STREAMS=str(streams))
         self.end = self._process.end
 
-    def run(self, dag_id: str, *, conf: dict[str, Any] | None = None, moment: datetime | None = None) -> dict[str, Any]:
-        """Run a DAG to its end: its state, its tasks' states by id, and all asset events so far, oldest first."""
-        return dict(self._process.call(in_airflow.run, dag_id, conf, moment))
+    def run(
+        self,
+        dag_id: str,
+        *,
+        conf: dict[str, Any] | None = None,
+        moment: datetime | None = None,
+        later: timedelta = timedelta(0),
+    ) -> dict[str, Any]:
+        """See `in_airflow.run`."""
+        return dict(self._process.call(in_airflow.run, dag_id, conf, moment, later=later))
 
     def put(self, asset: str, **what: Any) -> None:
         """See `in_airflow.put`."""

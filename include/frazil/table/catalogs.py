@@ -33,6 +33,7 @@ from pyiceberg.utils.config import DEFAULT, Config
 from sqlalchemy import URL, create_engine, make_url, text
 from sqlalchemy import Engine as SqlEngine
 from sqlalchemy.exc import DBAPIError, OperationalError
+from urllib3.exceptions import TimeoutError as HttpTimeout
 
 from frazil.errors import AccessDenied, CommitRefused, CommitUnavailable, FrazilError, SpecError, TableLost
 from frazil.extras import extras_named
@@ -201,7 +202,10 @@ def _outage(error: Exception) -> str:
         else ""
     )
     found = _ERRNO.search(str(error))
-    why = "no answer in time" if isinstance(error, requests.Timeout) else "the connection broke"
+    # After a retry, requests says the same of a server that hangs as of one that is not there.
+    tried = error.args[0] if error.args else None
+    is_late = isinstance(getattr(tried, "reason", None), HttpTimeout) or isinstance(error, requests.Timeout)
+    why = "no answer in time" if is_late else "the connection broke"
     return f"{where}: {found[1] if found else why}"
 
 

@@ -106,9 +106,7 @@ def test_a_catalog_that_does_not_answer_is_not_awaited_for_ever(
 ) -> None:
     monkeypatch.setattr(rest_catalog, "TIMEOUT_S", (1.0, 0.1))
     server.trouble = slow(2, instead(CONFIG))
-    assert re.search(
-        r"cannot be reached at http://127.0.0.1:\d+: (no answer in time|the connection broke)", opened(server)
-    )
+    assert re.search(r"cannot be reached at http://127.0.0.1:\d+: no answer in time", opened(server))
 
 
 def test_what_pyiceberg_takes_as_mappings_is_given_as_such() -> None:

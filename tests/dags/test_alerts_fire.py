@@ -1,0 +1,110 @@
+"""Alerts that are not a stream's own: runs that fail, and a catalog that refuses or hangs, each of them a real one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from frazil import clock
+from frazil.airflow.health.tasks import measure_all
+from frazil.maintenance import measure
+from frazil.spec.load import load_stream
+from frazil.table import rest_catalog
+from tests.dags.test_maintenance import Store
+from tests.made_batches import MadeStream
+from tests.made_catalog import MadeCatalog, Mood, made_catalog
+
+STREAM = """
+name: rides
+source: {topics: [rides], bootstrap-servers: "127.0.0.1:1"}
+table: {identifier: city.rides, catalog: far}
+schema: {at: timestamptz}
+event-time: at
+maintenance: {orphans: off}
+"""
+HALF = timedelta(minutes=8)
+"""Of the hold time, and a little more."""
+
+
+@pytest.fixture
+def far(frazil_home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MadeCatalog]:  # noqa: ARG001
+    with made_catalog() as catalog:
+        monkeypatch.setenv("PYICEBERG_CATALOG__FAR__TYPE", "rest")
+        monkeypatch.setenv("PYICEBERG_CATALOG__FAR__URI", catalog.url)
+        yield catalog
+
+
+@pytest.fixture
+def streams(far: MadeCatalog, tmp_path: Path) -> Path:
+    """One stream, whose table is in the far catalog as it is in the embedded one."""
+    folder = tmp_path / "streams"
+    folder.mkdir()
+    file = folder / "rides.yaml"
+    file.write_text(STREAM.replace(", catalog: far", ""))
+    made = MadeStream(load_stream(file), clock.now_ms(), partitions=1)
+    made.land({0: (0, 10)})
+    for table in (made.tables.main, made.tables.dead_letters):
+        far.show(".".join(table.current().name()), table.current())
+    file.write_text(STREAM)
+    return folder
+
+
+def rules(alerts: list[dict[str, Any]]) -> set[str]:
+    return {alert["rule"] for alert in alerts}
+
+
+def test_maintenance_that_fails_twice_is_an_alert_until_a_run_succeeds(
+    far: MadeCatalog, streams: Path, dag_runner: Callable[[Path], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", '{"conn_type": "spark", "host": "local"}')
+    monkeypatch.setenv("FRAZIL_DEFAULT_ARGS", '{"retries": 0}')
+    airflow, begin = dag_runner(streams), datetime.now(UTC)
+    far.mood = Mood.REFUSES
+    for number in (1, 2):
+        failed = airflow.run("frazil_maintenance", moment=begin + timedelta(seconds=number))
+        assert failed["tasks"]["table.rewrite[city.rides]"] == failed["state"] == "failed"
+
+    for number, later in enumerate((timedelta(0), HALF)):
+        looked = airflow.run("frazil_health", moment=begin - timedelta(seconds=number), later=later)
+        assert looked["tasks"]["alerts"] == "skipped", "the hold has begun"
+    fired = airflow.run("frazil_health", moment=begin + timedelta(seconds=3), later=2 * HALF)
+    assert (fired["state"], fired["tasks"]["alerts"], fired["tasks"]["changed"]) == ("failed", "failed", "success")
+    told = fired["events"][-1][2]
+    assert rules(told["fired"]) >= {"runs:frazil_maintenance", "unmeasured"}
+    (failed_runs,) = [alert for alert in told["fired"] if alert["rule"] == "runs:frazil_maintenance"]
+    assert failed_runs["sentence"].startswith("the last 2 runs of the DAG frazil_maintenance failed")
+    assert failed_runs["runbook"] == "docs/runbook.md#runs"
+
+    far.mood = Mood.WELL
+    assert airflow.run("frazil_maintenance", moment=begin + timedelta(seconds=4))["state"] == "success"
+    well = airflow.run("frazil_health", moment=begin + timedelta(seconds=5), later=3 * HALF)
+    assert well["tasks"]["resolved"] == "success"
+    assert rules(well["events"][-1][2]["resolved"]) >= {"runs:frazil_maintenance", "unmeasured"}
+
+
+@pytest.mark.parametrize(("mood", "said"), [(Mood.REFUSES, "the token has expired"), (Mood.HANGS, "no answer in time")])
+def test_a_catalog_that_does_not_answer_is_an_alert_until_it_does(
+    far: MadeCatalog, streams: Path, mood: Mood, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rest_catalog, "TIMEOUT_S", (0.2, 0.2))
+    monkeypatch.setattr(measure, "kafka_lag", lambda *_: None)
+    begin_ms, store = clock.now_ms(), Store()
+
+    def look(after: timedelta) -> dict[str, Any]:
+        monkeypatch.setattr(clock, "now_ms", lambda: begin_ms + after // timedelta(milliseconds=1))
+        return measure_all(streams, store)
+
+    far.mood = mood
+    assert [look(after)["active"] for after in (timedelta(0), HALF)] == [[], []]
+    fired = look(2 * HALF)["fired"]
+    (of_table,) = [alert for alert in fired if alert["table"] == "city.rides"]
+    assert of_table["rule"] == "unmeasured"
+    assert said in of_table["sentence"]
+    far.mood = Mood.WELL
+    over = look(3 * HALF)
+    assert ("city.rides", "unmeasured") in {(alert["table"], alert["rule"]) for alert in over["resolved"]}
+    assert over["active"] == []
