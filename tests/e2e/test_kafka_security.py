@@ -5,14 +5,17 @@ Certificates and tokens that are refused need no broker: see `tests/unit/kafka/t
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 
 import pytest
 from confluent_kafka import Producer
 
+from frazil.doctor.connections import Connections
 from frazil.errors import AccessDenied
 from frazil.home import run_folder
 from frazil.host.exchange import open_exchange
@@ -22,6 +25,8 @@ from frazil.ingest.kafka_columns import ColumnReader
 from frazil.ingest.kafka_messages import MessageReader
 from frazil.ingest.readers import kafka_reader
 from frazil.kafka.admin import KafkaOffsets
+from frazil.kafka.readable import check_readable
+from frazil.spec.load import load_stream
 from frazil.spec.topics import TopicPattern
 from tests import polling
 from tests.conftest import DeclaredStream
@@ -193,6 +198,27 @@ def test_a_writer_that_may_not_read_its_topic_ends_with_a_sentence(
     assert f"stream {stream.name}, brokers {refused.bootstrap}: Kafka refuses" in text
     assert what in text
     assert text.endswith("authorization failed. Check source.properties and the ACLs.")
+
+
+def test_a_topic_that_may_be_described_and_not_read_is_found_before_a_writer_starts(
+    source: Source, stream: DeclaredStream
+) -> None:
+    asked = declared(stream, source, "PLAIN", source.of_others)
+    spec = load_stream(asked.streams / f"{asked.name}.yaml")
+    found = Connections.of({Path("events.yaml"): spec})
+    (fault,) = found.faults
+    assert fault.said == (
+        f"events.yaml: source: AccessDenied: stream {asked.name}, brokers {asked.bootstrap}: Kafka refuses to let the "
+        "stream read theirs. Grant Read on them"
+    )
+    assert fault.mend.endswith("--operation Describe --operation Read --topic NAME")
+
+    admin = source.secured.broker.admin()
+    groups = {group.group_id for group in admin.list_consumer_groups().result(30).valid}
+    began = time.monotonic()
+    check_readable(source.ways["PLAIN"], [(source.topic, 0)], stream="rides", within_s=20)
+    assert time.monotonic() - began < 15, "the end of a topic is an answer"
+    assert {group.group_id for group in admin.list_consumer_groups().result(30).valid} == groups
 
 
 def test_what_the_column_reader_cannot_do_is_read_as_messages_and_a_person_sees_it(

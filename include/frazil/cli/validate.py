@@ -27,7 +27,9 @@ MOST_ERRORS = 200
 @click.argument("files", nargs=-1, type=click.Path(path_type=Path))
 @streams_option
 @json_option
-@click.option("--connect", is_flag=True, help="Also ask Kafka, catalog and storage, and try what a writer needs.")
+@click.option(
+    "--connect", is_flag=True, help="Also ask Kafka, registry, catalog and storage, and try what a writer needs."
+)
 @click.option("--json-schema", is_flag=True, help="Print the JSON Schema of a stream's file, for editors, and end.")
 def validate(files: tuple[Path, ...], streams_folder: Path, *, as_json: bool, connect: bool, json_schema: bool) -> None:
     """Check declared streams: FILES, or all of the folder.
@@ -36,8 +38,9 @@ def validate(files: tuple[Path, ...], streams_folder: Path, *, as_json: bool, co
     with its file, key, value and what is allowed; a warning is what only a table that exists already may have. Reads
     files only: no broker, no catalog. Exits with 10 where there is an error.
 
-    With --connect it also lists the topics, opens the catalog, and tries on a table and an object of its own, which it
-    removes again, whether catalog and storage can hold the stream and allow what a writer does.
+    With --connect it also lists the topics, tries to read each, asks the schema registry, opens the catalog, and tries
+    on a table and an object of its own, which it removes again, whether catalog and storage can hold the stream and
+    allow what a writer does.
 
     \b
     Example:
@@ -48,7 +51,7 @@ def validate(files: tuple[Path, ...], streams_folder: Path, *, as_json: bool, co
         return
     streams, errors = _load(files or _all_of(streams_folder))
     connections = _connections(streams) if connect else None
-    errors += connections.errors if connections else []
+    errors += [fault.said for fault in connections.faults] if connections else []
     errors, more = errors[:MOST_ERRORS], len(errors) - MOST_ERRORS
     if more > 0:
         errors.append(f"and {more:,} more; fix these first")

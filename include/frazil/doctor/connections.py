@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from frazil import clock
+from frazil.doctor.mends import LACKS, Place, mend_of
 from frazil.errors import FrazilError, KafkaUnavailable
 from frazil.extras import extras_named
+from frazil.spec.formats import Registry
 from frazil.spec.model import StreamSpec
-from frazil.spec.references import declared_kafka_properties
+from frazil.spec.references import declared_kafka_properties, kafka_properties
 from frazil.spec.units import counted
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One thing that does not work, and what to do about it, if `said` does not say it."""
+
+    said: str
+    mend: str = ""
 
 
 @dataclass(slots=True)
@@ -22,24 +34,26 @@ class Connections:
     """
 
     good: list[str] = field(default_factory=list)
-    errors: list[str] = field(default_factory=list)
-    _looked: dict[tuple[str | None, str, str | None, bool], list[str]] = field(default_factory=dict)
+    faults: list[Fault] = field(default_factory=list)
+    _looked: dict[tuple[str | None, str, str | None, bool], list[Fault]] = field(default_factory=dict)
     _silent: dict[frozenset[tuple[str, str]], str] = field(default_factory=dict)
     """The stream for which they did not answer, by how brokers are declared: each silence takes seconds to find."""
 
     @classmethod
     def of(cls, streams: Mapping[Path, StreamSpec]) -> Connections:
-        """Ask Kafka, the catalog and the storage of each stream."""
+        """Ask Kafka, the schema registry, the catalog and the storage of each stream."""
         found = cls()
         for path, spec in streams.items():
             found._ask(path, spec)
         return found
 
     def _ask(self, path: Path, spec: StreamSpec) -> None:
-        try:
-            self.good.append(f"{spec.name}: {self._kafka(spec)}")
-        except FrazilError as error:
-            self.errors.append(f"{path}: source: {_said(error)}")
+        asks = {Place.SOURCE: self._kafka, **({Place.REGISTRY: _registry} if _declared_registry(spec) else {})}
+        for part, ask in asks.items():
+            try:
+                self.good.append(f"{spec.name}: {ask(spec)}")
+            except FrazilError as error:
+                self.faults.append(Fault(f"{path}: {part}: {_said(error)}", mend_of(part, error)))
         # A location of its own may have other rights.
         place = (
             spec.table.catalog,
@@ -50,7 +64,7 @@ class Connections:
         if place not in self._looked:
             self._looked[place] = _catalog_problems(spec)
         if problems := self._looked[place]:
-            self.errors.extend(f"{path}: table: {problem}" for problem in problems)
+            self.faults += [replace(problem, said=f"{path}: table: {problem.said}") for problem in problems]
         else:
             self.good.append(f"{spec.name}: the catalog and its storage can hold {spec.table.identifier}")
 
@@ -69,12 +83,16 @@ class Connections:
 
 
 def _kafka(spec: StreamSpec) -> str:
-    """What the brokers show of the topics. Raises SpecError, AccessDenied, KafkaUnavailable."""
+    """What the brokers show of the topics, once they may be read. Raises SpecError, AccessDenied, KafkaUnavailable."""
     from frazil.commit.opened import open_kafka  # noqa: PLC0415 - librdkafka, only where it is asked
+    from frazil.kafka.admin import PERSON_WAITS_S  # noqa: PLC0415 - as above
+    from frazil.kafka.readable import check_readable  # noqa: PLC0415 - as above
 
     with open_kafka(spec) as kafka:
         partitions = kafka.describe().partitions
         kafka.earliest(partitions)
+    properties = {"log_level": "2", **kafka_properties(spec, os.environ)}
+    check_readable(properties, partitions, stream=spec.name, within_s=PERSON_WAITS_S)
     if spec.source.topic_pattern is not None:
         count = len({topic for topic, _ in partitions})
         return f"{spec.source.topics_in_words}: {counted(count, 'topic')} now, {counted(len(partitions), 'partition')}"
@@ -82,7 +100,22 @@ def _kafka(spec: StreamSpec) -> str:
     return f"{topics} {spec.source.topics_in_words}: {counted(len(partitions), 'partition')}"
 
 
-def _catalog_problems(spec: StreamSpec) -> list[str]:
+def _declared_registry(spec: StreamSpec) -> Registry | None:
+    return getattr(spec.source.format, "registry", None)
+
+
+def _registry(spec: StreamSpec) -> str:
+    """What the schema registry says of the stream's topic. Raises RegistryUnavailable and SpecError."""
+    from frazil.registry.client import UnknownSchema, registry  # noqa: PLC0415 - only where it is asked
+
+    declared = _declared_registry(spec)
+    assert declared is not None
+    with suppress(UnknownSchema):  # one that refers to what is not there: the registry answers
+        registry(declared, os.environ).newest(f"{(*spec.source.topics, 'frazil')[0]}-value")
+    return "its schema registry answers"
+
+
+def _catalog_problems(spec: StreamSpec) -> list[Fault]:
     from frazil.commit.catalog_probe import leaving_no_folders, probe  # noqa: PLC0415 - PyIceberg is slow to load
     from frazil.table.atomic_catalogs import commit_tables_of  # noqa: PLC0415 - as above
     from frazil.table.catalogs import load_catalog  # noqa: PLC0415 - as above
@@ -95,8 +128,8 @@ def _catalog_problems(spec: StreamSpec) -> list[str]:
                     commit_tables_of(catalog)
                 lacks = probe(catalog, spec, now_ms=clock.now_ms())
     except FrazilError as error:
-        return [_said(error)]
-    return [f"the catalog {catalog.name!r} cannot hold a stream: {lack}" for lack in lacks]
+        return [Fault(_said(error), mend_of(Place.TABLE, error))]
+    return [Fault(f"the catalog {catalog.name!r} cannot hold a stream: {lack}", LACKS) for lack in lacks]
 
 
 def _said(error: FrazilError) -> str:

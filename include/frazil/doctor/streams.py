@@ -42,7 +42,7 @@ def declarations(folder: Path) -> tuple[dict[Path, StreamSpec], list[Finding]]:
 
 
 def connections(streams: Mapping[Path, StreamSpec]) -> Iterator[Finding]:
-    """Whether Kafka, catalog and storage answer, and allow what a writer does: `frazil validate --connect`."""
+    """Whether all that streams name answers, and allows what a writer does: `frazil validate --connect`."""
     if not streams:
         yield Finding("connections", State.SKIPPED, "no stream is declared here")
         return
@@ -52,8 +52,8 @@ def connections(streams: Mapping[Path, StreamSpec]) -> Iterator[Finding]:
     else:
         for good in found.good:
             yield Finding("connections", State.OK, good)
-    for error in found.errors:
-        yield Finding("connections", State.WRONG, error)
+    for fault in found.faults:
+        yield Finding("connections", State.WRONG, fault.said, fault.mend)
 
 
 def clocks_of(streams: Mapping[Path, StreamSpec]) -> Iterator[Finding]:

@@ -9,11 +9,24 @@ from click.testing import CliRunner, Result
 from moto import mock_aws
 
 from frazil.cli.main import frazil
-from frazil.doctor import connections
-from frazil.errors import KafkaUnavailable
+from frazil.doctor import connections, streams
+from frazil.doctor.connections import Connections
+from frazil.doctor.finding import Finding, State
+from frazil.doctor.mends import Place, mend_of
+from frazil.errors import (
+    AccessDenied,
+    FrazilError,
+    KafkaUnavailable,
+    MissingExtra,
+    SpecError,
+    TableLost,
+    TopicMissing,
+)
 from frazil.kafka.admin import KafkaOffsets
+from frazil.spec.load import load_stream
 from frazil.spec.model import StreamSpec
 from frazil.table.catalogs import load_catalog
+from tests.made_registry import made_registry
 
 
 def declare(folder: Path, name: str = "rides") -> Path:
@@ -103,6 +116,48 @@ def test_every_stream_says_what_is_wrong_and_their_catalog_is_asked_once(
     assert "rides.yaml: source: KafkaUnavailable: no broker answers" in result.stderr
     assert "trips.yaml: table: CommitUnavailable: the catalog 'lake' cannot be reached at http://127" in result.stderr
     assert asked == ["rides"]
+
+
+def test_a_registry_is_asked_and_each_fault_says_how_it_is_mended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configure(monkeypatch, type="rest", uri="http://127.0.0.1:1")
+    file = declare(tmp_path)
+    with made_registry() as registry:
+        avro = f"format: {{type: avro, registry: {{url: '{registry.url}', timeout: 200ms}}}}"
+        file.write_text(file.read_text().replace("format: json", avro))
+        spec = load_stream(file)
+        assert "rides: its schema registry answers" in Connections.of({file: spec}).good
+        assert registry.asked == ["/subjects/rides-value/versions/latest"]
+        registry.answers[registry.asked[0]] = [(403, {"error_code": 403})]
+        (refused, _) = Connections.of({file: spec}).faults
+        assert "refuses the credentials (403)" in refused.said
+    (away, no_catalog) = connections_of(file)
+    assert "source.format.registry: RegistryUnavailable: the schema registry http://127" in away.said
+    assert away.state is State.WRONG
+    assert away.mend == "start the registry, let this host reach it, or correct its url and credentials"
+    assert no_catalog.mend == "start catalog and storage, let this host reach them, or correct .pyiceberg.yaml"
+
+
+def connections_of(file: Path) -> list[Finding]:
+    return [one for one in streams.connections({file: load_stream(file)}) if one.state is not State.OK]
+
+
+@pytest.mark.parametrize(
+    ("place", "error", "said"),
+    [
+        (Place.SOURCE, TopicMissing(""), "kafka-topics.sh"),
+        (Place.SOURCE, KafkaUnavailable(""), "source.bootstrap-servers"),
+        (Place.SOURCE, AccessDenied(""), "kafka-acls.sh"),
+        (Place.SOURCE, SpecError(""), "set the variables"),
+        (Place.TABLE, TableLost(""), "A lost catalog"),
+        (Place.TABLE, AccessDenied(""), "credentials"),
+        (Place.TABLE, SpecError(""), "table.catalog"),
+    ],
+)
+def test_the_mend_is_of_the_kind_of_fault(place: Place, error: FrazilError, said: str) -> None:
+    assert said in mend_of(place, error)
+    assert mend_of(place, MissingExtra("pip install")) == ""
 
 
 def test_a_warehouse_that_may_not_be_written_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
