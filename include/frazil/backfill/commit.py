@@ -18,14 +18,22 @@ from pyiceberg.table.update import (
     SetPropertiesUpdate,
 )
 
-from frazil.backfill.lane_rules import check_fit, check_mine, check_not_reset, replaced, taken
+from frazil.backfill.lane_rules import (
+    check_fit,
+    check_mine,
+    check_no_open_windows,
+    check_not_reset,
+    replaced,
+    taken,
+)
 from frazil.backfill.request import BackfillRequest
 from frazil.commit.branch_end import BranchEnd
 from frazil.commit.journal import Journal, Unusable
-from frazil.commit.lane import Lane, LaneState, branch_name, property_name, read_lane
+from frazil.commit.lane import Lane, LaneState, branch_name, lane_stream, property_name, read_lane
 from frazil.commit.lane_records import Record, chunks, lane_folder, lane_journals, record_path
-from frazil.commit.late_rows import windows_summary
+from frazil.commit.late_rows import WINDOWS, windows_summary
 from frazil.commit.marker import BatchKey, read_marker
+from frazil.commit.merging import MERGED_CONTENT, MergeWriter, Merging
 from frazil.commit.replayed_letters import failed_again, settled_letters
 from frazil.commit.row_changes import RowChangeWriter
 from frazil.commit.rules import check_same_source
@@ -87,8 +95,8 @@ class LaneCommitter:
         self.lane = commit_snapshots((staged,), patience=self.tables.patience)
         return self.lane
 
-    def publish(self, record: Record, *, audited_at: int) -> Lane:
-        """Append the branch's files to main in one commit, which ends the lane.
+    def publish(self, record: Record, *, audited_at: int, merging: Merging | None = None) -> Lane:
+        """Append the branch's files to main in one commit, which ends the lane; or merge what was staged, if `merging`.
 
         `audited_at` is the snapshot of main that was found to hold none of them. Every attempt checks that this still
         holds, and raises `StaleBatch` if it may not.
@@ -99,7 +107,10 @@ class LaneCommitter:
         files = tuple(f for j in journals for f in j.staged_for("main"))
         check = self._check_publishable(journals, audited_at)
         summary = _summary(record, path)
-        writer = SnapshotWriter(files)
+        writer: SnapshotWriter | MergeWriter = SnapshotWriter(files)
+        if merging and files:
+            del summary[WINDOWS]  # the merge tells them
+            writer = MergeWriter(self.tables.stream, files, merging)
         self.lane = _publish(self.tables, self.tables.main, self.lane, written=writer, summary=summary, check=check)
         clear_ended(self.tables)
         return self.lane
@@ -112,7 +123,7 @@ class LaneCommitter:
         if letters := journal.staged_for("dead-letters"):
             commits.insert(0, self._change(self.tables.dead_letters, with_chunk, files=letters))
         self.lane = commit_snapshots(commits, patience=self.tables.patience)
-        sweep_batch(self.own, journal)
+        sweep_batch(self.own, journal, is_merged=False)
         return self.lane
 
     def _change(
@@ -122,7 +133,9 @@ class LaneCommitter:
             check_fit(table, files, self.lane)
             return change(check_mine(found, self.lane))
 
-        return _commit_of(self.tables, handle, decide, files=files)
+        # Changes are merged where they land, and until then their journal has them.
+        rows = tuple(file for file in files if file.content not in MERGED_CONTENT)
+        return _commit_of(self.tables, handle, decide, files=rows)
 
     def _fenced_letters(self, _: Table, found: Lane | None) -> Lane | Done[Lane]:
         if found and found.epoch >= self.lane.epoch:  # epochs count up over all backfills of the stream
@@ -149,10 +162,13 @@ class LaneCommitter:
         return self.own.journals.entry(key, table_uuid=uuid, stream=self.tables.stream)
 
     def _check_publishable(self, journals: list[Journal], audited_at: int) -> Callable[[Table], None]:
+        files = [f for j in journals for f in j.staged_for("main")]
+
         def check(table: Table) -> None:
-            check_fit(table, [f for j in journals for f in j.staged_for("main")], self.lane)
+            check_fit(table, files, self.lane)
             check_not_reset(table, self.tables.stream, audited_at, self.lane)
             marker = read_marker(table.metadata.properties, self.tables.stream)
+            check_no_open_windows(marker, files, table=self.tables.main.identifier)
             if marker is None or any(
                 marker.offsets.get(p.topic_partition, -1) < p.end for j in journals for p in j.progress
             ):
@@ -168,7 +184,7 @@ def _publish(  # noqa: PLR0913 - what is published, and where
     handle: TableHandle,
     lane: Lane,
     *,
-    written: SnapshotWriter | RowChangeWriter,
+    written: SnapshotWriter | RowChangeWriter | MergeWriter,
     summary: Mapping[str, str],
     check: Callable[[Table], None] = lambda _: None,
 ) -> Lane:
@@ -285,7 +301,7 @@ def _sweep(own: StreamTables, lane: Lane) -> None:
         journal = own.journals.get(key)
         if lane.has(key):
             if journal is not None:
-                sweep_batch(own, journal)
+                sweep_batch(own, journal, is_merged=not lane.is_open)
         elif not lane.is_open or (journal is None and own.journals.void_if_absent(key)):
             discard_batch(own, key)
 
@@ -293,7 +309,7 @@ def _sweep(own: StreamTables, lane: Lane) -> None:
 def _own(tables: StreamTables, lane_id: str) -> StreamTables:
     """The tables with the lane's own folders and journals: no sweep of lane or live stream meets the other's files."""
     return dataclasses.replace(
-        tables, stream=f"{tables.stream}/backfill-{lane_id}", journals=lane_journals(tables.journals, lane_id)
+        tables, stream=lane_stream(tables.stream, lane_id), journals=lane_journals(tables.journals, lane_id)
     )
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 
 from pyiceberg.table import Table
 
 from frazil.backfill.request import BackfillRequest
 from frazil.commit.history import ancestors
 from frazil.commit.lane import Lane
+from frazil.commit.marker import Marker
+from frazil.commit.merging import MERGED_CONTENT
 from frazil.commit.rules import files_fit
 from frazil.errors import Fenced, SpecError, StaleBatch, WriterBusy
 from frazil.ingest.contract import StagedFile
@@ -17,14 +20,18 @@ from frazil.spec.model import StreamSpec
 _MOVES = frozenset({"reset", "adopt", "forget"})
 
 
-def check_appends(spec: StreamSpec, act: str) -> None:
-    """Check that each record is a row. Raises SpecError for upserts and dedupe: `act` is what is not done."""
+def check_backfilled(spec: StreamSpec) -> None:
+    """Check that the stream can be backfilled: that each of its records is a row. Raises SpecError."""
     if spec.mode == "upsert":
         raise SpecError(
-            f"stream {spec.name!r} has mode: upsert: {act} looks for records that the table lacks, and the table of an "
-            "upsert lacks every change that a later one replaced. Nothing was changed. To apply records again that "
-            f"Kafka still has, move the stream back: `frazil reset {spec.name}`"
+            f"stream {spec.name!r} has mode: upsert: a backfill looks for records that the table lacks, and the table "
+            "of an upsert lacks every change that a later one replaced. Nothing was changed. To apply records again "
+            f"that Kafka still has, move the stream back: `frazil reset {spec.name}`"
         )
+    _check_keeps_repeats(spec, "a backfill")
+
+
+def _check_keeps_repeats(spec: StreamSpec, act: str) -> None:
     if spec.dedupe is not None:
         raise SpecError(
             f"stream {spec.name!r} has dedupe: {act} looks for records that the table lacks, and would bring back the "
@@ -35,7 +42,7 @@ def check_appends(spec: StreamSpec, act: str) -> None:
 
 def check_replayed(spec: StreamSpec) -> None:
     """Check that dead letters of the stream can be replayed. Raises SpecError."""
-    check_appends(spec, "a replay of dead letters")
+    _check_keeps_repeats(spec, "a replay of dead letters")
     if spec.route is not None:
         raise SpecError(
             f"stream {spec.name!r} has a route, whose tables a replay does not know: its rows would all go to "
@@ -90,6 +97,21 @@ def check_fit(table: Table, files: tuple[StagedFile, ...] | list[StagedFile], la
     """Check that the table still has the schema and partition spec that files were staged for. Raises StaleBatch."""
     if not files_fit(table.metadata, files):
         raise StaleBatch(f"backfill {lane.id} was staged for a schema or partition spec that the table no longer has")
+
+
+def check_declared(files: Collection[StagedFile], *, merges: bool, lane: Lane) -> None:
+    """Check that files hold changes where, and only where, the stream is declared to merge. Raises StaleBatch."""
+    if any((file.content in MERGED_CONTENT) != merges for file in files):
+        raise StaleBatch(f"backfill {lane.id} was staged when the stream was declared with another mode")
+
+
+def check_no_open_windows(marker: Marker | None, files: Collection[StagedFile], *, table: str) -> None:
+    """Check that no rows wait on the stream's open branch, which a merge would not see. Raises SpecError."""
+    if marker and marker.open_snapshot_id is not None and any(file.content in MERGED_CONTENT for file in files):
+        raise SpecError(
+            f"stream {marker.stream!r} has rows on its open branch from when it was declared with commit.align: table "
+            f"{table} has them after the writer's next batch with mode: upsert. Replay the dead letters then"
+        )
 
 
 def check_not_reset(table: Table, stream: str, audited_at: int, lane: Lane) -> None:

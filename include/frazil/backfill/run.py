@@ -22,9 +22,10 @@ from pyroaring import BitMap64
 from frazil.audit.claims import Claims, claims
 from frazil.backfill import audit as backfill_audit
 from frazil.backfill.audit import Staged, spans_of
+from frazil.backfill.changes import gone, merging_of, settled_meanwhile, tally_changes
 from frazil.backfill.commit import LaneCommitter, abandon, clear_ended
 from frazil.backfill.files import FileSource
-from frazil.backfill.lane_rules import check_appends
+from frazil.backfill.lane_rules import check_backfilled, check_declared
 from frazil.backfill.plan import missing
 from frazil.backfill.request import BackfillRequest
 from frazil.backfill.source import KafkaSource, RecordSource
@@ -96,8 +97,11 @@ class Backfill:
         wanted = self.source.asked(self.request, marker)
         claimed = claims(self.opened.tables.journals, marker, table.metadata)
         self._check_one_generation(wanted, claimed)
-        trusted = claimed.ranges if self.source.is_whole else {}
-        held = backfill_audit.held(wanted, claimed=trusted, tallies=self._tallies(table, wanted, marker.source))
+        if self._merges:
+            held = gone(wanted, self._letters(wanted, marker.source))
+        else:
+            trusted = claimed.ranges if self.source.is_whole else {}
+            held = backfill_audit.held(wanted, claimed=trusted, tallies=self._tallies(table, wanted, marker.source))
         staged = staged_chunks(self.opened.tables.journals, lane) if lane and lane.is_open else []
         for tp, spans in spans_of(staged).items():
             for span in spans:
@@ -140,7 +144,8 @@ class Backfill:
                 audited_at = self._audit(committer)
                 if self.request.target == "branch":
                     return committer.lane
-                return committer.publish(Record(committer.lane, self._late(), self._replayed()), audited_at=audited_at)
+                record = Record(committer.lane, self._late(), self._replayed(committer))
+                return committer.publish(record, audited_at=audited_at, merging=merging_of(self.spec))
             except StaleBatch as stale:
                 log.warning("%s", stale)
                 if attempt == ATTEMPTS - 1:
@@ -192,25 +197,39 @@ class Backfill:
         A replay reads records for the very reason that they are dead letters.
         """
         wanted = Wanted({topic for topic, _ in spans}, spans)
-        letters = dataclasses.replace(wanted, topic_ids=source.topic_ids, stream=self.spec.name)
         return (
             tally(table, wanted),
             tally(table, dataclasses.replace(wanted, branch=open_branch(self.spec.name))),
-            {} if self.request.dead_letters else tally(self.opened.tables.dead_letters.refresh(), letters),
+            {} if self.request.dead_letters else self._letters(spans, source),
         )
+
+    def _letters(self, spans: Spans, source: SourceIdentity) -> Tallies:
+        wanted = Wanted({topic for topic, _ in spans}, spans, topic_ids=source.topic_ids, stream=self.spec.name)
+        return tally(self.opened.tables.dead_letters.refresh(), wanted)
+
+    @property
+    def _merges(self) -> bool:
+        """Whether the records are changes, which are merged where they land."""
+        return self.spec.mode == "upsert"
 
     def _audit(self, committer: LaneCommitter) -> int:
         """Compare the branch with main, its journals and its source. Returns the snapshot of main that was compared."""
         table, marker = self._table_and_marker()
         journals = tuple(committer.journals())
         spans = spans_of(journals)
-        rows, open_rows, letters = self._tallies(table, spans, marker.source)
+        files = [f for journal in journals for f in journal.staged_for("main")]
+        check_declared(files, merges=self._merges, lane=committer.lane)
         branch = Wanted({topic for topic, _ in spans}, spans, branch=branch_name(self.spec.name))
+        if self._merges:
+            rows = tally_changes(table, journals)
+            elsewhere: tuple[Tallies, ...] = (settled_meanwhile(rows, self._letters(spans, marker.source)),)
+        else:
+            rows, elsewhere = tally(table, branch), self._tallies(table, spans, marker.source)
         staged = Staged(
             journals,
-            rows=tally(table, branch),
+            rows=rows,
             dead_letters=tally(self.opened.tables.dead_letters.current(), branch),
-            elsewhere=(rows, open_rows, letters),
+            elsewhere=elsewhere,
             source=None if self.request.event_times_us else self.source.records(spans),
         )
         if landed := backfill_audit.landed_elsewhere(staged):
@@ -225,10 +244,13 @@ class Backfill:
         head = head_of(table.metadata)
         return head.snapshot_id if head else -1
 
-    def _replayed(self) -> dict[TopicPartition, BitMap64]:
-        """The offsets on the branch, if they are of a replay."""
+    def _replayed(self, committer: LaneCommitter) -> dict[TopicPartition, BitMap64]:
+        """The offsets that are rows, or changes, once the lane is published, if it is a replay."""
         if not self.request.dead_letters:
             return {}
+        if self._merges:
+            changes = tally_changes(self.opened.tables.main.current(), committer.journals())
+            return {tp: found.seen for tp, found in changes.items()}
         marker = self.opened.tables.marker()
         topics = named(self.spec.source.reads, marker.source.topic_ids if marker else ())
         branch = Wanted(topics, branch=branch_name(self.spec.name))
@@ -254,7 +276,7 @@ def open_backfill(
     spec: StreamSpec, request: BackfillRequest, *, kafka_timeout_s: float = TIMEOUT_S
 ) -> Iterator[Backfill]:
     """Open the request's stream and source. Raises SpecError if there is no table yet, or no file, or with upserts."""
-    check_appends(spec, "a backfill")
+    check_backfilled(spec)
     opened = open_stream(spec)
     if request.files:
         files = FileSource.open(request.files, opened.tables.main.current())

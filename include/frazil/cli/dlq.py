@@ -7,7 +7,7 @@ from collections.abc import Callable
 from datetime import datetime
 from functools import reduce
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -26,6 +26,10 @@ from frazil.dead_letters.letters import ERROR_CLASS, Selection
 from frazil.spec.load import find_stream
 from frazil.spec.units import counted
 from frazil.timetext import utc
+
+if TYPE_CHECKING:
+    from frazil.dead_letters.replay import Replayed
+    from frazil.spec.model import StreamSpec
 
 SHOWN = 200
 """Characters of a value that `show` prints."""
@@ -113,9 +117,7 @@ def show(  # noqa: PLR0913 - a command's options
         echo_json(found)
         return
     for letter in found:
-        click.echo(
-            f"{letter.where}  {utc(int(letter.rejected_at.timestamp() * 1000))}  {letter.reason}: {letter.error}"
-        )
+        click.echo(f"{letter.where}  {utc(letter.rejected_at_ms)}  {letter.reason}: {letter.error}")
         for name, text in (("key", letter.key), ("value", letter.value), ("discarded", letter.discarded)):
             if text is not None:
                 click.echo(f"    {name}: {_cut(text)}")
@@ -160,8 +162,8 @@ def discard_(  # noqa: PLR0913 - a command's options
 def replay_(stream: str, streams_folder: Path, *, as_json: bool, dry_run: bool, **which: Any) -> None:
     """Decode dead letters of STREAM with today's declaration.
 
-    What it accepts becomes rows, in one commit, and leaves the dead letters; the rest stays, with today's reason before
-    the earlier one. Interrupted and run again, it goes on. A writer may run meanwhile.
+    What it accepts becomes rows, or is merged, in one commit, and leaves the dead letters; the rest stays, with today's
+    reason before the earlier one. Interrupted and run again, it goes on. A writer may run meanwhile.
 
     \b
     Example:
@@ -187,26 +189,27 @@ def replay_(stream: str, streams_folder: Path, *, as_json: bool, dry_run: bool, 
         _tell(as_json, said, landed=0, failed=0, meant=meant)
         return
     allow_pandas()
-    from frazil.dead_letters.replay import Replayed, replay  # noqa: PLC0415 - the decoders, which only a replay needs
+    from frazil.dead_letters.replay import NOTHING_DONE, replay  # noqa: PLC0415 - the decoders, which only a replay needs
 
     with working("decoding dead letters again"):
         done = replay(opened, selection)
-    own = next((d for d in done if not d.interrupted), Replayed("", 0, 0))
+    own = next((d for d in done if not d.interrupted), NOTHING_DONE)
     earlier = next((d for d in done if d.interrupted), None)
     if as_json:
         before = {"finished": {"landed": earlier.landed, "failed": earlier.failed}} if earlier else {}
         echo_json({"landed": own.landed, "failed": own.failed, **before})
         return
     if earlier:
-        click.echo(f"Finished a replay that another command began. {_came_to(stream, earlier.landed, earlier.failed)}")
+        click.echo(f"Finished a replay that another command began. {_came_to(opened.spec, earlier)}")
     if kept_nothing and not own.lane:
         click.echo(f"Stream {stream}: no{' other' if earlier else ''} dead letter was decoded again.")
     else:
-        click.echo(_came_to(stream, own.landed, own.failed))
+        click.echo(_came_to(opened.spec, own))
 
 
-def _came_to(stream: str, landed: int, failed: int) -> str:
-    return f"Stream {stream}: {counted(landed, 'dead letter', 'is a row|are rows')} now; {failed:,} failed again."
+def _came_to(spec: StreamSpec, done: Replayed) -> str:
+    what = "is a row|are rows" if spec.mode == "append" else "is merged|are merged"
+    return f"Stream {spec.name}: {counted(done.landed, 'dead letter', what)} now; {done.failed:,} failed again."
 
 
 def _cut(text: str) -> str:

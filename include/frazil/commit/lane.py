@@ -107,6 +107,11 @@ def branch_name(stream: str) -> str:
     return f"frazil-backfill-{stream}"
 
 
+def lane_stream(stream: str, lane_id: str) -> str:
+    """The name under which a backfill stages its files, apart from the live stream's."""
+    return f"{stream}/backfill-{lane_id}"
+
+
 def read_lane(properties: Mapping[str, str], stream: str) -> Lane | None:
     """The stream's last backfill; None if it never had one. Raises `MarkerUnreadable`."""
     text = properties.get(property_name(stream))

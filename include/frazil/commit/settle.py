@@ -20,6 +20,7 @@ from pyiceberg.table.snapshots import Snapshot, Summary
 from frazil.commit.adoption import forgotten_epoch
 from frazil.commit.committer import Committer, append
 from frazil.commit.journal import Journal, Unusable
+from frazil.commit.lane import lane_stream
 from frazil.commit.marker import BatchKey, Fate, Marker, read_marker
 from frazil.commit.merging import MERGED_CONTENT
 from frazil.commit.rules import check_fence
@@ -234,7 +235,7 @@ class _Side:
         """The bare paths of the files that a committed merge brought, or of all files if its snapshot has expired."""
         for snapshot in reversed(self.table.metadata.snapshots):
             told = snapshot.summary
-            if told and told.get(RECORD) and _batch_of(told) == (self.stream, key):
+            if told and told.get(RECORD) and (_batch_of(told) == (self.stream, key) or _lane_of(told) == self.stream):
                 return _added_by(snapshot, self.table)
         return self.referenced
 
@@ -242,6 +243,11 @@ class _Side:
 def _batch_of(summary: Summary) -> tuple[str | None, BatchKey]:
     key = BatchKey(int(summary.get("frazil.epoch") or 0), int(summary.get("frazil.batch-id") or 0))
     return summary.get("frazil.stream"), key
+
+
+def _lane_of(summary: Summary) -> str:
+    """By what name a backfill's chunks stage their files, if it is one that the snapshot published as a whole."""
+    return lane_stream(summary.get("frazil.backfill-stream") or "", summary.get("frazil.backfill") or "")
 
 
 def _added_by(snapshot: Snapshot, table: Table) -> set[str]:
@@ -313,13 +319,13 @@ def _landed_alone(side: _Side, key: BatchKey) -> Set[str]:
     return side.referenced
 
 
-def sweep_batch(tables: StreamTables, journal: Journal) -> int:
+def sweep_batch(tables: StreamTables, journal: Journal, *, is_merged: bool = True) -> int:
     """Delete what a committed batch needs no more in its folders; returns the number of files.
 
     That is what its failed attempts left, which had rows for the same tables, and its changes once they are merged.
     """
     handles = {**tables.targets, **{target: tables.handle(target) for target in journal.routed}}
-    return _sweep_folders(tables, handles, journal.key, record=journal)
+    return _sweep_folders(tables, handles, journal.key, record=journal, is_merged=is_merged)
 
 
 def discard_batch(tables: StreamTables, key: BatchKey) -> int:
@@ -348,7 +354,12 @@ def give_back(tables: StreamTables, key: BatchKey) -> int:
 
 
 def _sweep_folders(
-    tables: StreamTables, handles: Mapping[Target, TableHandle], key: BatchKey, *, record: Journal | None
+    tables: StreamTables,
+    handles: Mapping[Target, TableHandle],
+    key: BatchKey,
+    *,
+    record: Journal | None,
+    is_merged: bool = True,
 ) -> int:
     deleted = 0
     if record is None or record.routed:  # what no table of a route was to have did not wait for it
@@ -358,7 +369,7 @@ def _sweep_folders(
         table = _loaded(target, handle) if is_routed(target) else handle.current()
         if table is not None:
             side = _Side(target, table, tables.stream)
-            kept = _kept_of(record, side) if record else frozenset()
+            kept = frozenset() if record is None else _kept_of(record, side) if is_merged else _files_of(record)
             deleted += _delete_others(tables.store_of(target), batch_folder(table, tables.stream, key), kept)
     return deleted
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import date, datetime
+from datetime import date
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -35,7 +35,7 @@ class Letter:
 
     where: str
     """`topic[partition]@offset`."""
-    rejected_at: datetime
+    rejected_at_ms: int
     reason: str
     error: str
     key: str | None
@@ -90,7 +90,7 @@ def _letters(table: Table, spec: StreamSpec, selection: Selection, *, decrypt: b
             place = partial(place_of, row["kafka_topic"], row["kafka_partition"], row["kafka_offset"])
             yield Letter(
                 where=f"{row['kafka_topic']}[{row['kafka_partition']}]@{row['kafka_offset']}",
-                rejected_at=row["rejected_at"],
+                rejected_at_ms=int(row["rejected_at"].timestamp() * 1000),
                 reason=row["error_class"],
                 error=row["error"],
                 key=shown(row["key"], place("key")),

@@ -48,17 +48,20 @@ class Replayed:
 
     lane: str
     landed: int
-    """Letters that are rows by now."""
+    """Letters that are rows by now, or are merged: those that were stale or changed nothing too."""
     failed: int
     """Letters that today's declaration rejects as well."""
     interrupted: bool = False
     """Whether it was begun by an earlier command, with that command's selection."""
 
 
+NOTHING_DONE = Replayed("", 0, 0)
+
+
 def replay(opened: OpenStream, selection: Selection) -> tuple[Replayed, ...]:
     """Replay the selected letters, after one that was interrupted; each that was done.
 
-    Raises SpecError for a stream with a route or with upserts, WriterBusy while a backfill of the stream is under way,
+    Raises SpecError for a stream with a route or with dedupe, WriterBusy while a backfill of the stream is under way,
     and what a backfill raises.
     """
     check_replayed(opened.spec)

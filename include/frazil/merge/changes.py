@@ -35,12 +35,15 @@ class Newest:
     """For each row the offset of the last delete without such a value at or before it, `NEVER` without one; None if no
     change of the batch is such a delete.
     """
+    places: pa.Table | None = None
+    """Where Kafka has all changes, if that decides: `MergeRules.replays`."""
 
     def without(self, taken: NDArray[np.bool_]) -> Newest:
         stays = ~taken
         told_by = {name: numbers[stays] for name, numbers in self.told_by.items()}
         deleted_at = None if self.deleted_at is None else self.deleted_at[stays]
-        return Newest(self.rows.filter(pa.array(stays)), self.numbers[stays], 0, told_by, self.orders, deleted_at)
+        rows, numbers = self.rows.filter(pa.array(stays)), self.numbers[stays]
+        return replace(self, rows=rows, numbers=numbers, superseded=0, told_by=told_by, deleted_at=deleted_at)
 
 
 def newest_by_key(changes: pa.Table, rules: MergeRules, ids: Mapping[str, int]) -> Newest:
@@ -70,6 +73,8 @@ def newest_by_key(changes: pa.Table, rules: MergeRules, ids: Mapping[str, int]) 
         return found
     orders = column(changes, rules.order_by) if rules.order_by else None
     found = replace(found, orders=orders, deleted_at=deleted_at[numbers] if bare.any() else None)
+    if rules.replays:
+        found = replace(found, places=changes.select([TOPIC, PARTITION, OFFSET, TIMESTAMP]))
     return _Earlier(changes, ordered, keys, places).told(found, ids)
 
 

@@ -36,6 +36,11 @@ class MergeRules:
     Of the winners of several topic-partitions it is the one with the greater Kafka timestamp, then topic and partition.
     A delete without a value, such as a tombstone, counts where Kafka has it: what came before it is gone.
     """
+    replays: bool = False
+    """Whether the changes are dead letters that are merged after records which Kafka has after them. Then among equals,
+    and without a column, the table's row stays unless its record came before the letter: in the letter's own
+    topic-partition by offset, in another one by Kafka timestamp. A row that does not tell its record stays.
+    """
     ignored: tuple[str, ...] = ()
     """Columns that do not make an update: the coordinates."""
     how: How = "auto"

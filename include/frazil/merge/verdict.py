@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from frazil.ingest.changes import CHANGE, DELETE, KEPT
-from frazil.merge.changes import NEVER, OFFSET, PARTITION, TOPIC, Newest, bare_deletes, column
+from frazil.merge.changes import ALWAYS, NEVER, OFFSET, PARTITION, TIMESTAMP, TOPIC, Newest, bare_deletes, column
 from frazil.merge.contract import MergeRules
 
 
@@ -22,16 +22,56 @@ def stale(
     A row that was there before a delete without an order is gone: no change after that is older. `deleted_at` is that
     of `Newest`, for these changes.
     """
+    if rules.replays:
+        return _stale_letters(changes, rows, rules, deleted_at)
     if rules.order_by is None or not changes.num_rows:
         return np.zeros(changes.num_rows, np.bool_)
-    new, old = column(changes, rules.order_by), column(rows, rules.order_by)
-    below = _mask(pc.fill_null(pc.less(new.cast(old.type), old), False)) | (
-        _mask(new.is_null()) & _mask(old.is_valid())
-    )
+    below = _below(column(changes, rules.order_by), column(rows, rules.order_by))
     if deleted_at is None:
         return below
     later = _later(rows, changes, deleted_at)
     return np.where(deleted_at == NEVER, below, later & (below | bare_deletes(changes, rules)))
+
+
+def _stale_letters(
+    changes: pa.Table, rows: pa.Table, rules: MergeRules, deleted_at: NDArray[np.int64] | None
+) -> NDArray[np.bool_]:
+    """The dead letters that the rows beside them outlive: see `MergeRules.replays`."""
+    orders = None if rules.order_by is None else column(changes, rules.order_by)
+    outlived = _outlived(orders, changes, rows, rules)
+    if deleted_at is None:
+        return outlived
+    offsets = np.where(deleted_at == ALWAYS, column(changes, OFFSET).to_numpy(), deleted_at)
+    gone = _earlier(rows, changes, offsets)
+    return np.where(deleted_at == NEVER, outlived, ~gone & (outlived | bare_deletes(changes, rules)))
+
+
+def _outlived(orders: pa.Array | None, places: pa.Table, rows: pa.Table, rules: MergeRules) -> NDArray[np.bool_]:
+    """Where letters with these orders and places do not replace the rows beside them."""
+    kept = ~_earlier(rows, places, column(places, OFFSET).to_numpy())
+    if orders is None or rules.order_by is None:
+        return kept
+    old = column(rows, rules.order_by)
+    return _below(orders, old) | ~_below(old, orders) & kept
+
+
+def _below(new: pa.Array, old: pa.Array) -> NDArray[np.bool_]:
+    """Where the first order is below the second; null is the lowest."""
+    return _mask(pc.fill_null(pc.less(new.cast(old.type), old), False)) | (_mask(new.is_null()) & _mask(old.is_valid()))
+
+
+def _earlier(rows: pa.Table, places: pa.Table, offsets: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """The rows of which their record tells that it came before that at the same index of `places`, or before these
+    offsets of its topic-partition."""
+    if not {TOPIC, PARTITION, OFFSET, TIMESTAMP} <= {*rows.column_names}:
+        return np.zeros(rows.num_rows, np.bool_)
+    same = pc.and_(
+        pc.equal(column(rows, TOPIC), column(places, TOPIC)),
+        pc.equal(column(rows, PARTITION), column(places, PARTITION)),
+    )
+    before = pc.less(column(rows, OFFSET), pa.array(offsets))
+    sooner = pc.less(column(rows, TIMESTAMP), column(places, TIMESTAMP))
+    return _mask(pc.fill_null(pc.if_else(same, before, sooner), False))
 
 
 def _later(rows: pa.Table, changes: pa.Table, offsets: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -80,19 +120,27 @@ def filled(changes: pa.Table, rows: pa.Table, ids: dict[str, int]) -> pa.Table:
 
 def fresh(changes: pa.Table, rows: pa.Table, of: NDArray[np.int64], newest: Newest, rules: MergeRules) -> pa.Table:
     """The changes, rows `of` of the newest, with the values of the rows beside them where a stale change told more."""
-    if newest.orders is None or rules.order_by is None:
+    if newest.orders is None and newest.places is None:
         return changes
-    theirs = column(rows, rules.order_by)
     cut = np.zeros(len(of), np.bool_) if newest.deleted_at is None else newest.deleted_at[of] != NEVER
     for name, numbers in newest.told_by.items():
-        told = newest.orders.take(pa.array(numbers[of])).cast(theirs.type)
-        older = _mask(pc.fill_null(pc.less(told, theirs), False)) | (_mask(told.is_null()) & _mask(theirs.is_valid()))
+        older = _told_before(newest, numbers[of], rows, rules)
         older &= (numbers[of] != newest.numbers[of]) & ~cut
         if older.any():
             at, old = changes.schema.get_field_index(name), rows.column(name).combine_chunks()
             new = changes.column(name).combine_chunks().cast(old.type)
             changes = changes.set_column(at, name, chosen(pa.array(older), old, new))
     return changes
+
+
+def _told_before(newest: Newest, numbers: NDArray[np.int64], rows: pa.Table, rules: MergeRules) -> NDArray[np.bool_]:
+    """Where the rows are newer than the changes with these numbers."""
+    told = None if newest.orders is None else newest.orders.take(pa.array(numbers))
+    if newest.places is not None:
+        return _outlived(told, newest.places.take(pa.array(numbers)), rows, rules)
+    if told is None or rules.order_by is None:
+        return np.zeros(len(numbers), np.bool_)
+    return _below(told, column(rows, rules.order_by))
 
 
 def chosen(mask: pa.Array, first: pa.Array, second: pa.Array) -> pa.Array:

@@ -84,6 +84,7 @@ def test_letters_are_counted_shown_and_discarded_once(streams: Path) -> None:
     assert [(c["reason"], c["letters"], c["discarded"]) for c in found] == [("NotJson", 2, 2), ("WrongType", 1, 0)]
     shown = json.loads(call(streams, "show", "made", "--all", "--json", "--reason", "NotJson"))
     assert all(": a test" in letter["discarded"] for letter in shown)
+    assert {letter["rejected-at-ms"] for letter in shown} == {1_388_397_600_000}
     assert call(streams, "show", "made", "--from", "2014-01-01T00:00:00Z") == "Stream made has no such dead letters.\n"
 
 
@@ -155,10 +156,10 @@ def test_letters_that_keep_nothing_of_their_record_are_not_counted_as_decoded_ag
 
 def test_what_cannot_be_replayed_is_refused_before_it_is_counted(streams: Path) -> None:
     keyed = STREAM.replace("{at: timestamptz}", "{at: timestamptz, id: long not null}")
-    (streams / "made.yaml").write_text(keyed + "mode: upsert\nkey: [id]\n")
+    (streams / "made.yaml").write_text(keyed + "dedupe: {key: [id], within: 1h}\n")
     done = CliRunner().invoke(frazil, ["dlq", "replay", "made", "--dry-run", "--streams", str(streams)])
     assert isinstance(done.exception, SpecError)
-    assert "mode: upsert: a replay of dead letters" in str(done.exception)
+    assert "dedupe: a replay of dead letters" in str(done.exception)
 
 
 def test_a_reason_is_a_word(streams: Path) -> None:

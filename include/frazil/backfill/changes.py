@@ -1,0 +1,69 @@
+"""What a replay of an upsert stream stages: change files, which are in no table until the replay is published.
+
+No branch has them, so what was staged is told by the files that the chunks' journals name. Nor can the table tell
+which letters are still to land, for a later change may have replaced what one brought: the dead-letter table tells
+that, since only a published replay takes letters out of it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+
+import pyarrow.parquet as pq
+from pyiceberg.table import Table
+from pyroaring import BitMap64
+
+from frazil.commit.journal import Journal
+from frazil.commit.merging import MERGED_CONTENT, Merging
+from frazil.ingest.contract import StagedFile
+from frazil.merge.contract import MergeRules
+from frazil.offsets.spans import Spans, TopicPartition, between
+from frazil.offsets.tally import OffsetTally, Tallies
+from frazil.spec.model import StreamSpec
+from frazil.stream.stage_context import merge_rules
+from frazil.table.file_bounds import COORDINATES
+from frazil.table.landed_offsets import by_partition
+
+
+def merging_of(spec: StreamSpec) -> Merging | None:
+    """How dead letters of the stream are merged into its table; None where each is a row."""
+    if spec.mode != "upsert":
+        return None
+
+    def rules(table: Table) -> MergeRules:
+        return dataclasses.replace(merge_rules(spec, table), replays=True)
+
+    return Merging(rules)
+
+
+def changes_of(journals: Iterable[Journal]) -> tuple[StagedFile, ...]:
+    """The files of a lane's chunks that a merge takes."""
+    return tuple(f for journal in journals for f in journal.staged_for("main") if f.content in MERGED_CONTENT)
+
+
+def tally_changes(table: Table, journals: Iterable[Journal]) -> dict[TopicPartition, OffsetTally]:
+    """The offsets of the staged changes."""
+    found: dict[TopicPartition, OffsetTally] = defaultdict(OffsetTally)
+    for file in changes_of(journals):
+        with table.io.new_input(file.path).open() as source:
+            for batch in pq.ParquetFile(source).iter_batches(columns=[*COORDINATES]):
+                for tp, offsets in by_partition(batch):
+                    found[tp].add(offsets)
+    return dict(found)
+
+
+def gone(spans: Spans, letters: Tallies) -> dict[TopicPartition, BitMap64]:
+    """The offsets of the spans that are no dead letters, or none any more."""
+    return {tp: BitMap64.union(*(between(*s) for s in of)) - _seen(letters, tp) for tp, of in spans.items() if of}
+
+
+def settled_meanwhile(rows: Tallies, letters: Tallies) -> Tallies:
+    """What was staged and is no dead letter any more."""
+    left: Mapping[TopicPartition, BitMap64] = {tp: rows[tp].seen - _seen(letters, tp) for tp in rows}
+    return {tp: OffsetTally([*offsets]) for tp, offsets in left.items() if offsets}
+
+
+def _seen(letters: Tallies, tp: TopicPartition) -> BitMap64:
+    return letters[tp].seen if tp in letters else BitMap64()

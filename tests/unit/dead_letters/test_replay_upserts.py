@@ -1,0 +1,366 @@
+"""Dead letters of an upsert stream are merged in their place, once, wherever a replay is killed and whoever commits."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from frazil.audit.upserts import audit_upserts
+from frazil.backfill.changes import changes_of
+from frazil.backfill.commit import LaneCommitter, abandon
+from frazil.backfill.lane_rules import check_declared, check_no_open_windows
+from frazil.commit.committer import Committer
+from frazil.commit.journal import Journal
+from frazil.commit.lane import LaneState, branch_name, read_lane
+from frazil.commit.lane_records import chunks
+from frazil.commit.late_rows import WINDOWS
+from frazil.commit.marker import BatchKey
+from frazil.commit.merging import MergeWriter, Merging
+from frazil.commit.opened import open_stream
+from frazil.commit.settle import batch_folder, sweep
+from frazil.commit.stream_tables import StreamTables
+from frazil.commit.target import change_target, target_table
+from frazil.dead_letters import replay as replaying
+from frazil.dead_letters.letters import Selection
+from frazil.dead_letters.replay import replay
+from frazil.errors import SpecError, StaleBatch
+from frazil.ingest.changes import CHANGE, DELETE, KEPT, UPSERT
+from frazil.ingest.contract import RangeProgress, StagedFile
+from frazil.ingest.stage import stage
+from frazil.ingest.write import TableWriter, file_namer
+from frazil.kafka.identity import SourceIdentity
+from frazil.maintenance.orphans import Undecided
+from frazil.spec.model import StreamSpec
+from frazil.stream.stage_context import merge_rules
+from frazil.table.catalogs import load_catalog
+from frazil.table.tables import data_location, ensure_table
+from tests.unit.dead_letters.test_replay import Killed, killed_at
+
+SOURCE = SourceIdentity("cluster", {"events": "topic"})
+BEGAN = datetime(2024, 1, 1, tzinfo=UTC)
+UPSERTS = """\
+mode: upsert
+key: [id]
+order-by: at
+delete: {column: note, values: [gone]}
+"""
+
+Change = tuple[int, int, str]
+"""A key, the minute by which its changes are ordered, and a note."""
+LETTERS: dict[int, Change | None] = {
+    0: (1, 0, "replaced by a later record"),
+    2: (2, 5, "newer than a record after it"),
+    4: (3, 0, "of a key that nothing else has"),
+    6: (4, 9, "gone"),
+    7: None,
+    9: (5, 1, "equal to a record after it"),
+}
+"""By offset; None for one that no declaration accepts."""
+RECORDS: dict[int, Change] = {
+    1: (1, 1, "first"),
+    3: (2, 4, "second"),
+    5: (4, 8, "fourth"),
+    8: (6, 0, "sixth"),
+    10: (5, 1, "fifth"),
+}
+READ = 11
+RIGHT = {1: "first", 2: "newer than a record after it", 3: "of a key that nothing else has", 5: "fifth", 6: "sixth"}
+"""The table of a stream without the mistake."""
+
+
+def at(minute: int) -> datetime:
+    return BEGAN + timedelta(minutes=minute)
+
+
+@dataclasses.dataclass
+class World:
+    """An upsert stream whose letters are there, as `tests/unit/dead_letters/test_replay.py` has one that appends."""
+
+    stream: Any
+    epoch: int
+    batch: int = 0
+    read: int = 0
+
+    @property
+    def tables(self) -> StreamTables:
+        spec: StreamSpec = self.stream.spec
+        merging = Merging(lambda table: merge_rules(spec, table))
+        return dataclasses.replace(open_stream(spec).tables, merging=merging)
+
+    def write(self, records: dict[int, Change], letters: dict[int, Change | None], *, read: int) -> None:
+        """A batch of the writer, up to an offset."""
+        self.batch += 1
+        tables, key = self.tables, BatchKey(self.epoch, self.batch)
+        committer = Committer(tables, self.epoch)
+        main, dead = tables.main.current(), tables.dead_letters.current()
+        changes = change_target(target_table(main, folder=batch_folder(main, "events", key)), ("id",))
+        files = [
+            dataclasses.replace(file, content="changes")
+            for file in written(changes, "main", main, [_change(n, of) for n, of in records.items()])
+        ]
+        target = target_table(dead, folder=batch_folder(dead, "events", key))
+        files += written(target, "dead-letters", dead, [_letter(n, of) for n, of in letters.items()])
+        journal = Journal(
+            stream="events",
+            key=key,
+            table_uuid=str(main.metadata.table_uuid),
+            created_at_ms=tables.clock_ms(),
+            source=SOURCE,
+            progress=(RangeProgress("events", 0, self.read, read, len(records), len(letters), None),),
+            files=tuple(files),
+            letters_seen=committer.letters_seen(),
+            idle=frozenset(),
+            offsets_after={("events", 0): read},
+        )
+        self.read = read
+        assert tables.journals.put(journal)
+        committer.commit(journal)
+
+    def rows(self) -> dict[int, str]:
+        found = self.stream.table().scan().to_arrow().to_pylist()
+        assert len({row["id"] for row in found}) == len(found)
+        return {row["id"]: row["note"] for row in found}
+
+    def letters(self) -> dict[int, int | None]:
+        found = self.stream.table("_dead_letters").scan().to_arrow().to_pylist()
+        return {row["kafka_offset"]: row["replays"] for row in found}
+
+    def check_settled(self, rows: dict[int, str] = RIGHT, *, replays: int | None = 1) -> None:
+        assert self.rows() == rows
+        assert self.letters() == {7: replays}
+        tables = self.tables
+        for handle in (tables.main, tables.dead_letters):
+            table = handle.refresh()
+            lane = read_lane(table.properties, "events")
+            assert lane is not None
+            assert (branch_name("events") in table.metadata.refs, lane.state) == (False, LaneState.PUBLISHED)
+        self.check_files()
+        assert audit_upserts(self.stream.spec, tables).wrong == ()
+
+    def check_files(self) -> None:
+        """No file of the lane is there that no snapshot needs."""
+        table = self.stream.table()
+        needed = {
+            entry.data_file.file_path
+            for snapshot in table.metadata.snapshots
+            for manifest in snapshot.manifests(table.io)
+            for entry in manifest.fetch_manifest_entry(table.io)
+        }
+        assert {path.removeprefix("file://") for path in needed} >= {*self.lane_files()}
+
+    def lane_files(self) -> list[str]:
+        folder = f"{data_location(self.stream.table())}/events"
+        found = [f.path.removeprefix("file://") for f in self.tables.store.list_files(folder)]
+        return [path for path in found if "/backfill-" in path]
+
+
+def written(target: Any, name: Any, table: Any, rows: list[dict[str, Any]]) -> tuple[StagedFile, ...]:
+    if not rows:
+        return ()
+    writer = TableWriter(target, name, io=table.io, file_name=file_namer(0, 0))
+    writer.add(pa.Table.from_pylist(rows, schema=writer.layout.arrow_schema))
+    return tuple(writer.finish())
+
+
+def _place(offset: int) -> dict[str, Any]:
+    return {"kafka_topic": "events", "kafka_partition": 0, "kafka_offset": offset, "kafka_timestamp": at(offset)}
+
+
+def _change(offset: int, of: Change) -> dict[str, Any]:
+    key, minute, note = of
+    kind = DELETE if note == "gone" else UPSERT
+    return {"id": key, "at": at(minute), "note": note, **_place(offset), CHANGE: kind, KEPT: None}
+
+
+def _letter(offset: int, of: Change | None) -> dict[str, Any]:
+    value = {"id": of[0], "at": at(of[1]).isoformat(), "note": of[2]} if of else {"note": "no key"}
+    reason = {"error_class": "MissingField", "error": "it was so then", "rejected_at": BEGAN}
+    return {
+        **_place(offset),
+        **reason,
+        "topic_id": "topic",
+        "stream": "events",
+        "key": None,
+        "value": json.dumps(value).encode(),
+    }
+
+
+@pytest.fixture
+def live(
+    tmp_path: Path,
+    declared_stream: Callable[..., Any],
+    frazil_home: Path,  # noqa: ARG001
+    monkeypatch: pytest.MonkeyPatch,
+) -> World:
+    # A child process that decodes is another test's matter.
+    monkeypatch.setattr(replaying, "stage", lambda *args, **more: stage(*args, **{**more, "attempt": 0}))
+    stream = declared_stream(tmp_path, name="events", topic="events", bootstrap="127.0.0.1:1")
+    stream.declare(UPSERTS)
+    ensure_table(load_catalog(None), stream.spec)
+    committer = Committer.take_over(open_stream(stream.spec).tables, source=SOURCE, initial=lambda: {("events", 0): 0})
+    world = World(stream, committer.epoch)
+    world.write(RECORDS, LETTERS, read=READ)
+    assert world.rows() == {1: "first", 2: "second", 4: "fourth", 5: "fifth", 6: "sixth"}
+    return world
+
+
+def test_letters_are_merged_in_their_order_and_those_that_land_or_are_stale_leave(live: World) -> None:
+    (done,) = replay(open_stream(live.stream.spec), Selection())
+    assert (done.landed, done.failed) == (len(LETTERS) - 1, 1)
+    live.check_settled()
+    summary = live.stream.table().current_snapshot().summary
+    counted = {name: summary[f"frazil.{name}"] for name in ("inserted", "updated", "deleted", "stale")}
+    assert counted == {"inserted": "1", "updated": "1", "deleted": "1", "stale": "2"}
+    assert json.loads(summary[WINDOWS]) == {str(int(BEGAN.timestamp()) * 1_000_000): 3}, "complete windows reopen"
+    (again,) = replay(open_stream(live.stream.spec), Selection())
+    assert (again.landed, again.failed) == (0, 1)
+    live.check_settled(replays=2)
+
+
+def interrupted(live: World) -> None:
+    """A replay that has staged its letters, and nothing of them is published."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LaneCommitter, "publish", _killed)
+        with pytest.raises(Killed):
+            replay(open_stream(live.stream.spec), Selection())
+
+
+def _killed(*_: Any, **__: Any) -> None:
+    raise Killed
+
+
+def test_changes_wait_for_their_merge_in_no_table_and_no_sweep_or_cleanup_takes_them(live: World) -> None:
+    interrupted(live)
+    changes, tables = [path for path in live.lane_files() if path.endswith(".parquet")], live.tables
+    assert len(changes) == 1
+    branch = live.stream.table().scan().use_ref(branch_name("events")).to_arrow()
+    assert (branch.num_rows, live.rows()[2]) == (0, "second")
+    sweep(tables, below_epoch=9, just_settled=True)
+    assert set(changes) <= {*live.lane_files()}
+    assert Undecided.of(live.stream.table().properties).holds(changes[0])
+    replay(open_stream(live.stream.spec), Selection(reasons=("Other",)))
+    live.check_settled()
+    assert not Undecided.of(live.stream.table().properties).holds(changes[0])
+
+
+def _written(live: World) -> None:
+    live.write({11: (3, 3, "third"), 12: (1, 2, "again")}, {}, read=13)
+
+
+def _compacted(live: World) -> None:
+    table = live.stream.table()
+    table.overwrite(table.scan().to_arrow())
+
+
+@pytest.mark.parametrize(
+    ("happens", "rows"), [(_written, {**RIGHT, 1: "again", 3: "third"}), (_compacted, RIGHT)], ids=["batch", "rewrite"]
+)
+def test_a_commit_between_the_merge_and_its_publication_is_merged_into(
+    live: World, monkeypatch: pytest.MonkeyPatch, happens: Callable[[World], None], rows: dict[int, str]
+) -> None:
+    prepared, prepare = [], MergeWriter.prepare
+
+    def overtaken(writer: MergeWriter, *args: Any, **more: Any) -> Any:
+        found = prepare(writer, *args, **more)
+        prepared.append(found)
+        if len(prepared) == 1:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(MergeWriter, "prepare", prepare)
+                happens(live)
+        return found
+
+    monkeypatch.setattr(MergeWriter, "prepare", overtaken)
+    (done,) = replay(open_stream(live.stream.spec), Selection())
+    assert (done.landed, len(prepared)) == (len(LETTERS) - 1, 2)
+    live.check_settled(rows)
+
+
+def test_a_batch_after_the_replay_finds_its_rows_as_any_others(live: World) -> None:
+    replay(open_stream(live.stream.spec), Selection())
+    live.write({11: (2, 4, "older"), 12: (3, 3, "gone"), 13: (5, 2, "newer")}, {}, read=14)
+    assert live.rows() == {**{key: note for key, note in RIGHT.items() if key != 3}, 5: "newer"}
+    assert audit_upserts(live.stream.spec, live.tables).wrong == ()
+
+
+def test_an_abandoned_replay_leaves_table_and_letters_as_they_were(live: World) -> None:
+    before = live.rows(), live.letters()
+    interrupted(live)
+    opened = open_stream(live.stream.spec)
+    lane = read_lane(live.stream.table().properties, "events")
+    assert lane is not None
+    abandon(opened.tables, lane)
+    assert (live.rows(), live.letters(), live.lane_files()) == (*before, [])
+    replay(open_stream(live.stream.spec), Selection())
+    assert live.rows() == RIGHT
+
+
+def test_letters_that_another_replay_took_since_they_were_copied_are_not_merged_again(
+    live: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = replaying._copy
+
+    def while_another_ends(*args: Any) -> int:
+        copied = copy(*args)
+        monkeypatch.setattr(replaying, "_copy", copy)
+        replay(open_stream(live.stream.spec), Selection(reasons=("MissingField",)))
+        live.write({11: (3, 3, "gone")}, {}, read=12)
+        return copied
+
+    monkeypatch.setattr(replaying, "_copy", while_another_ends)
+    (done,) = replay(open_stream(live.stream.spec), Selection())
+    assert (done.landed, done.failed) == (0, 1)
+    live.check_settled({key: note for key, note in RIGHT.items() if key != 3}, replays=2)
+
+
+def test_rows_on_the_open_branch_of_an_earlier_declaration_are_waited_for(live: World) -> None:
+    interrupted(live)
+    now = live.tables.marker()
+    assert now is not None
+    marker = dataclasses.replace(now, open_snapshot_id=1)
+    with pytest.raises(SpecError, match=r"has rows on its open branch .* Replay the dead letters then"):
+        check_no_open_windows(marker, _changes(live), table="test.events")
+    check_no_open_windows(now, _changes(live), table="test.events")
+
+
+def test_what_was_staged_when_each_record_was_a_row_is_staged_anew(live: World) -> None:
+    interrupted(live)
+    lane = read_lane(live.stream.table().properties, "events")
+    assert lane is not None
+    check_declared(_changes(live), merges=True, lane=lane)
+    with pytest.raises(StaleBatch, match="another mode"):
+        check_declared(_changes(live), merges=False, lane=lane)
+
+
+def _changes(live: World) -> tuple[StagedFile, ...]:
+    lane = read_lane(live.stream.table().properties, "events")
+    assert lane is not None
+    return changes_of(chunks(live.tables.journals, lane))
+
+
+STEPS_MADE = 22
+"""So many times a replay changes anything that outlives its process."""
+
+
+@pytest.mark.parametrize("after", [False, pytest.param(True, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("step", range(STEPS_MADE + 1))
+def test_a_replay_that_is_killed_anywhere_and_run_again_merges_each_letter_once(
+    live: World, step: int, after: bool
+) -> None:
+    killed = False
+    with killed_at(step, after=after):
+        try:
+            replay(open_stream(live.stream.spec), Selection())
+        except Killed:
+            killed = True
+    assert killed == (step < STEPS_MADE), "every step is tried, and the last one is no step any more"
+    settled = 0 not in live.letters()
+    done = replay(open_stream(live.stream.spec), Selection(reasons=("MissingField",)))
+    assert sum(d.landed for d in done) == (0 if settled else len(LETTERS) - 1), "each is told once"
+    live.check_settled(replays=live.letters()[7])

@@ -1,0 +1,170 @@
+"""Dead letters that are merged after later records give the table that they would have given in their place."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyiceberg.schema import Schema
+from pyiceberg.types import IntegerType, LongType, NestedField, StringType, TimestamptzType
+
+from frazil.ingest.changes import CHANGE, DELETE, KEPT, UPSERT
+from frazil.merge.contract import MergeRules
+from tests.unit.merge.made_table import MadeTable, Row
+
+COORDINATES = (
+    NestedField(4, "kafka_topic", StringType(), required=False),
+    NestedField(5, "kafka_partition", IntegerType(), required=False),
+    NestedField(6, "kafka_offset", LongType(), required=False),
+    NestedField(7, "kafka_timestamp", TimestamptzType(), required=False),
+)
+SCHEMA = Schema(
+    NestedField(1, "id", LongType(), required=True),
+    NestedField(2, "version", IntegerType(), required=False),
+    NestedField(3, "price", LongType(), required=False),
+    *COORDINATES,
+)
+BEGAN = datetime(2033, 5, 18, tzinfo=UTC)
+
+
+class Stream:
+    """Records of one topic, of which some were rejected at first. Offsets grow by one over all partitions."""
+
+    def __init__(self, folder: Path, order_by: str | None) -> None:
+        rules = MergeRules(("id",), order_by, ignored=tuple(field.name for field in COORDINATES))
+        self.table = MadeTable(folder, SCHEMA, rules)
+        self._plain = rules
+
+    def write(self, records: Sequence[Row]) -> None:
+        self._merge(records, self._plain)
+
+    def replay(self, letters: Sequence[Row]) -> None:
+        self._merge(letters, dataclasses.replace(self._plain, replays=True))
+
+    def _merge(self, records: Sequence[Row], rules: MergeRules) -> None:
+        self.table.rules = rules
+        self.table.merge(self.table.stage(records))
+
+    def rows(self) -> dict[int, tuple[Any, Any]]:
+        rows = self.table.rows()
+        found = {row["id"]: (row["version"], row["price"]) for row in rows}
+        assert len(found) == len(rows)
+        return found
+
+
+def record(offset: int, **more: Any) -> Row:
+    """One whose price no other record has, so that none leaves a row as it was."""
+    at = BEGAN + timedelta(seconds=offset)
+    return {"id": 0, "version": 1, "price": offset, "kafka_offset": offset, "kafka_timestamp": at, **more}
+
+
+def deletes(row: Row) -> bool:
+    return bool(row.get(CHANGE) == DELETE)
+
+
+RECORDS = st.lists(
+    st.fixed_dictionaries(
+        {
+            "id": st.integers(0, 2),
+            "version": st.none() | st.integers(0, 3),
+            CHANGE: st.sampled_from([UPSERT, UPSERT, DELETE]),
+            "replayed": st.sampled_from([None, None, 0, 1, 2]),
+        }
+    ),
+    min_size=1,
+    max_size=10,
+)
+"""`replayed`: after which batch of the writer; None for a record that never was a letter."""
+
+
+def upserts_in_any_order(offset: int, of: dict[str, Any]) -> Row:
+    return record(offset, **{**of, CHANGE: UPSERT})
+
+
+def deletes_in_their_order(offset: int, of: dict[str, Any]) -> Row:
+    return record(offset, **{**of, "version": None if of["version"] is None and deletes(of) else offset})
+
+
+@pytest.mark.parametrize("partitions", [1, 4])
+@pytest.mark.parametrize("order_by", ["version", None])
+@pytest.mark.parametrize("made", [upserts_in_any_order, deletes_in_their_order])
+@settings(max_examples=10, deadline=None)
+@given(records=RECORDS, cuts=st.tuples(st.integers(0, 10), st.integers(0, 10)))
+def test_letters_replayed_in_any_order_beside_the_writer_give_the_table_of_a_stream_without_the_mistake(
+    made: Any, order_by: str | None, partitions: int, records: list[Any], cuts: tuple[int, int]
+) -> None:
+    """But for keys of which a later delete was merged before a letter: it leaves nothing behind, so the row is back."""
+    every = [made(n, {**of, "kafka_partition": n % partitions}) for n, of in enumerate(records)]
+    ends = [*sorted(cuts), len(every)]
+    gone: dict[int, int] = {}
+    back: set[int] = set()
+    waiting: list[Row] = []
+    with TemporaryDirectory() as folder:
+        stream, sound = (Stream(Path(folder) / name, order_by) for name in ("stream", "sound"))
+        for begin, end, number in zip([0, *ends], ends, range(3), strict=False):
+            for one in every[begin:end]:
+                sound.write([one])
+            good = [one for one in every[begin:end] if one["replayed"] is None]
+            waiting += [one for one in every[begin:end] if one["replayed"] is not None]
+            now = [one for one in waiting if one["replayed"] <= number]
+            waiting = [one for one in waiting if one not in now]
+            stream.write(good)
+            gone |= {one["id"]: one["kafka_offset"] for one in good if deletes(one)}
+            back |= {one["id"] for one in now if gone.get(one["id"], -1) > one["kafka_offset"]}
+            gone |= {one["id"]: max(one["kafka_offset"], gone.get(one["id"], -1)) for one in now if deletes(one)}
+            for _ in range(2):  # twice is once
+                stream.replay(now[::-1])
+        assert without(back, stream.rows()) == without(back, sound.rows())
+
+
+def without(keys: set[int], rows: dict[int, tuple[Any, Any]]) -> dict[int, tuple[Any, Any]]:
+    return {key: row for key, row in rows.items() if key not in keys}
+
+
+def place(offset: int | None, partition: int | None = 0) -> dict[str, Any]:
+    at = None if offset is None else BEGAN + timedelta(seconds=offset)
+    topic = None if offset is None else "t"
+    return {"kafka_topic": topic, "kafka_partition": partition, "kafka_offset": offset, "kafka_timestamp": at}
+
+
+@pytest.mark.parametrize(
+    ("row", "letter", "stays"),
+    [
+        (place(5), place(3), True),
+        (place(5), place(7), False),
+        (place(5), place(5), True),
+        (place(5), {**place(7, 1), "kafka_offset": 2}, False),
+        (place(5), {**place(3, 1), "kafka_offset": 9}, True),
+        (place(5), {**place(7, 1), "kafka_timestamp": None}, True),
+        (place(None, None), place(7), True),
+    ],
+    ids=["later", "earlier", "its own", "earlier by time", "later by time", "a letter without a time", "unknown"],
+)
+@pytest.mark.parametrize("change", [UPSERT, DELETE])
+def test_among_equals_a_row_stays_unless_its_record_came_before_the_letter(
+    tmp_path: Path, row: Row, letter: Row, stays: bool, change: int
+) -> None:
+    for order_by, version in (("version", 1), ("version", None), (None, 1)):
+        stream = Stream(tmp_path / f"{order_by}{version}", order_by)
+        stream.table.land([{"id": 0, "version": version, "price": 1, **row}])
+        stream.replay([{"id": 0, "version": version, "price": 2, CHANGE: change, **letter}])
+        replaced = {} if change == DELETE else {0: (version, 2)}
+        assert stream.rows() == ({0: (version, 1)} if stays else replaced)
+
+
+def test_what_a_letter_leaves_as_it_was_is_told_by_an_earlier_letter_or_by_a_row_between_them(tmp_path: Path) -> None:
+    """As an update of a source does that does not tell a large value."""
+    price = SCHEMA.find_field("price").field_id
+    letters = [record(1, price=10), record(9, price=None, **{KEPT: [price]})]
+    for between, told in ((0, 10), (5, 20)):
+        stream = Stream(tmp_path / str(between), None)
+        stream.write([record(between, price=20)])
+        stream.replay(letters)
+        assert stream.rows() == {0: (1, told)}
