@@ -7,6 +7,10 @@ import shlex
 from pathlib import Path
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "runbook.md"
+ELSEWHERE = {"restarts", "declaration", "registry", "stall", "late-window", "unmeasured", "aggregation", "runs"}
+"""Entries whose *Do* is done at the machine, in another system or in Airflow's UI, as the page says."""
+IN_THE_SENTENCE = {"table"}
+"""Entries whose *Do* is a command that the alert's sentence has."""
 
 
 def entries() -> dict[str, str]:
@@ -15,8 +19,19 @@ def entries() -> dict[str, str]:
     return dict(zip(found[::2], found[1::2], strict=True))
 
 
-def commands(rule: str) -> list[list[str]]:
-    """What the entry has a person type, in its order, without `frazil` itself."""
-    blocks = re.findall(r"```console\n(.*?)```", entries()[rule], flags=re.DOTALL)
-    lines = [line for block in blocks for line in block.splitlines() if line.startswith("$ frazil ")]
-    return [shlex.split(line)[2:] for line in lines]
+def part(rule: str, name: str) -> str:
+    """What an entry says below **Look**, **Do** or **Be sure**. Where it says "look and do", that is both."""
+    _, *found = re.split(r"^\*\*(Look|Do|Be sure)\*\*", entries()[rule], flags=re.MULTILINE)
+    parts = dict(zip(found[::2], found[1::2], strict=True))
+    if "Do" not in parts and parts["Look"].startswith(" and **do**"):
+        parts["Do"] = parts["Look"]
+    return parts[name]
+
+
+def commands(rule: str, name: str) -> list[list[str]]:
+    """What a part of the entry has a person type, in its order, without `frazil` itself."""
+    text = part(rule, name)
+    lines = re.findall(r"^\$ (frazil .+)$", text, flags=re.MULTILINE)
+    if name == "Be sure":
+        lines += re.findall(r"`(frazil [^`]+)`", text)
+    return [shlex.split(line)[1:] for line in lines]

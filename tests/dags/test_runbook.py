@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -20,13 +22,12 @@ from frazil.airflow.audits.findings import remember
 from frazil.airflow.audits.tasks import audit_all
 from frazil.airflow.health.tasks import measure_all
 from frazil.cli.main import frazil
-from frazil.commit.settle import settle
+from frazil.doctor import connections
 from frazil.errors import FrazilError, RegistryUnavailable
 from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase, Stall, StallKind
 from frazil.host.processes import mark
 from frazil.host.records import ExitRecord, Launch, LaunchKind, ProcessMark, append_exit
-from frazil.ingest.contract import RangeProgress
 from frazil.maintenance import measure
 from frazil.partitions.windows import Window
 from frazil.signals.completion import Gate, assess, signal
@@ -34,7 +35,8 @@ from frazil.spec.load import load_stream
 from frazil.table.catalogs import load_catalog
 from tests.dags.test_maintenance import Store
 from tests.made_batches import EventTimes, MadeStream
-from tests.runbook import commands
+from tests.made_registry import made_registry
+from tests.runbook import commands, part
 
 STREAM = """
 name: rides
@@ -109,17 +111,17 @@ class Shift:
             self.later(EVERY)
         return self.red()
 
-    def follow(self, rule: str, *, all_but: str = " ") -> str:
-        """Give the entry's commands, and return what they said."""
-        said = []
-        for words in commands(rule):
-            if all_but in words:
-                continue
-            done = CliRunner().invoke(frazil, words)
-            assert isinstance(done.exception, FrazilError | SystemExit | None), (words, done.output)
-            said.append(f"{done.output}{done.exception if isinstance(done.exception, FrazilError) else ''}")
-        assert said, f"the entry {rule} has no command"
-        return "\n".join(said)
+    def look(self, rule: str, *, but: str = " ") -> str:
+        """Give the commands of the entry's *Look*."""
+        return give(rule, "Look", but)
+
+    def do(self, rule: str) -> str:
+        """Give those of its *Do*."""
+        return give(rule, "Do")
+
+    def be_sure(self, rule: str) -> str:
+        """Give those of its *Be sure*; none fails."""
+        return give(rule, "Be sure", fails=False)
 
     def ended(
         self, number: int, error: str = "MemoryError: no room", *, code: int = 1, committed: bool = False
@@ -129,6 +131,20 @@ class Shift:
         launch = Launch(f"l{number}", LaunchKind.SUPERVISED, at_ms - 1_000, writer=ProcessMark(2**22 + 1, 0))
         append_exit(self.run_folder, ExitRecord(launch.id, code, at_ms - 1_000, at_ms, "f", 0, committed, error))
         (self.run_folder / "lock").write_text(json.dumps(launch.to_json()))
+
+
+def give(rule: str, name: str, but: str = " ", *, fails: bool = True) -> str:
+    """What the commands of a part of an entry say."""
+    given = [words for words in commands(rule, name) if but not in words]
+    assert given, f"the entry {rule} has no command to {name.lower()}"
+    return "\n".join(said(words, fails=fails) for words in given)
+
+
+def said(words: list[str], *, fails: bool = False) -> str:
+    done = CliRunner().invoke(frazil, words)
+    assert isinstance(done.exception, FrazilError | SystemExit | None), (words, done.output)
+    assert fails or done.exit_code == 0, (words, done.output, done.exception)
+    return f"{done.output}{done.exception if isinstance(done.exception, FrazilError) else ''}"
 
 
 @pytest.fixture
@@ -141,9 +157,10 @@ def test_a_stopped_stream_runs_again_or_is_wanted_no_more(shift: Shift) -> None:
     shift.later(EVERY)
     shift.ended(1)
     assert "writer" in shift.red_after_the_hold()
-    said = shift.follow("writer", all_but="doctor")
-    assert "MemoryError: no room" in said
+    assert "MemoryError: no room" in shift.look("writer", but="doctor")
+    assert "rides" in shift.do("writer"), "it is resumed, and then paused"
     assert "writer" not in shift.red(), "nobody wants it to run"
+    assert "paused" in shift.be_sure("writer")
 
 
 def test_a_writer_that_gets_nowhere_is_told_with_its_last_words(shift: Shift) -> None:
@@ -151,16 +168,26 @@ def test_a_writer_that_gets_nowhere_is_told_with_its_last_words(shift: Shift) ->
     for number in range(4):
         shift.ended(number, "WorkerEnvironment: the workers' Python has no frazil")
     assert "restarts" in shift.red_after_the_hold()
-    assert "the workers' Python has no frazil" in shift.follow("restarts")
+    assert "the workers' Python has no frazil" in shift.look("restarts")
+    shift.land()  # somebody installed it
     shift.ended(9, committed=True)
     assert "restarts" not in shift.red()
+    assert "ago" in shift.be_sure("restarts")
 
 
-def test_a_registry_that_is_away_is_named(shift: Shift) -> None:
+def test_a_registry_that_is_away_is_named(shift: Shift, monkeypatch: pytest.MonkeyPatch) -> None:
     shift.land()
     shift.ended(1, "RegistryUnavailable: http://registry does not answer", code=RegistryUnavailable.exit_code)
     assert "registry" in shift.red_after_the_hold()
-    assert "http://registry does not answer" in shift.follow("registry")
+    assert "http://registry does not answer" in shift.look("registry")
+    monkeypatch.setattr(connections, "_kafka", lambda _: "topic rides: 1 partition")
+    with made_registry() as registry:
+        avro = f'format: {{type: avro, registry: {{url: "{registry.url}", timeout: 200ms}}}}, bootstrap-servers'
+        shift.file.write_text(STREAM.replace("bootstrap-servers", avro))
+        registry.answers["/subjects/rides-value/versions/latest"] = [(503, {})]
+        assert "RegistryUnavailable: the schema registry http" in give("registry", "Be sure")
+        registry.answers.clear()
+        assert "rides: its schema registry answers" in shift.be_sure("registry")
     shift.ended(2, committed=True)
     assert "registry" not in shift.red()
 
@@ -181,35 +208,23 @@ def test_a_stall_is_told_until_it_is_over(shift: Shift) -> None:
         shift.later(EVERY)
     beats(held_back)
     assert "stall" in shift.red()
-    assert "a transaction on rides-0 is open" in shift.follow("stall")
+    assert "a transaction on rides-0 is open" in shift.look("stall")
     beats(None)
     assert "stall" not in shift.red()
-
-
-def test_batches_that_wait_are_committed_by_the_next_writer(shift: Shift) -> None:
-    shift.land()
-    for ahead in range(4):
-        begin = shift.landed + ahead * 10
-        read = RangeProgress("rides", 0, begin, begin + 10, 10, 0, shift.now_ms * 1_000)
-        shift.made.stage([read], {0: range(begin, begin + 10)}, {}, ahead=ahead)
-    assert "waiting-batches" in shift.red_after_the_hold()
-    shift.follow("waiting-batches")
-    shift.made.now_ms = shift.now_ms
-    settle(shift.made.tables, shift.made.begin())
-    assert "waiting-batches" not in shift.red()
-    assert shift.made.tables.main.refresh().scan().count() == 140
+    assert "a transaction" not in shift.be_sure("stall")
 
 
 def test_a_poison_producer_is_seen_looked_at_and_settled(shift: Shift) -> None:
     shift.land(200, bad=50)
     assert "dead-letters" in shift.red_after_the_hold()
-    said = shift.follow("dead-letters")
-    assert "NotJson" in said
-    assert "50 dead letters would be decoded again" in said.replace(" of stream rides", "")
-    assert "50 dead letters of stream rides discarded" in said
+    assert "NotJson" in shift.look("dead-letters")
+    done = shift.do("dead-letters")
+    assert "50 dead letters would be decoded again" in done.replace(" of stream rides", "")
+    assert "50 dead letters of stream rides discarded" in done
     shift.later(timedelta(hours=1))
     shift.land()
     assert "dead-letters" not in shift.red()
+    assert "has no such dead letters" in shift.be_sure("dead-letters"), "none is left to settle"
 
 
 def test_a_typo_in_a_file_is_found_and_corrected(shift: Shift) -> None:
@@ -217,21 +232,22 @@ def test_a_typo_in_a_file_is_found_and_corrected(shift: Shift) -> None:
     shift.red()
     shift.file.write_text(STREAM.replace("event-time", "event-tmie"))
     assert "declaration" in shift.red()
-    assert "did you mean event-time?" in shift.follow("declaration")
+    assert "did you mean event-time?" in shift.look("declaration")
     shift.file.write_text(STREAM)
     assert "declaration" not in shift.red()
+    assert shift.be_sure("declaration")
 
 
 def test_a_table_that_was_dropped_is_registered_again(shift: Shift) -> None:
     shift.land()
     shift.ended(1, committed=True)
-    newest = shift.made.tables.main.refresh().metadata_location
+    shift.made.tables.main.refresh()
     load_catalog(None).drop_table("city.rides")
     assert "table" in shift.red()
-    assert "city.rides is not in the catalog" in shift.follow("table")
-    load_catalog(None).register_table("city.rides", newest)
+    (command,) = set(re.findall(r"`(frazil register .+?)`", " ".join(shift.look("table").split())))
+    assert "city.rides is in the catalog 'default' again" in said(shlex.split(command)[1:])
     assert "table" not in shift.red()
-    assert "each offset once" in shift.follow("table")
+    assert "each offset once" in shift.be_sure("table")
 
 
 def test_rows_that_somebody_deleted_are_found_and_brought_back(shift: Shift) -> None:
@@ -241,12 +257,13 @@ def test_rows_that_somebody_deleted_are_found_and_brought_back(shift: Shift) -> 
         moment = (BEGIN + timedelta(hours=1)).replace(minute=15)
         remember(shift.store, audit_all(["rides"], shift.file.parent, moment).audits)
 
-    rows = shift.made.tables.main.refresh().scan("kafka_offset < 5").to_arrow()
     shift.made.tables.main.refresh().delete("kafka_offset < 5")
     audit()
     assert "audit" in shift.red()
-    assert "the table lacks 5 rows" in shift.follow("audit")
-    shift.made.tables.main.refresh().append(rows)
+    assert "the table lacks 5 rows" in shift.look("audit")
+    (mend,) = re.findall(r"```python\n(.*?)```", part("audit", "Do"), re.DOTALL)
+    exec(compile(mend, "docs/runbook.md", "exec"), {})
+    assert "each offset once" in shift.be_sure("audit")
     audit()
     assert "audit" not in shift.red()
 
@@ -256,10 +273,11 @@ def test_a_late_window_is_told_with_what_it_waits_for(shift: Shift) -> None:
     complete(shift)
     shift.later(timedelta(hours=4))
     assert "late-window" in shift.red_after_the_hold()
-    assert "the watermark of rides is 2033-05-18T08:30:00Z" in shift.follow("late-window")
+    assert "the watermark of rides is 2033-05-18T08:30:00Z" in shift.look("late-window")
     shift.land()
     complete(shift)
     assert "late-window" not in shift.red()
+    assert "complete" in shift.be_sure("late-window")
 
 
 def test_no_window_of_long_ago_is_late(shift: Shift) -> None:
@@ -278,8 +296,10 @@ def test_a_held_window_is_released(shift: Shift) -> None:
     shift.land()
     complete(shift, held="2033-05-18T09", note="expect_column_values_to_be_between fare: not so in 3 rows")
     assert "held" in shift.red()
-    assert "not so in 3 rows" in shift.follow("held")
+    assert "not so in 3 rows" in shift.look("held")
+    shift.do("held")
     assert "held" not in shift.red()
+    assert re.search(r"2033-05-18T09 +1 +released", shift.be_sure("held"))
 
 
 def complete(shift: Shift, *, held: str = "", note: str = "") -> None:
@@ -335,6 +355,7 @@ def test_what_cannot_be_measured_is_an_alert_until_it_answers(shift: Shift) -> N
     metadata = Path(shift.made.tables.main.refresh().metadata_location.removeprefix("file://"))
     away = metadata.rename(metadata.with_suffix(".away"))
     assert "unmeasured" in shift.red_after_the_hold()
-    assert metadata.name in shift.follow("unmeasured")
+    assert metadata.name in shift.look("unmeasured")
     away.rename(metadata)
     assert "unmeasured" not in shift.red()
+    assert "city.rides" in shift.be_sure("unmeasured")

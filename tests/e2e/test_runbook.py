@@ -1,7 +1,8 @@
-"""The runbook's entries that need Kafka and a writer: a stream lags, and a person writes what waits."""
+"""The runbook's entries that need Kafka and a writer: a stream lags, or its batches wait, and a person writes them."""
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,13 +13,18 @@ from confluent_kafka import Producer
 
 from frazil import clock
 from frazil.cli.main import frazil
+from frazil.commit.opened import open_kafka
 from frazil.dev.kafka import EmbeddedKafka
-from frazil.maintenance.alerts import AlertStates, step
+from frazil.ingest.contract import RangeProgress
+from frazil.maintenance.alerts import AlertStates, step, step_readings
 from frazil.maintenance.measure import measure
+from frazil.maintenance.stream_rules import stream_readings
+from frazil.maintenance.stream_state import observe_stream
 from frazil.maintenance.tables import find_maintained
 from frazil.spec.load import load_stream
 from frazil.table.catalogs import load_catalog
 from tests.conftest import TopicFactory
+from tests.made_batches import MadeStream
 from tests.runbook import commands
 
 STREAM = """
@@ -30,6 +36,7 @@ event-time: at
 maintenance: {{alerts: {{lag: 100}}}}
 """
 MINUTE_MS = 60_000
+NO_LAG = r"^lag +0$"
 
 
 def test_a_stream_that_lags_is_told_and_what_waits_is_written(
@@ -43,7 +50,7 @@ def test_a_stream_that_lags_is_told_and_what_waits_is_written(
     file.write_text(STREAM.format(topic=name, bootstrap=kafka.bootstrap))
     monkeypatch.setenv("FRAZIL_STREAMS", str(tmp_path))
     produce(kafka, name, 10)
-    follow("freshness")  # the first start makes the table
+    do("freshness")  # the first start makes the table
     produce(kafka, name, 500)
     now_ms, states = clock.now_ms(), AlertStates()
 
@@ -63,14 +70,63 @@ def test_a_stream_that_lags_is_told_and_what_waits_is_written(
 
     assert [red(minutes) for minutes in (16, 21, 26)] == [set()] * 3
     assert red(31) == {"freshness:rides", "lag:rides"}
-    assert "500" in follow("lag")
+    assert "500" in do("lag")
     assert red(36) == set()
+    for rule in ("lag", "freshness"):
+        assert re.search(NO_LAG, be_sure(rule), re.MULTILINE)
 
 
-def follow(rule: str) -> str:
-    """Give the entry's commands; a writer has a process of its own."""
+def test_batches_that_wait_are_committed_by_the_writer_that_a_person_starts(
+    kafka: EmbeddedKafka,
+    topic: TopicFactory,
+    frazil_home: Path,  # noqa: ARG001
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    name, file = topic(), tmp_path / "rides.yaml"
+    file.write_text(STREAM.format(topic=name, bootstrap=kafka.bootstrap))
+    monkeypatch.setenv("FRAZIL_STREAMS", str(tmp_path))
+    produce(kafka, name, 100)
+    spec, begin_ms = load_stream(file), clock.now_ms()
+    with open_kafka(spec) as brokers:
+        made = MadeStream(spec, begin_ms, partitions=1, known=brokers.describe().identity)
+    made.land({0: (0, 50)})
+    for ahead in range(4):
+        read = range(50 + 10 * ahead, 60 + 10 * ahead)
+        made.stage([RangeProgress(name, 0, read.start, read.stop, 10, 0, None)], {0: read}, {}, ahead=ahead)
+    states = AlertStates()
+
+    def red(minutes: int) -> set[str]:
+        nonlocal states
+        now_ms, alerts = begin_ms + minutes * MINUTE_MS, spec.maintenance.alerts
+        seen = stream_readings(observe_stream(spec, None, now_ms=now_ms), alerts, now_ms=now_ms)
+        made_now = step_readings(states, "stream rides", seen, alerts, now_ms=now_ms)
+        states = made_now.states
+        return {alert.rule for alert in made_now.active}
+
+    assert [red(minutes) for minutes in (16, 21, 26)] == [set()] * 3
+    assert "waiting-batches" in red(31)
+    do("waiting-batches")
+    assert "waiting-batches" not in red(36)
+    assert re.search(NO_LAG, be_sure("waiting-batches"), re.MULTILINE)
+    offsets = made.tables.main.refresh().scan(selected_fields=("kafka_offset",)).to_arrow()["kafka_offset"].to_pylist()
+    assert sorted(offsets) == list(range(100))
+
+
+def be_sure(rule: str) -> str:
+    """Give the commands of the entry's *Be sure*."""
+    return give(commands(rule, "Be sure"))
+
+
+def do(rule: str) -> str:
+    """Give the commands of its *Do*."""
+    return give(commands(rule, "Do"))
+
+
+def give(asked: list[list[str]]) -> str:
+    """A writer has a process of its own."""
     said = []
-    for words in commands(rule):
+    for words in asked:
         if words[0] == "run":
             subprocess.run([Path(sys.executable).with_name("frazil"), *words], check=True, timeout=200)
         else:

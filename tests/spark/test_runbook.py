@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from frazil.spark import application
 from frazil.spec.load import load_stream
 from frazil.table.catalogs import load_catalog
 from tests.made_batches import EventTimes, MadeStream
-from tests.runbook import commands
+from tests.runbook import commands, entries
 
 pytestmark = pytest.mark.usefixtures("shared_home")
 
@@ -88,12 +89,29 @@ def test_a_table_out_of_shape_is_put_in_shape(spark: Any, tmp_path: Path, monkey
 
     red()
     assert red() >= set(SHAPE)
+    before = shown()
     for rule in SHAPE:
-        for words in commands(rule):
-            done = CliRunner().invoke(frazil, words, catch_exceptions=False)
-            assert done.exit_code == 0, (words, done.output)
+        for name in dict.fromkeys(("Look", "Do") if "**Look**" in entries()[rule] else ("Do",)):
+            for words in commands(rule, name):
+                give(words)
     assert red().isdisjoint(SHAPE)
+    assert {tuple(words) for rule in SHAPE for words in commands(rule, "Be sure")} == {("health", "city.rides")}
+    after = shown()
+    for number in ("data files", "delete files", "manifests", "snapshots"):
+        assert after[number] < before[number], number
     assert made.tables.main.refresh().scan().count() == 1470
+
+
+def give(words: list[str]) -> str:
+    done = CliRunner().invoke(frazil, words, catch_exceptions=False)
+    assert done.exit_code == 0, (words, done.output)
+    return done.output
+
+
+def shown() -> dict[str, int]:
+    """The numbers of `frazil health city.rides`, by which a person is sure."""
+    rows = re.findall(r"^(data files|delete files|manifests|snapshots) +([\d,]+)", give(["health", "city.rides"]), re.M)
+    return {name: int(number.replace(",", "")) for name, number in rows}
 
 
 def columns(rows: int) -> Mapping[str, pa.Array]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -12,7 +13,8 @@ import pytest
 from frazil.maintenance.rules import RULES, Hold, Rule, runbook_of
 from frazil.spec.maintenance import Alerts
 from tests import alerts_page
-from tests.runbook import entries
+from tests.runbook import ELSEWHERE, IN_THE_SENTENCE, commands, entries, part
+from tests.runbook import PAGE as RUNBOOK
 
 CODE = [Path("include/frazil/maintenance", name) for name in ("alert_rules.py", "stream_rules.py", "unmeasured.py")]
 PAGE = Path("docs/reference/alerts.md")
@@ -47,6 +49,15 @@ def test_the_runbook_has_an_entry_for_each_rule() -> None:
         assert "**You see**" in text, rule
         assert "**It means**" in text, rule
         assert "**Be sure**" in text, rule
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_each_entry_has_commands_that_mend_or_says_who_does(rule: str) -> None:
+    mends = bool(commands(rule, "Do")) or "```python" in part(rule, "Do")
+    assert mends == (rule not in ELSEWHERE | IN_THE_SENTENCE)
+    introduction = RUNBOOK.read_text().partition("\n## ")[0]
+    assert set(re.findall(r"`([\w-]+)`", "".join(re.findall(r"^- .*$", introduction, re.MULTILINE)))) == ELSEWHERE
+    assert commands(rule, "Be sure") or rule in {"aggregation", "runs"}, "only Airflow's UI shows it"
 
 
 def test_each_threshold_can_be_declared() -> None:
