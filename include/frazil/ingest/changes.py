@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -98,6 +100,13 @@ class ChangeReader:
         values = rows.column(self._rules.delete_column)
         told: NDArray[np.bool_] = pc.is_in(values, self._deletes.cast(values.type)).to_numpy()
         return told
+
+
+def as_letters(decoded: Decoded, records: int) -> Decoded:
+    """The same, where records that tell no change are rejections: those that are replayed are letters already."""
+    text = "the record tells no change of a row, and the writer skips such records: discard this letter"
+    more = [Rejection(index, "NoChange", text) for index in np.flatnonzero(decoded.neither(records)).tolist()]
+    return dataclasses.replace(decoded, rejections=[*decoded.rejections, *more])
 
 
 def with_others(rows: pa.Table, decoded: pa.Table) -> pa.Table:

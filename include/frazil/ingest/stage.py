@@ -25,6 +25,7 @@ from frazil.errors import SpecError
 from frazil.ingest.aliases import aliased
 from frazil.ingest.beside_value import value_schema
 from frazil.ingest.binary_column import NULL
+from frazil.ingest.changes import as_letters
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.contract import StageContext, StagedFile, StageResult, StageTask, Target
 from frazil.ingest.coordinates import record_schema
@@ -297,6 +298,8 @@ class _Stage:
         return shaped
 
     def _land(self, chunk: Chunk, shaped: Decoded) -> None:
+        if self._context.changes and self._context.files:
+            shaped = as_letters(shaped, len(chunk))
         if shaped.rejections and isinstance(chunk, RowChunk):
             raise self._refused(chunk, shaped.rejections[0])
         if self._protect:

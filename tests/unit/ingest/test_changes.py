@@ -7,13 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyiceberg.schema import Schema
 
 from frazil.commit.target import change_target
 from frazil.ingest.changes import CHANGE, DELETE, KEPT, UPSERT
-from frazil.ingest.contract import StageContext, StageResult
+from frazil.ingest.contract import OffsetRange, RecordFile, StageContext, StageResult, StageTask
+from frazil.ingest.stage import stage
 from frazil.spec.formats import plain_format
 from frazil.spec.model import StreamSpec
 from frazil.stream.stage_context import change_rules
@@ -105,10 +107,27 @@ def test_events_of_no_row_are_counted_and_trip_nothing(world: World) -> None:
         Record(b'{"op": "m"}', b"a"),
         Record(b'{"id": 1}', b"a"),
     ]
-    result = captured.stage(records, replace(context(captured), format=plain_format(spec.value_format)))
+    of_envelopes = replace(context(captured), format=plain_format(spec.value_format))
+    result = captured.stage(records, of_envelopes)
     assert (len(changes(result)), len(rows(result, "dead-letters")), result.other_events) == (1, 1, 2)
     assert dict(result.rejects.counts) == {"NotAnEnvelope": 1}
     assert StageResult.from_json(result.to_json()).other_events == 2
+    letters = {
+        "kafka_topic": ["t"] * 5,
+        "kafka_partition": pa.array([0] * 5, pa.int32()),
+        "kafka_offset": [RANGE_START + n for n in range(5)],
+        "kafka_timestamp": pa.array([0] * 5, pa.timestamp("us", "UTC")),
+        "key": [record.key for record in records],
+        "value": [record.value for record in records],
+        "headers": pa.nulls(5, pa.list_(pa.struct({"name": pa.string(), "value": pa.binary()}))),
+    }
+    pq.write_table(pa.table(letters), path := world.folder / "in.letters")
+    of = OffsetRange("t", 0, RANGE_START, RANGE_START + 5)
+    of_letters = replace(of_envelopes, files=(RecordFile(str(path), path.stat().st_size, 0, (of,)),))
+    replayed = stage(of_letters, StageTask(0, (of,)), attempt=0, on_progress=lambda _: None)
+    (progress,) = replayed.progress
+    assert (progress.records, progress.rejected, replayed.other_events) == (1, 4, 0), "each letter is one of the two"
+    assert replayed.rejects.counts == {"NoChange": 3, "NotAnEnvelope": 1}
 
 
 def test_files_are_of_one_partition_each_with_bounds_of_the_key_alone(world: World) -> None:
