@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
-import signal
-import subprocess
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -200,36 +196,6 @@ def test_spark_writes_many_tables(spark: Any, stream: Any) -> None:
     stream.produce([record(number, f"v{number % 3}") for number in range(30)], partitions=4)
     stream.catch_up()
     assert [ids(f"test.of_v{value}") for value in range(3)] == [[*range(value, 30, 3)] for value in range(3)]
-
-
-@pytest.mark.soak
-def test_forty_tables_lose_and_repeat_nothing_while_the_writer_is_killed(stream: Any) -> None:
-    stream.declare(BASE + "route: {by: field, name: note, template: 'test.of_{value}', otherwise: dead-letters}\n")
-    chance, writer, sent, kills = random.Random(7), None, 0, 0
-    for number in range(25):
-        values = 4 + number * 3 // 2  # new ones come all the time
-        stream.produce([record(sent + n, f"v{(sent + n) % values}") for n in range(400)], partitions=4)
-        sent += 400
-        if writer is None or writer.poll() is not None:
-            command = stream.command(without_jvm=True)
-            writer = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        time.sleep(chance.uniform(1, 5))  # the load, not a wait
-        if chance.random() < 0.6:
-            writer.send_signal(signal.SIGKILL)
-            writer.wait()
-            kills += 1
-    assert writer is not None
-    writer.kill()
-    writer.wait()
-    stream.catch_up()
-    made = [name for name in tables() if name.startswith("test.of_")]
-    assert kills
-    assert len(made) == 40
-    assert sorted(number for name in made for number in ids(name)) == [*range(sent)]
-    for name in made:
-        table = load_catalog(None).load_table(name)
-        assert {f"test.of_{note}" for note in table.scan().to_arrow()["note"].to_pylist()} == {name}
-    assert (stream.ids(), letters(stream)) == ([], [])
 
 
 def route_table(stream: Any, value: str) -> str:
