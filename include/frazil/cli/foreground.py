@@ -245,7 +245,7 @@ class Totals:
         """The last line of a run that ended well."""
         how = "stopped" if stopped else "caught up"
         if not self.records and not self.rejected:
-            return f"{how}: nothing was written to {self._tables}"
+            return f"{how}: no new records for {self._tables}"
         rows = f"{self._landed(self.records)} {'into' if self._merges else 'in'} {self._tables}"
         if self._drops_repeats:
             rows = f"{counted(self.records, 'record')} for {self._tables}, less those that repeat others"

@@ -42,6 +42,7 @@ from frazil.spec.last_sound import find_and_remember
 from frazil.spec.load import check_tables_are_free
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import counted
+from frazil.timetext import utc
 
 if TYPE_CHECKING:
     from frazil.events import Event
@@ -254,8 +255,10 @@ def _write(spec: StreamSpec, voice: Voice, *, until_caught_up: bool) -> None:
     totals = Totals(spec)
 
     def say_batch(event: Event) -> None:
-        from frazil.events import BatchCommitted  # noqa: PLC0415 - `write` imports it after it has started the JVM
+        from frazil.events import BatchCommitted, EpochBegan  # noqa: PLC0415 - `write` imports it after the JVM's start
 
+        if isinstance(event.what, EpochBegan):
+            _say_if_paused(spec, voice)
         if isinstance(event.what, BatchCommitted):
             voice.say(totals.add(event.what))
             voice.tell({"stream": spec.name, **batch_document(event.what)})
@@ -263,6 +266,24 @@ def _write(spec: StreamSpec, voice: Voice, *, until_caught_up: bool) -> None:
     stopped = write(spec, say_batch, until_caught_up=until_caught_up)
     voice.say(totals.end(stopped=stopped))
     voice.tell({"stream": spec.name, **totals.document(stopped=stopped)})
+
+
+def _say_if_paused(spec: StreamSpec, voice: Voice) -> None:
+    """A person who runs a paused stream means it, and shall know that nobody else starts it."""
+    from frazil.supervise.desired import open_desired  # noqa: PLC0415 - once the writer has loaded PyIceberg
+    from frazil.supervise.observed import DesiredMode  # noqa: PLC0415 - as above
+
+    try:
+        desired = open_desired(spec).read()
+    except Exception as error:  # catalogs and storages raise anything, and no writer ends for this
+        logging.getLogger(__name__).info("whether the stream is paused is unknown: %r", error)
+        return
+    if desired.mode is DesiredMode.PAUSED:
+        why = f", {desired.reason}" if desired.reason else ""
+        voice.say(
+            f"{spec.name} is paused ({desired.by}, {utc(desired.at_ms)}{why}): this run writes nevertheless; no "
+            f"supervisor starts a writer before `frazil resume {spec.name}`"
+        )
 
 
 def _follow(spec: StreamSpec, folder: Path, voice: Voice, *, until_caught_up: bool) -> None:

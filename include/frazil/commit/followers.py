@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import reduce
@@ -164,10 +164,14 @@ class Followers:
             if not (journals := self.waiting[target]):
                 return None  # a person gave them up
             self._made(target, journals)
+            waited = 0
             if behind or target in self.inherited:
                 _check_there(self.tables, handle, journals, target=target)
+                waited = _rows(lacked(self.tables, handle.current(), journals), target)
             follow(self.tables, handle, journals, self._files, target=target, patience=patience)
             delete_moved(self.tables, journals, target)
+            if waited:
+                log.warning("table %s got %s that waited for it", target, counted(waited, "row"))
         except Exception as error:  # catalogs' clients raise anything, and the other tables shall go on
             log.debug("table %s is left behind", target, exc_info=True)
             return _said(error)
@@ -189,8 +193,12 @@ class Followers:
 
 
 def behind_of(target: Target, journals: Sequence[Journal], reason: str) -> Behind:
-    rows = sum(file.records for journal in journals for file in journal.staged_for(target))
-    return Behind(target, min(j.created_at_ms for j in journals), len(journals), rows, reason)
+    since_ms = min(journal.created_at_ms for journal in journals)
+    return Behind(target, since_ms, len(journals), _rows(journals, target), reason)
+
+
+def _rows(journals: Iterable[Journal], target: Target) -> int:
+    return sum(file.records for journal in journals for file in journal.staged_for(target))
 
 
 def _decided(tables: StreamTables, marker: Marker) -> Iterator[Journal]:

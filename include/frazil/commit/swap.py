@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from pyiceberg.catalog import Catalog
+from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import CommitTableResponse, Table
 from pyiceberg.table.update import AddSnapshotUpdate, TableRequirement, TableUpdate
 
@@ -222,6 +223,8 @@ def _clean(handle: TableHandle, written: Iterable[Written]) -> None:
         try:
             # The handle forgot the table before each attempt, so this is the state after the last one.
             files.delete_unused(handle.current())
+        except NoSuchTableError:
+            log.info("table %s is gone, and its folder keeps what a commit to it left unused", handle.identifier)
         except Exception as error:
             log.warning("unused files of a commit to %s were left behind: %r", handle.identifier, error)
 

@@ -201,3 +201,22 @@ DEAD_LETTER_PARTITION_SPEC = PartitionSpec(
     PartitionField(source_id=10, field_id=FIRST_PARTITION_FIELD_ID, transform=DayTransform(), name="rejected_at_day"),
     spec_id=0,
 )
+
+
+def type_text(kind: IcebergType) -> str:
+    """A type as a declaration writes it: the inverse of `frazil.spec.types.parse_type`. Pure."""
+    match kind:
+        case StructType():
+            fields = (f"{f.name}: {type_text(f.field_type)}{' not null' if f.required else ''}" for f in kind.fields)
+            return f"struct<{', '.join(fields)}>"
+        case ListType():
+            return f"list<{type_text(kind.element_type)}>"
+        case MapType():
+            return f"map<{type_text(kind.key_type)}, {type_text(kind.value_type)}>"
+    return str(kind)
+
+
+def declaration(field: NestedField) -> str:
+    """A column as YAML has it under `schema`, in a block or in braces. Pure."""
+    text = type_text(field.field_type) + (" not null" if field.required else "")
+    return f"{field.name}: {text!r}" if set(text) & set(",:[]") else f"{field.name}: {text}"

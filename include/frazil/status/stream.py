@@ -94,7 +94,7 @@ class StreamStatus:
     distribution: str | None = None
     """Whether its last batch's rows were shuffled, and why; None where the stream declares `distribution: none`."""
     undeclared: tuple[str, ...] = ()
-    """The table's columns that are not declared, such as `gate string`: others, or evolution, added them."""
+    """The table's columns that are not declared, such as `gate: string`: others, or evolution, added them."""
     notices: tuple[str, ...] = ()
     """What the live writer, or the last one that ended, wants people to know; no problems."""
     changes: Mapping[str, int] = field(default_factory=dict)

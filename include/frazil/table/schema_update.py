@@ -13,6 +13,7 @@ from pyiceberg.types import NestedField
 
 from frazil.errors import CommitUnavailable, SchemaIncompatible, SpecError
 from frazil.spec.coordinates import METADATA_COLUMNS, OF_ICEBERG, RESERVED
+from frazil.spec.iceberg import declaration
 from frazil.spec.model import StreamSpec
 from frazil.spec.types import UNREADABLE
 from frazil.table.catalogs import catalog_errors
@@ -107,10 +108,11 @@ def refuse_unreadable(coming: Schema, table: str) -> None:
 
 
 def undeclared_columns(table: Table, spec: StreamSpec) -> tuple[str, ...]:
-    """The top-level columns that a stream fills beside the declared ones and frazil's own, such as `gate string`."""
+    """The top-level columns that a stream fills beside the declared ones and frazil's own, as a declaration has them:
+    `gate: string`."""
     declared = _as_renamed(declared_table(spec), table).schema
     known = {field.name for field in declared.fields} | RESERVED
-    return tuple(f"{field.name} {field.field_type}" for field in table.schema().fields if field.name not in known)
+    return tuple(declaration(field) for field in table.schema().fields if field.name not in known)
 
 
 def evolve(table: Table, spec: StreamSpec, asked: Sequence[Change]) -> Growth:

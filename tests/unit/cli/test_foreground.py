@@ -51,8 +51,8 @@ def test_a_batch_is_one_line(batch: BatchCommitted, line: str):
 @pytest.mark.parametrize(
     ("batches", "stopped", "line"),
     [
-        ([], False, "caught up: nothing was written to city.rides"),
-        ([landed(0)], True, "stopped: nothing was written to city.rides"),
+        ([], False, "caught up: no new records for city.rides"),
+        ([landed(0)], True, "stopped: no new records for city.rides"),
         ([landed(1), landed(1)], False, "caught up: 2 rows in city.rides"),
         (
             [landed(2, 1)],

@@ -17,6 +17,7 @@ from frazil.commit import marker_change
 from frazil.errors import SpecError, TableLost
 from frazil.spec.load import load_stream
 from frazil.table.catalogs import load_catalog
+from tests.made_batches import MadeStream
 from tests.made_routes import MadeRoute, shop
 
 
@@ -131,3 +132,10 @@ def test_what_is_no_table_of_the_route_is_not_given_up(tmp_path: Path, table: st
     done = call(tmp_path, "route", "shop", "--give-up", table, "--yes")
     assert isinstance(done.exception, SpecError)
     assert f"table {table} is none of the route of 'shop'" in str(done.exception)
+
+
+def test_a_stream_without_a_route_is_told_that_alone(tmp_path: Path, frazil_home: Path) -> None:  # noqa: ARG001
+    text = shop(route=None).model_dump(mode="json", by_alias=True, exclude_unset=True, exclude_none=True)
+    (tmp_path / "shop.yaml").write_text(yaml.safe_dump(text))
+    MadeStream(load_stream(tmp_path / "shop.yaml"), time.time_ns() // 1_000_000).begin()
+    assert str(call(tmp_path, "route", "shop").exception) == "stream 'shop' has no route"

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
@@ -20,6 +22,8 @@ from frazil.host.launcher import Observation, ProcessState
 from frazil.host.launchers import open_launcher
 from frazil.host.lock import WriterLock
 from frazil.status.stream import WriterStatus, writer_status
+from frazil.supervise.desired import DesiredStore
+from tests.made_routes import shop
 from tests.polling import eventually
 
 pytestmark = pytest.mark.processes
@@ -232,3 +236,22 @@ def test_a_writer_that_has_ended_gets_no_signal_while_its_group_ends(tmp_path: P
     os.close(hear)
     follower.terminal.close()
     assert sent == []
+
+
+@pytest.mark.parametrize("paused", [True, False])
+def test_a_run_of_a_paused_stream_says_so(frazil_home: Path, monkeypatch: pytest.MonkeyPatch, *, paused: bool) -> None:  # noqa: ARG001
+    spec, said = shop(), list[str]()
+    if paused:
+        DesiredStore("shop", None).pause(by="ada", reason="a new disk")
+    voice: Any = SimpleNamespace(say=said.append)
+    run._say_if_paused(spec, voice)
+    assert [line.partition(", 2")[0] for line in said] == (["shop is paused (ada"] if paused else [])
+    assert all("a new disk): this run writes nevertheless" in line for line in said)
+
+
+def test_a_run_goes_on_where_nobody_can_say_whether_its_stream_is_paused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("frazil.supervise.desired.load_stream_table", lambda _: 1 / 0)
+    said = list[str]()
+    voice: Any = SimpleNamespace(say=said.append)
+    run._say_if_paused(shop(), voice)
+    assert said == []

@@ -306,6 +306,27 @@ def test_files_that_a_compaction_and_an_expiry_deleted_are_not_missed_by_the_nex
     assert routed.offsets(ORDERS) == [0, 2]
 
 
+def test_rows_that_waited_for_a_start_are_told_and_those_that_are_there_are_not(
+    routed: Routed, caplog: pytest.LogCaptureFixture
+) -> None:
+    routed.run({ORDERS: [0], PAYMENTS: [1]}, 2)
+    routed.decide({ORDERS: [2, 3]}, 4)
+    routed.begin().commit()
+    said = [record.getMessage() for record in caplog.records if "waited" in record.getMessage()]
+    assert said == [f"table {ORDERS} got 2 rows that waited for it"]
+
+
+def test_a_table_that_is_dropped_while_rows_are_committed_to_it_leaves_no_warning_of_unused_files(
+    routed: Routed, caplog: pytest.LogCaptureFixture
+) -> None:
+    routed.decide({"main": [0], ORDERS: [1]}, 2)
+    routed.tables.handle(ORDERS).current()
+    routed.world.catalog.inner.drop_table(ORDERS)
+    routed.followers.commit()
+    assert "does not exist any more" in routed.followers.behind[ORDERS].reason
+    assert [r.getMessage() for r in caplog.records if "left behind" in r.getMessage()] == []
+
+
 def test_a_table_that_was_purged_goes_on_once_it_is_made_anew_and_given_up(routed: Routed) -> None:
     routed.run({ORDERS: [0], PAYMENTS: [1]}, 2)
     routed.world.catalog.inner.purge_table(ORDERS)

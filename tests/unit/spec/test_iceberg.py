@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 from pyiceberg.schema import Schema
 from pyiceberg.types import IcebergType, IntegerType, LongType, NestedField, StringType, TimestamptzType
 
@@ -45,6 +46,25 @@ def test_nested_fields_have_ids_of_their_own(declare: Declare) -> None:
 def test_every_primitive_is_pyicebergs_own(declare: Declare, name: str) -> None:
     schema = iceberg.schema(load_stream(declare(schema={"x": name, "departed": "timestamptz"})))
     assert schema.find_type("x") == IcebergType.handle_primitive_type(name, None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "long not null",
+        "decimal(8, 2)",
+        "fixed[2]",
+        "list<struct<a: long not null, b: string>>",
+        "map<string, map<string, list<timestamptz>>>",
+    ],
+)
+def test_a_column_is_written_as_a_declaration_has_it(declare: Declare, text: str) -> None:
+    def column(declared: dict[str, str]) -> NestedField:
+        return iceberg.schema(load_stream(declare(schema={**declared, "departed": "timestamptz"}))).find_field("a")
+
+    line = iceberg.declaration(field := column({"a": text}))
+    assert yaml.safe_load(line) == yaml.safe_load(f"{{{line}}}") == {"a": text}
+    assert column(yaml.safe_load(line)) == field
 
 
 def test_partitioning_is_named_as_spark_names_it(declare: Declare) -> None:
