@@ -36,7 +36,7 @@ test: setup lint ## Lint, types, import contract and all tests, with real parts
 
 lint: venv ## Lint, format, types and import contract alone
 	$(BIN)/ruff check $(STATIC)
-	$(BIN)/ruff format --check $(STATIC)
+	$(BIN)/ruff format --check $(STATIC) $(wildcard docs *.md)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
