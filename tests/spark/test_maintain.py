@@ -27,6 +27,7 @@ from frazil.maintenance import main, spark_actions
 from frazil.maintenance.compaction import CompactionPlan
 from frazil.maintenance.due import Action
 from frazil.maintenance.outcome import Ending, Outcome
+from frazil.maintenance.past import read_past
 from frazil.maintenance.plans import MaintenancePlanner
 from frazil.maintenance.run import maintain
 from frazil.maintenance.spark_actions import SparkTable
@@ -181,6 +182,8 @@ def test_a_table_is_sorted_as_it_is_compacted_and_an_open_partition_waits_for_mo
     (compaction,) = made.maintain(Action.COMPACTION)
     assert (compaction.ending, compaction.numbers["files-removed"]) == (Ending.DONE, 3)
     assert sorted(files_of(made.table).values()) == [1, 3]
+    told = made.table.current_snapshot().summary  # type: ignore[union-attr]
+    assert compaction.numbers["bytes-added"] == int(told["added-files-size"])  # type: ignore[index,arg-type]
     made.land(newest_us=BEGIN_US + DAY_US)
     made.maintain(Action.COMPACTION)
     assert sorted(files_of(made.table).values()) == [1, 1]
@@ -327,6 +330,8 @@ def test_expiry_removes_what_nobody_names_and_exactly_the_files_that_only_that_h
     assert expiry.numbers["snapshots-expired"] == everything - len(left) > 5
     assert on_disk(made.table) == referenced(made.table)
     assert expiry.numbers["data-files-removed"] > 0
+    assert expiry.numbers["bytes-about"] > 0
+    assert [(past.action, past.numbers) for past in read_past(made.table)][-1] == ("expiry", expiry.numbers)
     assert texts(made.table) == rows
     assert made.table.scan(snapshot_id=tagged).to_arrow().num_rows == 24
     made.assert_whole()

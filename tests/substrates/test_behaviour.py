@@ -34,7 +34,7 @@ from frazil.history.objects import Objects
 from frazil.history.read import read_history
 from frazil.history.recorder import Recorder
 from frazil.ingest.contract import RangeProgress
-from frazil.maintenance import orphan_cleanup
+from frazil.maintenance import orphan_cleanup, past
 from frazil.maintenance.due import Action
 from frazil.maintenance.orphan_cleanup import clean_orphans
 from frazil.maintenance.outcome import Ending
@@ -413,7 +413,7 @@ class Aged:
 
     def list_files(self, folder: str) -> list[FileInfo]:
         found = self._store.list_files(folder)
-        own = f"/{orphan_cleanup.STATE}/"
+        own = f"/{past.STATE}/"
         return [
             f if own in f.path else dataclasses.replace(f, modified_ms=f.modified_ms - 5 * 24 * HOUR_MS) for f in found
         ]

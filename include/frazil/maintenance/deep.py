@@ -106,9 +106,17 @@ class _DeleteFile:
 
 
 def read_partitions(
-    table: Table, manifests: Sequence[ManifestFile], maintained: MaintainedTable, *, target_bytes: int
+    table: Table,
+    manifests: Sequence[ManifestFile],
+    maintained: MaintainedTable,
+    *,
+    target_bytes: int,
+    sizes: array[int] | None = None,
 ) -> tuple[PartitionFiles, ...]:
-    """The live files of a snapshot's manifests by spec and partition, in the order of their paths."""
+    """The live files of a snapshot's manifests by spec and partition, in the order of their paths.
+
+    `sizes` gets the size of each data file.
+    """
     pool = ExecutorFactory.get_or_create()
     of_deletes = [m for m in manifests if m.content is ManifestContent.DELETES]
     deletes = [file for found in pool.map(lambda m: _delete_files(table.io, m), of_deletes) for file in found]
@@ -126,6 +134,9 @@ def read_partitions(
             total.setdefault(key, _Count()).add(count)
     for file in deletes:
         total.setdefault(file.key, _Count()).add(_counted(file, there))
+    if sizes is not None:
+        for count in total.values():
+            sizes.extend(count.sizes)
     column = _time_column(maintained)
     described = {spec_id: _Description(spec, table.schema(), column) for spec_id, spec in table.specs().items()}
     made = (described[key[0]].partition(key[1], count) for key, count in total.items())

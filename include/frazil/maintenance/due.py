@@ -41,9 +41,11 @@ class Due:
     reason: str
 
 
-def due(health: TableHealth, settings: Maintenance, *, full_check_at: timedelta = timedelta(0)) -> Mapping[Action, Due]:
-    """Which actions are due, from a shallow measurement. All is checked once a UTC day, from `full_check_at` on."""
-    again = _again(health, settings, full_check_at)
+def due(health: TableHealth, settings: Maintenance, *, full_check_at: timedelta | None = None) -> Mapping[Action, Due]:
+    """Which actions are due, from a shallow measurement. With `full_check_at`, all is checked once a UTC day, from then
+    on; a person who looks wants to know what is wrong by then, not what will be checked.
+    """
+    again = full_check_at is not None and _again(health, settings, full_check_at)
     checks = {
         Action.COMPACTION: _compaction(health, settings.compaction, again=again),
         Action.MANIFESTS: _manifests(health, settings.manifests, again=again),

@@ -9,7 +9,7 @@ rollback to a snapshot that the plan keeps needs none of the others.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import chain
@@ -112,6 +112,19 @@ def plan_expiry(metadata: TableMetadata, settings: Expiry, pins: Pins, *, table:
 def unset_properties(metadata: TableMetadata) -> dict[str, str]:
     """Properties that keep `metadata.json` versions few; those already set are left alone."""
     return {key: DEFAULT_PROPERTIES[key] for key in METADATA_PROPERTIES if key not in metadata.properties}
+
+
+def bytes_about(metadata: TableMetadata, expired: Collection[int], *, files: int) -> int:
+    """About how many bytes these files had that went with expired snapshots; no summary tells it of single files.
+
+    A snapshot that removed files kept them in its parent. Where a kept snapshot still has some of them, the others are
+    taken to be as large as all of them are on average.
+    """
+    gone = set(expired)
+    told = [s.summary for s in metadata.snapshots if s.summary and s.parent_snapshot_id in gone]
+    removed = sum(int(one.get(name) or 0) for one in told for name in ("deleted-data-files", "removed-delete-files"))
+    size = sum(int(one.get("removed-files-size") or 0) for one in told)
+    return size * files // removed if removed else 0
 
 
 def _sound_markers(metadata: TableMetadata, *, table: str) -> list[Marker]:

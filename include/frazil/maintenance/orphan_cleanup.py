@@ -42,6 +42,8 @@ from frazil.maintenance.orphans import (
     own_files,
     shared_with,
 )
+from frazil.maintenance.outcome import Ending
+from frazil.maintenance.past import ORPHANS, STATE, PastOutcome, remember
 from frazil.maintenance.tables import MaintainedTable
 from frazil.spec.maintenance import Orphans
 from frazil.spec.units import counted
@@ -53,7 +55,6 @@ from frazil.table.tables import may_delete_files, state_location
 
 log = logging.getLogger(__name__)
 
-STATE = "_maintenance"
 BATCH = 1_000
 """Files that are deleted before the table is loaded again."""
 READ_ATTEMPTS = 3
@@ -133,12 +134,23 @@ def clean_orphans(
     TableLost if only the catalog lacks it, and what catalog and storage raise before the first deletion.
     """
     report = OrphanReport(table.identifier, dry_run)
+    cleanup = _Cleanup.begin(catalog, table, now_ms=now_ms, neighbours=neighbours)
     try:
-        report = _Cleanup.begin(catalog, table, now_ms=now_ms, neighbours=neighbours).run(report)
+        report = cleanup.run(report)
     except _Refused as refusal:
         report = replace(report, refused=str(refusal))
     log.log(logging.WARNING if report.refused else logging.INFO, "%s", report.sentence)
+    if not dry_run:
+        remember(cleanup.before, _outcome(report, now_ms), now_ms=now_ms)
     return report
+
+
+def _outcome(report: OrphanReport, now_ms: int) -> list[PastOutcome]:
+    if not (report.deleted or report.refused):
+        return []
+    ending = Ending.REFUSED if report.refused else Ending.DONE
+    numbers = {"files-removed": report.deleted, "bytes": report.deleted_bytes}
+    return [PastOutcome(now_ms, ORPHANS, ending, report.refused or report.sentence, numbers)]
 
 
 def all_folders(catalog: Catalog, place: Resolver | None = None) -> list[Folders]:

@@ -10,21 +10,26 @@ import logging
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 
+from frazil.commit.history import ancestors
 from frazil.errors import EnvironmentUnusable, FrazilError
 from frazil.maintenance.compaction import CompactionPlan
 from frazil.maintenance.due import Action, enabled
-from frazil.maintenance.expiry import unset_properties
+from frazil.maintenance.expiry import bytes_about, unset_properties
+from frazil.maintenance.load import load_maintained
 from frazil.maintenance.outcome import Ending, Outcome
+from frazil.maintenance.past import remember_outcomes
 from frazil.maintenance.plans import MaintenancePlanner
 from frazil.maintenance.spark_actions import LostRace, Rewritten, SparkFailed, SparkTable
 from frazil.maintenance.tables import MaintainedTable
 from frazil.spec.units import counted
+from frazil.table.catalogs import catalog_errors
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -46,7 +51,9 @@ def maintain(
     `spark` is asked for a session once there is something to do; that must have the catalog under its own name.
     """
     run = _Run(spark, catalog, maintained, now_ms)
-    return tuple(run.outcome(action) for action in Action if action in actions)
+    made = tuple(run.outcome(action) for action in Action if action in actions)
+    remember_outcomes(catalog, maintained.identifier, made, now_ms=now_ms)
+    return made
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +118,7 @@ class _Run:
             "files-added": done.added,
             "files-missed": max(missing, 0),
             "bytes": done.bytes,
+            "bytes-added": self._bytes_added(table),
             "seconds": round(seconds, 3),
             "mb-per-second": round(done.bytes / 1e6 / seconds, 2),
         }
@@ -118,6 +126,14 @@ class _Run:
         sentence = f"{plan.sentence}: {done.removed:,} became {done.added:,} in {seconds:.1f} s"
         sentence += f"; {missing:,} were not rewritten: {why}" if missing > 0 or ending is not Ending.DONE else ""
         return self._ended(Action.COMPACTION, ending, sentence, numbers, exit_code=int(ending is Ending.FAILED))
+
+    def _bytes_added(self, before: Table) -> int:
+        """By the compactions that came after what was loaded before; Iceberg's action does not tell it."""
+        with catalog_errors(self.catalog.name):
+            now = load_maintained(self.catalog, self.maintained).metadata
+        newer = takewhile(lambda s: s.snapshot_id != before.metadata.current_snapshot_id, ancestors(now))
+        told = [s.summary for s in newer if s.summary and s.summary.get("frazil.operation") == Action.COMPACTION]
+        return sum(int(summary.get("added-files-size") or 0) for summary in told)
 
     def _rewrite_manifests(self) -> Outcome:
         table, plan = self._planner.manifests()
@@ -148,6 +164,7 @@ class _Run:
             "snapshots-expired": len(plan.expire),
             "snapshots-kept-beyond": len(plan.kept),
             **{f"{kind}-removed": count for kind, count in gone.items()},
+            "bytes-about": bytes_about(table.metadata, plan.expire, files=gone["data-files"] + gone["delete-files"]),
             "seconds": round(seconds, 3),
         }
         files = ", ".join(f"{count:,} {kind}" for kind, count in gone.items())

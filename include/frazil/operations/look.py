@@ -6,34 +6,40 @@ They are asked through `frazil.operations.answers`, which bounds the wait.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from array import array
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 
-from pyiceberg.manifest import ManifestContent
+from pyiceberg.manifest import ManifestFile
 from pyiceberg.table import Table
 
 from frazil import clock
+from frazil.commit.lane import Lane, branch_name, open_lanes
 from frazil.commit.marker import read_marker
 from frazil.errors import MarkerUnreadable
 from frazil.history.read import history_of as past_of
 from frazil.host.launcher import Observation
 from frazil.host.launchers import open_launcher
+from frazil.maintenance.deep import read_partitions
 from frazil.maintenance.due import due
+from frazil.maintenance.health import PartitionFiles
 from frazil.maintenance.measure import measure
+from frazil.maintenance.past import read_past
 from frazil.maintenance.routed import tables_of_route
 from frazil.maintenance.tables import MaintainedTable
 from frazil.offsets.spans import TopicPartition
+from frazil.operations.calendar import SHOWN, Calendar, calendar_of, partition_calendar
 from frazil.operations.holders import holders
 from frazil.operations.overview import Windows
 from frazil.operations.stream_view import History, history_of
-from frazil.operations.table_view import SHOWN, Calendar, Shape, calendar_of, shape_of
+from frazil.operations.table_view import Shape, shape_of
 from frazil.partitions.completeness import complete_to, moment
 from frazil.partitions.windows import Window
 from frazil.signals.completion import assess
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import kafka_properties
 from frazil.status.stream import StreamStatus, stream_status
-from frazil.table.branches import head_of
+from frazil.table.branches import MAIN, head_of
 from frazil.table.catalogs import existing_catalog
 from frazil.table.tables import load_stream_table
 
@@ -84,23 +90,35 @@ def look_at_routed(spec: StreamSpec, specs: Sequence[StreamSpec]) -> tuple[str, 
     return tuple(table.name for table in tables_of_route(existing_catalog(spec.table.catalog), spec, specs))
 
 
-def look_at_shape(table: MaintainedTable) -> Shape | None:
-    """A table's files and snapshots; None if it does not exist."""
-    catalog = existing_catalog(table.catalog)
-    health = measure(catalog, table, now_ms=clock.now_ms())
+def look_at_shape(table: MaintainedTable) -> tuple[Shape, Calendar | None] | None:
+    """A table's files and snapshots, and its windows as its partitions show them; None if it does not exist."""
+    catalog, now_ms = existing_catalog(table.catalog), clock.now_ms()
+    health = measure(catalog, table, now_ms=now_ms)
     if health is None:
         return None
-    now = catalog.load_table(table.identifier)
-    sizes = _sizes(now) if health.data_files <= FILES_MOST else ()
-    return shape_of(now.metadata, health, due(health, table.settings), sizes=sizes, settings=table.settings)
+    now, target, sizes = catalog.load_table(table.identifier), health.target_file_bytes, array("q")
+    partitions, staged = tuple[PartitionFiles, ...](), list[PartitionFiles]()
+    if health.data_files <= FILES_MOST:
+        partitions = read_partitions(now, _manifests(now), table, target_bytes=target, sizes=sizes)
+        for lane in _lanes(now):
+            manifests = _manifests(now, branch_name(lane.stream))
+            staged += read_partitions(now, manifests, table, target_bytes=target)
+    answers, past = due(health, table.settings), read_past(now)
+    shape = shape_of(now.metadata, health, answers, sizes=sizes, past=past, settings=table.settings)
+    return shape, partition_calendar(partitions, staged, now_us=now_ms * 1000)
 
 
-def _sizes(table: Table) -> Iterator[int]:
-    head = head_of(table.metadata)
-    for manifest in head.manifests(table.io) if head else ():
-        if manifest.content is ManifestContent.DATA:
-            for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True):
-                yield entry.data_file.file_size_in_bytes
+def _manifests(table: Table, branch: str = MAIN) -> list[ManifestFile]:
+    head = head_of(table.metadata, branch)
+    return head.manifests(table.io) if head else []
+
+
+def _lanes(table: Table) -> list[Lane]:
+    """The backfills under way that are not too large to look at."""
+    try:
+        return [lane for lane in open_lanes(table.properties) if lane.files <= FILES_MOST]
+    except MarkerUnreadable:  # the view of its stream says so
+        return []
 
 
 def look_at_calendar(specs: Sequence[StreamSpec]) -> Calendar | None:

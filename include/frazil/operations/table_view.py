@@ -4,28 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
-from itertools import islice
 
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Operation, Snapshot
 
-from frazil.commit.history import ancestors
 from frazil.maintenance.alert_rules import FEWEST_FILES
 from frazil.maintenance.due import Action as DueAction
 from frazil.maintenance.due import Due, enabled
 from frazil.maintenance.health import TableHealth
+from frazil.maintenance.outcome import Ending
+from frazil.maintenance.past import PastOutcome
+from frazil.operations.calendar import Calendar
 from frazil.operations.condition import Level
 from frazil.operations.overview import StandingAlert
-from frazil.partitions.windows import Grain, Window, windows_between
-from frazil.signals.signal import Signal, SignalState
 from frazil.spec.maintenance import Maintenance
 
 SMALLEST_BUCKET = 16 * 1024
 SNAPSHOTS_MOST = 600
-REWRITES_MOST = 8
-SHOWN = {Grain.HOUR: timedelta(days=14), Grain.DAY: timedelta(weeks=26)}
-"""How much of a table's windows a calendar shows."""
+PAST_MOST = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,44 +36,14 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """One snapshot. `kind` is batch, merge, backfill, compaction, manifests, position or others."""
+    """One snapshot, or the end of some. `kind` is batch, merge, backfill, compaction, manifests, expiry, position or
+    others."""
 
     at_ms: int
     kind: str
     stream: str | None
     files: int
     said: str
-
-
-@dataclass(frozen=True, slots=True)
-class Rewrite:
-    """One compaction: what it made of the files, and of their bytes."""
-
-    at_ms: int
-    files_before: int
-    files_after: int
-    bytes_before: int
-    bytes_after: int
-
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """One window. `state` is complete, reopened, held, released or open."""
-
-    key: str
-    state: str
-    rows: int | None = None
-    late_rows: int = 0
-    note: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Calendar:
-    """The newest windows, oldest first."""
-
-    grain: str
-    cells: tuple[Cell, ...]
-    waits_for: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +75,8 @@ class Shape:
     """Empty where the table has more files than a page reads manifests for."""
     marks: tuple[Mark, ...]
     """Oldest first."""
-    rewrites: tuple[Rewrite, ...]
-    """Newest first."""
+    past: tuple[PastOutcome, ...]
+    """What maintenance did lately, newest first."""
     actions: tuple[Action, ...]
 
 
@@ -135,15 +101,16 @@ class TableView:
     problems: tuple[str, ...] = ()
 
 
-def shape_of(
+def shape_of(  # noqa: PLR0913 - all that is known of a table
     metadata: TableMetadata,
     health: TableHealth,
     actions: Mapping[DueAction, Due],
     *,
     sizes: Iterable[int],
+    past: Sequence[PastOutcome],
     settings: Maintenance,
 ) -> Shape:
-    """From a measurement, the sizes of files, and what is due."""
+    """From a measurement, the sizes of files, what is due, and what was done, oldest first."""
     return Shape(
         rows=health.rows,
         files=health.data_files,
@@ -157,8 +124,8 @@ def shape_of(
         list_bytes_per_file=health.manifest_list_bytes / max(health.data_files, FEWEST_FILES),
         limit=settings.alerts.manifest_list_bytes_per_file,
         histogram=histogram(sizes),
-        marks=marks_of(metadata),
-        rewrites=tuple(islice(_rewrites(metadata), REWRITES_MOST)),
+        marks=marks_of(metadata, past),
+        past=tuple(past[: -PAST_MOST - 1 : -1]),
         actions=tuple(
             Action(name, found.due, enabled(settings, name), found.reason) for name, found in actions.items()
         ),
@@ -185,10 +152,15 @@ def histogram(sizes: Iterable[int]) -> tuple[Bucket, ...]:
     )
 
 
-def marks_of(metadata: TableMetadata) -> tuple[Mark, ...]:
-    """The newest snapshots, of main and of what was kept beside it."""
-    newest = sorted(metadata.snapshots, key=lambda one: one.timestamp_ms)[-SNAPSHOTS_MOST:]
-    return tuple(map(_mark, newest))
+def marks_of(metadata: TableMetadata, past: Iterable[PastOutcome] = ()) -> tuple[Mark, ...]:
+    """The newest snapshots, of main and of what was kept beside it, and when others expired since the first of them."""
+    newest = [_mark(one) for one in sorted(metadata.snapshots, key=lambda one: one.timestamp_ms)[-SNAPSHOTS_MOST:]]
+    expiries = [
+        Mark(one.at_ms, "expiry", None, 0, f"{one.numbers.get('snapshots-expired', 0):,.0f} snapshots expired")
+        for one in past
+        if one.action == DueAction.EXPIRY and one.ending is Ending.DONE and newest and one.at_ms >= newest[0].at_ms
+    ]
+    return tuple(sorted((*newest, *expiries), key=lambda one: one.at_ms))
 
 
 def _mark(snapshot: Snapshot) -> Mark:
@@ -209,24 +181,11 @@ def _mark(snapshot: Snapshot) -> Mark:
 def _kind(snapshot: Snapshot, told: Mapping[str, str]) -> str:
     if told.get("frazil.stream") and told.get("frazil.commit-record"):
         return "merge" if told.get("frazil.inserted") is not None else "batch"
-    if told.get("frazil.backfill-stream"):
+    if told.get("frazil.backfill-stream") or told.get("frazil.backfill"):
         return "backfill"
     if snapshot.summary and snapshot.summary.operation is Operation.REPLACE:
         return "compaction" if told.get("deleted-data-files") or told.get("added-data-files") else "manifests"
     return "position" if told.get("frazil.stream") and told.get("frazil.operation") else "others"
-
-
-def _rewrites(metadata: TableMetadata) -> Iterable[Rewrite]:
-    for snapshot in ancestors(metadata):
-        told = _told(snapshot)
-        if _kind(snapshot, told) == "compaction":
-            yield Rewrite(
-                snapshot.timestamp_ms,
-                _number(told, "deleted-data-files"),
-                _number(told, "added-data-files"),
-                _number(told, "removed-files-size"),
-                _number(told, "added-files-size"),
-            )
 
 
 def _told(snapshot: Snapshot) -> Mapping[str, str]:
@@ -237,28 +196,6 @@ def _number(told: Mapping[str, str], name: str) -> int:
     """Others may write anything into a summary."""
     text = told.get(name, "")
     return int(text) if text.isdecimal() else 0
-
-
-def calendar_of(
-    grain: Grain, signals: Mapping[Window, Signal], *, through_us: int, now_us: int, waits_for: str
-) -> Calendar:
-    """The windows that were signalled, and those after them that are open."""
-    until_us = max(through_us, min(grain.floor(now_us) + grain.us, through_us + 48 * grain.us))
-    from_us = until_us - SHOWN[grain] // timedelta(microseconds=1)
-    first_us = min((window.start_us for window in signals), default=through_us)
-    begin_us = max(from_us, min(first_us, through_us))
-    cells = [_cell(window, signals.get(window), through_us) for window in windows_between(grain, begin_us, until_us)]
-    return Calendar(grain, tuple(cells), waits_for)
-
-
-def _cell(window: Window, signal: Signal | None, through_us: int) -> Cell:
-    if signal is None:
-        # A window before the cursor without a signal had none to send: it was history.
-        return Cell(window.key, "open" if window.start_us >= through_us else "history")
-    state = {SignalState.HELD: "held", SignalState.RELEASED: "released"}.get(signal.state)
-    if state is None:
-        state = "reopened" if signal.revision > 1 else "complete"
-    return Cell(window.key, state, signal.rows, signal.late_rows, signal.note)
 
 
 def level_of(shape: Shape | None, calendar: Calendar | None, alerts: Sequence[StandingAlert]) -> Level:

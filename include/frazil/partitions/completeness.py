@@ -43,10 +43,9 @@ class Feed:
             return f"{self.stream} does not count: {self.problem}"
         held = f", held back by {self.holding_back[0]}-{self.holding_back[1]}" if self.holding_back else ""
         late = f" less lateness {timedelta(microseconds=self.lateness_us)}" if self.lateness_us else ""
-        stands = "unknown" if self.watermark_us is None else f"{moment(self.watermark_us)}{late}"
-        waits = (
-            f", and its rows since {moment(self.waiting_us)} wait on a branch" if self.waiting_us is not None else ""
-        )
+        stands = "unknown" if self.watermark_us is None else f"{_second(self.watermark_us)}{late}"
+        since = None if self.waiting_us is None else _second(self.waiting_us)
+        waits = f", and its rows since {since} wait on a branch" if since else ""
         return f"the watermark of {self.stream} is {stands}{held}{waits}"
 
 
@@ -122,6 +121,11 @@ def waits_for(feeds: tuple[Feed, ...], window: Window) -> tuple[Feed, ...]:
 def moment(us: int) -> str:
     """Microseconds since 1970 as ISO 8601."""
     return (EPOCH + timedelta(microseconds=us)).isoformat().replace("+00:00", "Z")
+
+
+def _second(us: int) -> str:
+    """As `moment`, for people to read: a window ends at a whole second."""
+    return moment(us - us % 1_000_000)
 
 
 def _first(cursor: Cursor | None, bound: int, grain: Grain, complete_from_us: int | None) -> int:

@@ -36,7 +36,7 @@ LARGE = TableHealth(
 
 
 def is_due(action: Action, **changes: Any) -> bool:
-    return due(dataclasses.replace(LARGE, **changes), SETTINGS)[action].due
+    return due(dataclasses.replace(LARGE, **changes), SETTINGS, full_check_at=timedelta(0))[action].due
 
 
 @pytest.mark.parametrize(
@@ -99,3 +99,9 @@ def test_manifests_of_specs_that_hide_one_another_are_looked_at_once_a_day() -> 
 )
 def test_expiry_is_due_by_the_age_of_main_s_own_line(changes: dict[str, Any], worth: bool) -> None:
     assert is_due(Action.EXPIRY, **changes) is worth
+
+
+def test_a_person_who_looks_in_a_days_first_hour_is_not_told_of_its_full_check() -> None:
+    midnight = dataclasses.replace(LARGE, at_ms=NOON_MS + 12 * HOUR_MS)
+    assert due(midnight, SETTINGS, full_check_at=timedelta(0))[Action.COMPACTION].due
+    assert not due(midnight, SETTINGS)[Action.COMPACTION].due

@@ -31,6 +31,8 @@ from frazil.errors import AccessDenied, SpecError
 from frazil.ingest.contract import RangeProgress
 from frazil.maintenance import orphan_cleanup, orphan_references
 from frazil.maintenance.orphan_cleanup import OrphanReport, clean_orphans
+from frazil.maintenance.outcome import Ending
+from frazil.maintenance.past import read_past
 from frazil.maintenance.tables import MaintainedTable, find_maintained
 from frazil.spec.model import StreamSpec
 from frazil.table.catalogs import load_catalog
@@ -174,6 +176,8 @@ def test_young_files_wait_and_so_do_files_that_were_found_before_the_table_commi
     assert "after the table's next commit" in idle.sentence
     world.commit()
     assert world.clean().deleted == 1
+    (past,) = read_past(world.made.tables.main.refresh())
+    assert (past.action, past.ending, past.numbers) == ("orphans", Ending.DONE, {"files-removed": 1, "bytes": 8})
     assert young.exists()
     assert not old.exists()
 

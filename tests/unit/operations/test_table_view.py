@@ -13,24 +13,20 @@ from pyiceberg.table.snapshots import Snapshot, Summary
 
 from frazil.maintenance.due import Action, Due
 from frazil.maintenance.health import TableHealth
+from frazil.maintenance.outcome import Ending
+from frazil.maintenance.past import PastOutcome
+from frazil.operations.calendar import Calendar, Cell
 from frazil.operations.condition import Level
 from frazil.operations.overview import StandingAlert
 from frazil.operations.table_view import (
+    PAST_MOST,
     SNAPSHOTS_MOST,
-    Calendar,
-    Cell,
-    calendar_of,
     histogram,
     level_of,
     marks_of,
     shape_of,
 )
-from frazil.partitions.windows import Grain, Window
-from frazil.signals.signal import Signal, SignalState
 from frazil.spec.maintenance import Maintenance
-
-HOUR_US = Grain.HOUR.us
-START = Window.parse("2023-11-14T00").start_us
 
 
 def snapshot(n: int, operation: str = "append", parent: int | None = None, **summary: str) -> Snapshot:
@@ -89,40 +85,6 @@ def test_each_file_is_in_exactly_one_bucket(sizes: list[int]):
     assert all(one.below == other.at_least for one, other in pairwise(buckets))
 
 
-def signal(window: Window, state: SignalState = SignalState.COMPLETE, *, revision: int = 1) -> Signal:
-    return Signal(
-        "t", window.key, window.start_us, window.end_us, revision, state, 5, 0, revision - 1, 0, 1, 1, 0, "why"
-    )
-
-
-def test_the_calendar_shows_each_window_in_its_state_and_those_after_them_as_open():
-    hours = [Window(START + n * HOUR_US, Grain.HOUR) for n in range(6)]
-    signals = {
-        hours[0]: signal(hours[0]),
-        hours[1]: signal(hours[1], revision=2),
-        hours[2]: signal(hours[2], SignalState.HELD),
-        hours[3]: signal(hours[3], SignalState.RELEASED),
-    }
-    made = calendar_of(
-        Grain.HOUR, signals, through_us=hours[5].start_us, now_us=hours[5].end_us + 1, waits_for="the watermark"
-    )
-    states = ["complete", "reopened", "held", "released", "history", "open", "open"]
-    assert [cell.state for cell in made.cells] == states
-    assert (made.cells[1].key, made.cells[1].rows, made.cells[1].late_rows) == ("2023-11-14T01", 5, 1)
-    assert made.waits_for == "the watermark"
-
-
-@pytest.mark.parametrize(("grain", "most"), [(Grain.HOUR, 14 * 24), (Grain.DAY, 26 * 7)])
-def test_a_calendar_is_bounded_also_for_a_table_whose_event_times_are_years_ago(grain: Grain, most: int):
-    windows = [Window(grain.floor(START) + n * grain.us, grain) for n in range(most * 2)]
-    through = windows[-1].end_us
-    made = calendar_of(
-        grain, {w: signal(w) for w in windows}, through_us=through, now_us=through + 10**15, waits_for=""
-    )
-    assert len(made.cells) == most
-    assert sum(cell.state == "open" for cell in made.cells) == 48
-
-
 def health(**changes: Any) -> TableHealth:
     values: dict[str, Any] = {
         "table": "demo.ticks", "at_ms": 0, "snapshot_id": 1, "target_file_bytes": 2**29, "data_files": 600,
@@ -134,23 +96,34 @@ def health(**changes: Any) -> TableHealth:
     return TableHealth(**{**values, **changes})
 
 
-def test_the_shape_has_the_manifest_list_a_file_as_the_alert_counts_it_and_what_compaction_saved():
-    settings = Maintenance()
-    before = snapshot(1, **BATCH)
-    sizes = {"added_files_size": "50", "removed_files_size": "700"}
-    after = snapshot(2, "replace", parent=1, added_data_files="1", deleted_data_files="9", **sizes)
-    shape = shape_of(metadata(before, after), health(), {Action.EXPIRY: Due(True, "why")}, sizes=[5], settings=settings)
+def outcome(at_ms: int, action: str = "expiry", ending: Ending = Ending.DONE) -> PastOutcome:
+    return PastOutcome(at_ms, action, ending, "why", {"snapshots-expired": 1200})
+
+
+def test_the_timeline_has_the_expiries_since_its_first_snapshot():
+    past = [outcome(1), outcome(2_500), outcome(2_600, "orphans"), outcome(2_700, ending=Ending.FAILED)]
+    marks = marks_of(metadata(snapshot(2), snapshot(3)), past)
+    assert [(mark.at_ms, mark.kind) for mark in marks] == [(2_000, "others"), (2_500, "expiry"), (3_000, "others")]
+    assert marks[1].said == "1,200 snapshots expired"
+
+
+def test_the_shape_has_the_manifest_list_a_file_as_the_alert_counts_it_and_what_was_done_newest_first():
+    settings, past = Maintenance(), [outcome(n) for n in range(PAST_MOST + 2)]
+    due = {Action.EXPIRY: Due(True, "why")}
+    shape = shape_of(metadata(snapshot(1)), health(), due, sizes=[5], past=past, settings=settings)
     assert (shape.list_bytes_per_file, shape.limit) == (2048, 1024)
-    assert [(r.files_before, r.files_after, r.bytes_before, r.bytes_after) for r in shape.rewrites] == [(9, 1, 700, 50)]
+    assert [one.at_ms for one in shape.past] == list(range(PAST_MOST + 1, 1, -1))
     assert [(a.name, a.due, a.enabled, a.reason) for a in shape.actions] == [("expiry", True, True, "why")]
-    small = shape_of(metadata(), health(data_files=1, manifest_list_bytes=4096), {}, sizes=[], settings=settings)
+    small = shape_of(
+        metadata(), health(data_files=1, manifest_list_bytes=4096), {}, sizes=[], past=(), settings=settings
+    )
     assert small.list_bytes_per_file == 16  # a small table's list is one small read
 
 
 def test_a_table_needs_a_person_for_an_alert_or_a_held_window():
     held = Calendar("hour", (Cell("k", "held"),), "")
     alert = StandingAlert("demo.ticks", "manifests", 0, "x")
-    shape = shape_of(metadata(), health(), {}, sizes=[], settings=Maintenance())
+    shape = shape_of(metadata(), health(), {}, sizes=[], past=(), settings=Maintenance())
     assert level_of(None, None, ()) is Level.UNKNOWN
     assert level_of(shape, None, ()) is Level.WELL
     assert level_of(shape, held, ()) is Level.TROUBLE

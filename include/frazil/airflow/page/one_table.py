@@ -22,9 +22,10 @@ from frazil.airflow.page.views import (
 from frazil.errors import SpecError
 from frazil.maintenance.tables import MaintainedTable, TableKind, find_maintained
 from frazil.operations.answers import Answer
+from frazil.operations.calendar import Calendar, together
 from frazil.operations.look import look_at_calendar, look_at_shape
 from frazil.operations.overview import StandingAlert
-from frazil.operations.table_view import Calendar, TableView, level_of
+from frazil.operations.table_view import TableView, level_of
 from frazil.spec.model import StreamSpec
 from frazil.spec.routed_stream import seen_by
 from frazil.spec.units import format_duration
@@ -71,15 +72,17 @@ def table(name: str, sees: Sees, may_act: Callable[[str], bool]) -> TableView | 
     (alerts,) = kept.gather([measured], within_s=0.2)
     (paused,) = kept.gather([dags], within_s=0.2)
     standing = _standing(found, alerts.value.alerts if alerts.value else ())
+    files, partitions = seen.value or (None, None)
+    shown_windows = together(complete.value, partitions)
     return TableView(
         at_ms=clock.now_ms(),
         table=name,
         kind=found.kind,
-        level=level_of(seen.value, complete.value, standing),
+        level=level_of(files, shown_windows, standing),
         streams=tuple(sorted(shown)),
         every=format_duration(found.settings.every),
-        shape=seen.value,
-        calendar=complete.value,
+        shape=files,
+        calendar=shown_windows,
         alerts=standing,
         dags=paused.value,
         pending=seen.pending or (windows is not None and complete.pending),

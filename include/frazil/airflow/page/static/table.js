@@ -29,7 +29,7 @@ function held(view) {
 }
 
 function offered(view) {
-  return [view.kind !== "dead letters" && "maintain", held(view) && "release", view.calendar && "send-again"].filter(Boolean);
+  return [view.kind !== "dead letters" && "maintain", held(view) && "release", view.calendar?.waits_for && "send-again"].filter(Boolean);
 }
 
 function nothing(view) {
@@ -70,26 +70,48 @@ const STATES = {
   held: "held by its quality gate",
   open: "open",
   history: "never signalled",
+  written: "has rows",
+  empty: "has none",
 };
 const SIGNS = { reopened: "↻", released: "✓", held: "!", open: "" };
+const MARKS = { compacted: "compacted", backfilled: "being backfilled" };
+const DAYS = ["Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"];
 
 function windows(view) {
   const { calendar } = view;
   if (!calendar) return null;
-  const said = h("output", { class: "soft read" }, `Next: ${calendar.waits_for}`);
+  const hourly = calendar.grain === "hour";
+  const next = calendar.waits_for ? `Next: ${calendar.waits_for}` : "No window is signalled: these are the table's partitions.";
+  const said = h("output", { class: "soft read" }, next);
   const used = Object.keys(STATES).filter((state) => calendar.cells.some((cell) => cell.state === state));
+  const marks = Object.keys(MARKS).filter((mark) => calendar.cells.some((cell) => cell[mark]));
   const rows = new Map();
   for (const cell of calendar.cells) {
-    const row = calendar.grain === "hour" ? cell.key.slice(0, 10) : weekOf(cell.key);
+    const row = hourly ? cell.key.slice(0, 10) : weekOf(cell.key);
     rows.set(row, [...(rows.get(row) || []), cell]);
   }
-  const place = (cell) => (calendar.grain === "hour" ? Number(cell.key.slice(11)) : (new Date(`${cell.key}T00:00Z`).getUTCDay() + 6) % 7);
+  const columns = hourly ? Array.from({ length: 24 }, (_, hour) => String(hour).padStart(2, "0")) : DAYS;
+  const place = (cell) => (hourly ? Number(cell.key.slice(11)) : (new Date(`${cell.key}T00:00Z`).getUTCDay() + 6) % 7);
   return h(
     "section",
     { class: "card" },
-    h("h2", {}, calendar.grain === "hour" ? "Windows, by day and hour" : "Windows, by week and day"),
-    h("div", { class: "legend" }, used.map((state) => h("span", {}, h("i", { class: `cell ${state}`, "aria-hidden": "true" }, SIGNS[state] || ""), STATES[state]))),
-    h("div", { class: "calendar-frame", tabindex: 0, role: "group", "aria-label": "Windows", "data-key": "calendar" }, h("table", { class: `calendar ${calendar.grain}` }, [...rows].map(([row, cells]) => h("tr", {}, h("th", { scope: "row" }, row), spread(cells, place, calendar.grain === "hour" ? 24 : 7).map((cell) => h("td", {}, cell && sign(cell, said))))))),
+    h("h2", {}, hourly ? "Windows, by day and hour (UTC)" : "Windows, by week and day"),
+    h(
+      "div",
+      { class: "legend" },
+      used.map((state) => h("span", {}, h("i", { class: `cell ${state}`, "aria-hidden": "true" }, SIGNS[state] || ""), STATES[state])),
+      marks.map((mark) => h("span", {}, h("i", { class: `cell open ${mark}`, "aria-hidden": "true" }), MARKS[mark])),
+    ),
+    h(
+      "div",
+      { class: "calendar-frame", tabindex: 0, role: "group", "aria-label": "Windows", "data-key": "calendar" },
+      h(
+        "table",
+        { class: `calendar ${calendar.grain}` },
+        h("thead", {}, h("tr", {}, h("td", {}), columns.map((name) => h("th", { scope: "col" }, name)))),
+        h("tbody", {}, [...rows].map(([row, cells]) => h("tr", {}, h("th", { scope: "row" }, row), spread(cells, place, columns.length).map((cell) => h("td", {}, cell && sign(cell, said)))))),
+      ),
+    ),
     said,
   );
 }
@@ -101,8 +123,16 @@ function spread(cells, place, width) {
 }
 
 function sign(cell, said) {
-  const words = `${cell.key}: ${STATES[cell.state]}${cell.rows === null ? "" : `, ${counted(cell.rows, "row")}`}${cell.late_rows ? `, ${count(cell.late_rows)} of them late` : ""}${cell.note ? `; ${cell.note}` : ""}`;
-  return h("i", { class: `cell ${cell.state}${cell.rows === 0 ? " bare" : ""}`, title: words, role: "img", "aria-label": words, onpointerenter: () => replace(said, document.createTextNode(words)) }, SIGNS[cell.state] || "");
+  const marks = Object.keys(MARKS).filter((mark) => cell[mark]);
+  const facts = [
+    STATES[cell.state],
+    cell.rows !== null && counted(cell.rows, "row"),
+    cell.late_rows > 0 && `${count(cell.late_rows)} of them late`,
+    cell.files > 0 && `${counted(cell.files, "file")} in its partition`,
+    ...marks.map((mark) => MARKS[mark]),
+  ].filter(Boolean);
+  const words = `${cell.key}: ${facts.join(", ")}${cell.note ? `; ${cell.note}` : ""}`;
+  return h("i", { class: `cell ${cell.state}${cell.rows === 0 ? " bare" : ""} ${marks.join(" ")}`, title: words, role: "img", "aria-label": words, onpointerenter: () => replace(said, document.createTextNode(words)) }, SIGNS[cell.state] || "");
 }
 
 function weekOf(key) {
@@ -141,11 +171,29 @@ function maintenance(view) {
     h("h2", {}, "Maintenance"),
     h("p", { class: "soft" }, `Looks every ${view.every}. `, dag && h("a", { ...linkTo(`/dags/${encodeURIComponent(dag)}`), "data-key": dag }, "Its runs in Airflow"), paused && [". ", h("b", {}, "Its DAG is paused: nothing is maintained.")]),
     h("ul", { class: "runs" }, it.actions.map((action) => h("li", {}, shape(action.due ? (paused ? 1 : 2) : action.enabled ? 4 : 3), h("div", {}, h("b", {}, action.name), action.due ? " is due" : action.enabled ? " is not due" : " is off", h("small", {}, action.reason))))),
-    h("h3", { class: "spaced" }, "What it saved"),
-    it.rewrites.length
-      ? h("ul", { class: "runs" }, it.rewrites.map((one) => h("li", {}, shape(4), h("div", {}, h("b", {}, moment(one.at_ms, view.at_ms)), ` ${counted(one.files_before, "file")} became ${count(one.files_after)}`, h("small", {}, `${bytes(one.bytes_before)} became ${bytes(one.bytes_after)}, ${ago(one.at_ms, view.at_ms)}`)))))
-      : h("p", { class: "soft" }, "No compaction is in the table's history."),
+    h("h3", { class: "spaced" }, "What it did and saved"),
+    it.past.length ? h("ul", { class: "runs" }, it.past.map((one) => past(one, view.at_ms))) : h("p", { class: "soft" }, "It has changed nothing so far."),
   );
+}
+
+const LEVELS = { done: 4, "gave up": 3, refused: 1, failed: 1 };
+
+/** What one run of an action did; of one that came to nothing, why. */
+function past(one, now) {
+  const [said, saved] = one.ending === "done" ? did(one) : [`${one.action} ${one.ending === "gave up" ? "gave up" : one.ending === "failed" ? "failed" : "was refused"}`, one.sentence];
+  return h("li", {}, shape(LEVELS[one.ending] ?? 2), h("div", {}, h("b", {}, moment(one.at_ms, now)), ` ${said}`, h("small", {}, [saved, ago(one.at_ms, now)].filter(Boolean).join(", "))));
+}
+
+function did({ action, numbers, sentence }) {
+  const n = (name) => numbers[name] || 0;
+  if (action === "compaction" && n("files-removed")) return [`${counted(n("files-removed"), "file")} became ${count(n("files-added"))}`, `${bytes(n("bytes"))} became ${bytes(n("bytes-added"))}`];
+  if (action === "manifests") return [`${counted(n("manifests-removed"), "manifest")} became ${count(n("manifests-added"))}`, ""];
+  if (action === "expiry") {
+    const files = n("data-files-removed") + n("delete-files-removed");
+    return [`${counted(n("snapshots-expired"), "snapshot")} expired`, files ? `${counted(files, "file")} of about ${bytes(n("bytes-about"))} went with them` : "no file went with them"];
+  }
+  if (action === "orphans") return [`${counted(n("files-removed"), "orphan file")} deleted`, `${bytes(n("bytes"))} freed`];
+  return [action, sentence];
 }
 
 /* Snapshots */
@@ -156,6 +204,7 @@ const KINDS = {
   backfill: "backfill",
   compaction: "compaction",
   manifests: "manifests rewritten",
+  expiry: "expiry",
   position: "position moved",
   others: "by others",
 };
@@ -176,7 +225,7 @@ function snapshots(view) {
     "section",
     { class: "card" },
     h("h2", {}, "Snapshots"),
-    h("p", { class: "soft" }, `The newest ${count(marks.length)} of ${count(view.shape.snapshots)}, by what made them.`),
+    h("p", { class: "soft" }, `The newest ${count(marks.filter((mark) => mark.kind !== "expiry").length)} of ${count(view.shape.snapshots)}, by what made them${marks.some((mark) => mark.kind === "expiry") ? "; and when others expired" : ""}.`),
     h(
       "div",
       { class: "wide", tabindex: 0, role: "group", "aria-label": "Snapshots over time", "data-key": "snapshots" },

@@ -1,0 +1,116 @@
+"""What maintenance did with a table lately, for people to look at; bounded.
+
+The object `<location>/_frazil/_maintenance/past.json` is read, added to and put again. Two that do so at once may lose
+an entry; nothing is decided by it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Self
+
+from pyiceberg.catalog import Catalog
+from pyiceberg.table import Table
+
+from frazil.maintenance.outcome import Ending, Outcome
+from frazil.table.storage import open_store
+from frazil.table.tables import state_location
+
+log = logging.getLogger(__name__)
+
+STATE = "_maintenance"
+"""The folder of what maintenance keeps beside a table; no stream's name begins with an underscore."""
+FORMAT_VERSION = 1
+MOST = 12
+"""Of one action and ending: a flood of failures leaves what was done before it."""
+KEPT_MS = 90 * 24 * 3_600_000
+SENTENCE_MOST = 400
+"""Characters."""
+ORPHANS = "orphans"
+
+
+@dataclass(frozen=True, slots=True)
+class PastOutcome:
+    """What one action came to, and when that was."""
+
+    at_ms: int
+    action: str
+    """One of `frazil.maintenance.due.Action`, or `orphans`."""
+    ending: Ending
+    sentence: str
+    numbers: Mapping[str, float] = field(default_factory=dict)
+    """Named with their units, in kebab-case."""
+
+    @classmethod
+    def of(cls, outcome: Outcome, *, at_ms: int) -> Self:
+        return cls(at_ms, str(outcome.action), outcome.ending, _cut(outcome.sentence), dict(outcome.numbers))
+
+
+def remember(table: Table, outcomes: Iterable[PastOutcome], *, now_ms: int) -> None:
+    """Add what did or tried something to what is known of the table. Raises nothing: it is only for people to see."""
+    worth = [one for one in outcomes if one.ending is not Ending.SKIPPED]
+    if not worth:
+        return
+    try:
+        past = (*read_past(table), *worth)
+        open_store(_path(table), table.io.properties).put(_path(table), encoded(table, past, now_ms=now_ms))
+    except Exception as error:  # storages raise what their clients raise
+        log.warning("what maintenance did with %s is not remembered: %s", ".".join(table.name()), error)
+
+
+def remember_outcomes(catalog: Catalog, identifier: str, outcomes: Iterable[Outcome], *, now_ms: int) -> None:
+    """As `remember`, of a table that has yet to be loaded."""
+    made = [PastOutcome.of(one, at_ms=now_ms) for one in outcomes if one.ending is not Ending.SKIPPED]
+    try:
+        if made:
+            remember(catalog.load_table(identifier), made, now_ms=now_ms)
+    except Exception as error:  # catalogs raise what their clients raise
+        log.warning("what maintenance did with %s is not remembered: %s", identifier, error)
+
+
+def read_past(table: Table) -> tuple[PastOutcome, ...]:
+    """What is known, oldest first; nothing where the object is missing, damaged, newer or another table's.
+
+    Raises what the storage raises.
+    """
+    data = open_store(_path(table), table.io.properties).get(_path(table))
+    if data is None:
+        return ()
+    try:
+        return tuple(_decoded(json.loads(data), str(table.metadata.table_uuid)))
+    except (ValueError, LookupError, TypeError) as error:
+        log.warning("%s is not what maintenance wrote, and is passed over: %r", _path(table), error)
+        return ()
+
+
+def encoded(table: Table, past: Iterable[PastOutcome], *, now_ms: int) -> bytes:
+    """The object, with the newest outcomes of each kind. A time far in the future is of a clock that was wrong."""
+    seen: Counter[tuple[str, Ending]] = Counter()
+    kept = []
+    for one in sorted(past, key=lambda one: one.at_ms, reverse=True):
+        seen[one.action, one.ending] += 1
+        if seen[one.action, one.ending] <= MOST and abs(now_ms - one.at_ms) <= KEPT_MS:
+            kept.append(asdict(one))
+    return json.dumps(
+        {"format": FORMAT_VERSION, "table-uuid": str(table.metadata.table_uuid), "outcomes": kept[::-1]}
+    ).encode()
+
+
+def _decoded(raw: Mapping[str, Any], table_uuid: str) -> Iterable[PastOutcome]:
+    if (raw["format"], raw["table-uuid"]) != (FORMAT_VERSION, table_uuid):
+        return
+    for one in raw["outcomes"]:
+        numbers = {str(name): float(value) for name, value in one["numbers"].items()}
+        yield PastOutcome(int(one["at_ms"]), str(one["action"]), Ending(one["ending"]), str(one["sentence"]), numbers)
+
+
+def _cut(sentence: str) -> str:
+    return sentence if len(sentence) <= SENTENCE_MOST else f"{sentence[: SENTENCE_MOST - 4]} ..."
+
+
+def _path(table: Table) -> str:
+    return f"{state_location(table, STATE)}/past.json"

@@ -1,0 +1,123 @@
+"""A table's windows as a page shows them: what is signalled of each, and what its partitions have. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+
+from frazil.maintenance.health import PartitionFiles
+from frazil.partitions.windows import Grain, Window, windows_between
+from frazil.signals.signal import Signal, SignalState
+
+SHOWN = {Grain.HOUR: timedelta(days=14), Grain.DAY: timedelta(weeks=26)}
+"""How much of a table's windows a calendar shows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One window. `state` is complete, reopened, held, released, open or history; without signals written or empty."""
+
+    key: str
+    state: str
+    rows: int | None = None
+    late_rows: int = 0
+    note: str | None = None
+    files: int | None = None
+    """Of its partition, which may be longer than the window; None where that is unknown."""
+    compacted: bool = False
+    """Its partition has nothing left to compact."""
+    backfilled: bool = False
+    """Rows of it wait on the branch of a backfill that is under way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Calendar:
+    """The newest windows, oldest first."""
+
+    grain: str
+    cells: tuple[Cell, ...]
+    waits_for: str | None
+    """What the next window waits for; None for a table without signals."""
+
+
+def calendar_of(
+    grain: Grain, signals: Mapping[Window, Signal], *, through_us: int, now_us: int, waits_for: str
+) -> Calendar:
+    """The windows that were signalled, and those after them that are open."""
+    until_us = max(through_us, min(grain.floor(now_us) + grain.us, through_us + 48 * grain.us))
+    from_us = until_us - SHOWN[grain] // timedelta(microseconds=1)
+    first_us = min((window.start_us for window in signals), default=through_us)
+    begin_us = max(from_us, min(first_us, through_us))
+    cells = [_cell(window, signals.get(window), through_us) for window in windows_between(grain, begin_us, until_us)]
+    return Calendar(grain, tuple(cells), waits_for)
+
+
+def _cell(window: Window, signal: Signal | None, through_us: int) -> Cell:
+    if signal is None:
+        # A window before the cursor without a signal had none to send: it was history.
+        return Cell(window.key, "open" if window.start_us >= through_us else "history")
+    state = {SignalState.HELD: "held", SignalState.RELEASED: "released"}.get(signal.state)
+    if state is None:
+        state = "reopened" if signal.revision > 1 else "complete"
+    return Cell(window.key, state, signal.rows, signal.late_rows, signal.note)
+
+
+def partition_calendar(
+    partitions: Iterable[PartitionFiles], staged: Iterable[PartitionFiles], *, now_us: int
+) -> Calendar | None:
+    """The windows that partitions are of, an hour or a day each, up to now; None where they are of neither.
+
+    `staged` are those of backfills under way.
+    """
+    found, waiting = _by_window(partitions, now_us), _by_window(staged, now_us)
+    windows = {*found, *waiting}
+    if not windows:
+        return None
+    grain = min((window.grain for window in windows), key=lambda grain: grain.us)
+    alike = [window for window in windows if window.grain is grain]
+    first, last = min(alike), max(alike)
+    begin_us = max(first.start_us, last.end_us - SHOWN[grain] // timedelta(microseconds=1))
+    cells = [_filled(w, found.get(w, ()), now_us=now_us) for w in windows_between(grain, begin_us, last.end_us)]
+    shown = {window.key for window in waiting}
+    return Calendar(grain, tuple(replace(cell, backfilled=cell.key in shown) for cell in cells), None)
+
+
+def _by_window(partitions: Iterable[PartitionFiles], now_us: int) -> dict[Window, list[PartitionFiles]]:
+    """A table may have several partitions of one hour; what lies ahead of now is of a clock that is wrong."""
+    found: dict[Window, list[PartitionFiles]] = {}
+    for one in partitions:
+        window = _window_of(one)
+        if window is not None and window.start_us <= now_us:
+            found.setdefault(window, []).append(one)
+    return found
+
+
+def _window_of(one: PartitionFiles) -> Window | None:
+    begin_us, end_us = one.window_begin_us, one.window_end_us
+    if begin_us is None or end_us is None:
+        return None
+    return next((Window(begin_us, grain) for grain in Grain if end_us - begin_us == grain.us), None)
+
+
+def _filled(window: Window, partitions: Sequence[PartitionFiles], *, now_us: int) -> Cell:
+    files, is_over = sum(one.files for one in partitions), window.end_us <= now_us
+    compacted = files > 0 and is_over and all(one.small_files < 2 and not one.delete_files for one in partitions)
+    return Cell(window.key, "written" if files else "empty", files=files, compacted=compacted)
+
+
+def together(signalled: Calendar | None, partitions: Calendar | None) -> Calendar | None:
+    """One calendar of both: a window that was signalled also shows what its partition has."""
+    if signalled is None or partitions is None:
+        return signalled or partitions
+    known = {cell.key: cell for cell in partitions.cells}
+
+    def shown(cell: Cell) -> Cell:
+        # An hour may be of the partition of a day.
+        found = known.get(cell.key) or known.get(cell.key[: len(next(iter(known)))])
+        if found is None:
+            return cell
+        compacted = found.compacted and cell.state != "open"
+        return replace(cell, files=found.files, compacted=compacted, backfilled=found.backfilled)
+
+    return replace(signalled, cells=tuple(map(shown, signalled.cells)))

@@ -1,0 +1,256 @@
+"""A stream of a made world, and the histories that its writers, its supervisor, its gate and its maintenance left."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyiceberg.table.snapshots import Operation, Summary
+from pyiceberg.table.update import AddSnapshotUpdate
+
+from frazil.backfill.commit import LaneCommitter
+from frazil.backfill.request import parse_request
+from frazil.commit.journal import Journal
+from frazil.commit.marker import BatchKey
+from frazil.commit.reasons import Reason
+from frazil.commit.settle import Settled, batch_folder
+from frazil.commit.snapshot import Base, SnapshotWriter
+from frazil.events import BatchCommitted, EpochBegan, Event, Happening, LagMeasured, StallBegan
+from frazil.history.objects import Objects
+from frazil.history.points import Happened, Kind
+from frazil.history.recorder import Recorder
+from frazil.history.supervision import Supervision
+from frazil.home import run_folder
+from frazil.host.exchange import open_exchange
+from frazil.host.heartbeat import Heartbeat, Phase, Stall
+from frazil.host.json_file import replace_json
+from frazil.host.lock import LOCK_FILE
+from frazil.host.processes import mark
+from frazil.host.records import ExitRecord, Launch, LaunchKind, ProcessMark, append_exit
+from frazil.ingest.changes import CHANGE, UPSERT
+from frazil.ingest.contract import RangeProgress
+from frazil.maintenance.outcome import Ending
+from frazil.maintenance.past import PastOutcome, remember
+from frazil.partitions.windows import Grain, Window
+from frazil.signals.completion import Assessment, Gate, assess, release, signal
+from frazil.table.branches import head_of
+from frazil.table.catalogs import load_catalog
+from tests.made_batches import EventTimes, MadeStream
+
+MINUTE_MS, HOUR_MS = 60_000, 3_600_000
+
+
+@dataclass
+class MadeHistory:
+    """One stream, whose batches came once a minute."""
+
+    made: MadeStream
+    read: list[int]
+    """The next offset, by partition."""
+    at_ms: int
+    beats: Callable[[Callable[[int], None]], None]
+    waits: Mapping[int, int] = field(default_factory=dict)
+    """Records that wait in Kafka, by partition."""
+
+    def __post_init__(self) -> None:
+        self.spec, self.name = self.made.spec, self.made.spec.name
+        self.recorder = Recorder(self.name, interval_ms=MINUTE_MS)
+        committer = self.made.begin()
+        self.tell(EpochBegan(committer.epoch, self.marker, Settled()))
+
+    @property
+    def marker(self) -> Any:
+        return self.made.tables.marker()
+
+    def tell(self, what: Happening) -> None:
+        self.recorder.take(Event(self.name, self.at_ms, what))
+
+    def batch(  # noqa: PLR0913 - keywords, each with a default
+        self,
+        counts: Sequence[int],
+        *,
+        hours: float = 1 / 60,
+        ago_hours: int = 0,
+        behind: Mapping[int, int] | None = None,
+        bad: Mapping[str, int] | None = None,
+        lag: int = 0,
+        seconds: float = 1.2,
+        every: int = 1,
+    ) -> None:
+        """Land the batch of a minute, or of `every` so many.
+
+        Its rows' event times are of the `hours` before it, or before the middle of the hour `ago_hours` ago. With
+        `behind`, the newest event time of a partition lies so many hours behind; `bad` are dead letters by reason.
+        """
+        self.at_ms += every * MINUTE_MS
+        self.made.now_ms = self.at_ms
+        ranges = {p: (self.read[p], self.read[p] + n) for p, n in enumerate(counts)}
+        rejected = sum((bad or {}).values())
+        middle_us = Grain.HOUR.floor(self.at_ms * 1000) + Grain.HOUR.us // 2 - ago_hours * Grain.HOUR.us
+        until_us = middle_us if ago_hours else self.at_ms * 1000
+        rows = sum(counts) - rejected
+        times = np.linspace(until_us - hours * HOUR_MS * 1000, until_us, rows, endpoint=False).astype(np.int64)
+        self.made.columns = partial(_columns, times=times, keys=700 if self.spec.mode == "upsert" else None)
+        newest = {p: self.at_ms * 1000 - (behind or {}).get(p, 0) * HOUR_MS * 1000 for p, n in enumerate(counts) if n}
+        place = f"{self.made.topic}[0]@{self.read[0]}"
+        marker = self.made.land(
+            ranges,
+            rejected={0: range(self.read[0], self.read[0] + rejected)} if rejected else None,
+            times=EventTimes(newest, Counter((times // Grain.HOUR.us * Grain.HOUR.us).tolist())),
+            reasons={name: Reason(count, (place,)) for name, count in (bad or {}).items()},
+        )
+        self.read = [end for _, end in ranges.values()]
+        told = head_of(self.made.tables.main.current().metadata).summary.additional_properties  # type: ignore[union-attr]
+        files, size = int(told.get("added-data-files", 0)), int(told.get("added-files-size", 0))
+        unread = {(self.made.topic, p): n for p, n in self.waits.items()}
+        self.tell(LagMeasured(lag, unread, every * MINUTE_MS if lag else 0, max(0, int(seconds * 1250) - MINUTE_MS)))
+        self.tell(BatchCommitted(marker.at, marker, rows, rejected, files, seconds, seconds / 4, size))
+
+    def minutes(self, count: int, each: Callable[[int], Sequence[int]], **more: Any) -> None:
+        for minute in range(count):
+            self.batch(each(minute), **more)
+
+    def compacted_between(self, count: int, each: Callable[[int], Sequence[int]]) -> None:
+        """So many minutes, with a compaction in the middle of them and the other care that its table got."""
+        self.minutes(count // 2, each)
+        self.compacted()
+        self.minutes(count - count // 2, each)
+        expired = {"snapshots-expired": 412, "data-files-removed": 380, "bytes-about": 23_400_000}
+        self.cared_for(
+            PastOutcome(0, "expiry", Ending.DONE, "", expired),
+            PastOutcome(0, "manifests", Ending.DONE, "", {"manifests-removed": 118, "manifests-added": 2}),
+            PastOutcome(0, "orphans", Ending.DONE, "", {"files-removed": 6, "bytes": 1_820_000}),
+        )
+
+    def cared_for(self, *outcomes: PastOutcome, minutes: int = 4) -> None:
+        """What maintenance did with its table, so many minutes apart, the last one just now."""
+        times = [self.at_ms - minutes * MINUTE_MS * n for n in range(len(outcomes))][::-1]
+        told = [replace(one, at_ms=at_ms) for one, at_ms in zip(outcomes, times, strict=True)]
+        remember(self.made.tables.main.refresh(), told, now_ms=self.at_ms)
+
+    def backfills(self, hours: int, count: int) -> None:
+        """A backfill is under way: it has staged so many rows of the hours before, and some more are to come."""
+        tables = self.made.tables
+        lane = LaneCommitter.begin(tables, parse_request({"stream": self.name}))
+        key, main = lane.next_key(), tables.main.refresh()
+        begin_us = Grain.HOUR.floor(self.at_ms * 1000) - hours * Grain.HOUR.us
+        times = np.linspace(begin_us, begin_us + 4 * Grain.HOUR.us, count, endpoint=False).astype(np.int64)
+        self.made.columns = partial(_columns, times=times, keys=None)
+        folder = batch_folder(main, lane.own.stream, key)
+        progress = RangeProgress(self.made.topic, 0, 0, count, count, 0, int(times[-1]))
+        journal = Journal(
+            stream=self.name, key=key, table_uuid=str(main.metadata.table_uuid), created_at_ms=self.at_ms,
+            source=self.made.source, progress=(progress,),
+            files=self.made.write(main, key, "main", {0: np.arange(count)}, folder=folder),
+            letters_seen=None, idle=frozenset(), offsets_after={progress.topic_partition: count},
+        )  # fmt: skip
+        lane.commit(journal, planned=3)
+
+    def runs(self, *, pid: int, backpressure_ms: int = 0, stall: Stall | None = None) -> None:
+        """Its writer runs, supervised."""
+        self.launch(mark(pid), committed_ms=self.at_ms)
+        if stall is not None:
+            self.tell(StallBegan(stall))
+        marker, folder, table = self.marker, open_exchange(run_folder(self.name)), self.made.tables.main.current()
+        lag = sum(self.waits.values())
+
+        def beat(now_ms: int) -> None:
+            Heartbeat(
+                self.name, pid, self.spec.fingerprint(), Phase.WAITING, now_ms, now_ms,
+                epoch=marker.at.epoch, batch=marker.at.batch, lag=lag, backpressure_ms=backpressure_ms,
+                last_commit_at_ms=self.at_ms, last_commit_snapshot=marker.snapshot_id,
+                watermark_ms=marker.watermark_ms, table_location=table.location(), stall=stall,
+            ).write(folder)  # fmt: skip
+
+        self.beats(beat)
+
+    def launch(self, process: ProcessMark, *, committed_ms: int) -> Launch:
+        folder = run_folder(self.name)
+        folder.mkdir(parents=True, exist_ok=True)
+        began_ms = committed_ms - 20 * MINUTE_MS
+        launch = Launch(f"{self.name}-now", LaunchKind.SUPERVISED, began_ms, self.spec.fingerprint(), writer=process)
+        replace_json(folder / LOCK_FILE, launch.to_json())
+        return launch
+
+    def ended(self, ends: Sequence[tuple[int, int | None, str | None]], *, now_ms: int) -> Launch:
+        """Writers that failed: how many minutes ago, with which exit code and words. The last one was the last."""
+        launch = self.launch(ProcessMark(2**22 - 1, 1.0), committed_ms=self.at_ms)
+        for number, (minutes, code, words) in enumerate(ends, 1):
+            at_ms, last = now_ms - minutes * MINUTE_MS, number == len(ends)
+            launch_id = launch.id if last else f"{self.name}-{number}"
+            append_exit(
+                run_folder(self.name),
+                ExitRecord(launch_id, code, at_ms - 25_000, at_ms, launch.spec_fingerprint, 0, number == 1, words),
+            )
+        return launch
+
+    def supervised(self, *told: tuple[int, str], now_ms: int) -> None:
+        """What its supervisor did: how many minutes ago, and in which words."""
+        supervision = Supervision(lambda: Objects.of(self.made.tables.main.current(), self.name))
+        for minutes, sentence in told:
+            at_ms = now_ms - minutes * MINUTE_MS
+            supervision.tell(Happened(at_ms, Kind.SUPERVISION, sentence), subject=sentence, now_ms=at_ms)
+            supervision.join(10)
+
+    def signalled(self, *, held: Mapping[int, str] | None = None) -> None:
+        """Signal what is complete. `held`: windows by how many hours before now, and what their gate found."""
+        at_us = self.at_ms * 1000
+
+        def gates(seen: Assessment, windows: Sequence[Window]) -> dict[Window, Gate]:
+            found = {seen.grain.floor(at_us) - hours * seen.grain.us: note for hours, note in (held or {}).items()}
+            return {w: Gate(w.start_us not in found, found.get(w.start_us)) for w in windows}
+
+        catalog = load_catalog(None)
+        seen = assess(catalog, [self.spec])
+        assert seen is not None
+        signal(catalog, seen, clock_ms=self.at_ms, gates=gates)
+
+    def released(self, hours: int, note: str) -> None:
+        start_us = Grain.HOUR.floor(self.at_ms * 1000) - hours * Grain.HOUR.us
+        release(load_catalog(None), self.spec, Window(start_us, Grain.HOUR), note=note, clock_ms=self.at_ms)
+
+    def compacted(self) -> None:
+        """All files become one for each partition of the table, as `rewrite_data_files` leaves them: same rows."""
+        table = self.made.tables.main.refresh()
+        before = head_of(table.metadata)
+        assert before is not None
+        told = before.summary.additional_properties if before.summary else {}
+        key, until_us = BatchKey(9_000, 1), self.at_ms * 1000
+        times = np.linspace(until_us - 49 * Grain.HOUR.us, until_us, sum(self.read), endpoint=False).astype(np.int64)
+        self.made.columns = partial(_columns, times=times, keys=None)
+        files = self.made.write(table, key, "main", {p: np.arange(end) for p, end in enumerate(self.read)})
+        prepared = SnapshotWriter(files, base=Base((), (), None)).prepare(table, summary={}, now_ms=self.at_ms + 20_000)
+        counts = {
+            "added-data-files": str(len(files)),
+            "added-files-size": str(sum(file.bytes for file in files)),
+            "deleted-data-files": told["total-data-files"],
+            "removed-files-size": told["total-files-size"],
+            "total-data-files": str(len(files)),
+            "total-files-size": str(sum(file.bytes for file in files)),
+            "total-records": told["total-records"],
+            "total-delete-files": "0",
+        }
+        snapshot = prepared.snapshot.model_copy(update={"summary": Summary(Operation.REPLACE, **counts)})
+        updates = (AddSnapshotUpdate(snapshot=snapshot), *prepared.updates[1:])
+        table.catalog.commit_table(table, prepared.requirements, updates)
+        self.made.tables.main.forget()
+        done = {
+            "files-removed": int(told["total-data-files"]), "files-added": len(files),
+            "bytes": int(told["total-files-size"]), "bytes-added": sum(file.bytes for file in files),
+        }  # fmt: skip
+        self.cared_for(PastOutcome(0, "compaction", Ending.DONE, "", done))
+
+
+def _columns(rows: int, *, times: np.ndarray[Any, Any], keys: int | None) -> dict[str, pa.Array]:
+    """Values of the declared columns: event times in order, and ids that come again where they are keys."""
+    at = np.resize(times, rows) if len(times) else np.zeros(rows, np.int64)
+    numbers = np.arange(rows, dtype=np.int64)
+    ids = numbers if keys is None else numbers * 31 % keys
+    tokens = np.random.default_rng(0).integers(10**17, 10**18, rows).astype(str)  # as large in a file as they look
+    columns = {"id": pa.array(ids), "at": pa.array(at), "token": pa.array(tokens)}
+    return columns if keys is None else {**columns, CHANGE: pa.array(np.full(rows, UPSERT, np.int32))}

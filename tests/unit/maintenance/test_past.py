@@ -1,0 +1,67 @@
+"""What maintenance did with a table is remembered beside it, for people to look at."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from frazil.maintenance.due import Action
+from frazil.maintenance.expiry import bytes_about
+from frazil.maintenance.outcome import Ending, Outcome
+from frazil.maintenance.past import KEPT_MS, MOST, SENTENCE_MOST, PastOutcome, read_past, remember, remember_outcomes
+from frazil.table.catalogs import load_catalog
+from tests.made_batches import MadeStream
+from tests.unit.maintenance.day_by_day import land
+from tests.unit.operations.test_table_view import metadata, snapshot
+
+NOW_MS = 1_700_000_000_000
+
+
+def outcome(at_ms: int, ending: Ending = Ending.DONE, action: str = "compaction") -> PastOutcome:
+    return PastOutcome(at_ms, action, ending, "why", {"files-removed": 3.0})
+
+
+def test_of_each_action_and_ending_the_newest_are_kept_and_what_did_nothing_is_not(made: MadeStream) -> None:
+    table = made.tables.main.refresh()
+    remember(table, [outcome(NOW_MS), outcome(NOW_MS - KEPT_MS - 1), outcome(NOW_MS, Ending.SKIPPED)], now_ms=NOW_MS)
+    failed = [outcome(NOW_MS + n, Ending.FAILED) for n in range(1, MOST + 5)]
+    for one in failed:
+        remember(table, [one], now_ms=one.at_ms)
+    assert read_past(table) == (outcome(NOW_MS), *failed[-MOST:])
+
+
+def test_a_long_sentence_is_cut(made: MadeStream) -> None:
+    land(made, 1)
+    found = Outcome("demo.made", Action.EXPIRY, Ending.FAILED, "x" * 9_999)
+    remember_outcomes(load_catalog(None), "demo.made", [found], now_ms=NOW_MS)
+    (past,) = read_past(made.tables.main.refresh())
+    assert (past.action, past.ending, len(past.sentence)) == ("expiry", Ending.FAILED, SENTENCE_MOST)
+
+
+@pytest.mark.parametrize("damage", [b"torn", b"{}", b'{"format": 99, "table-uuid": "x", "outcomes": []}'])
+def test_what_others_left_there_is_passed_over_and_replaced(made: MadeStream, damage: bytes) -> None:
+    table = made.tables.main.refresh()
+    file = Path(urlsplit(table.location()).path, "_frazil/_maintenance/past.json")
+    file.parent.mkdir(parents=True)
+    file.write_bytes(damage)
+    assert read_past(table) == ()
+    remember(table, [outcome(NOW_MS)], now_ms=NOW_MS)
+    assert read_past(table) == (outcome(NOW_MS),)
+
+
+@pytest.mark.usefixtures("made")
+def test_a_table_that_cannot_be_reached_raises_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    remember_outcomes(load_catalog(None), "demo.gone", [Outcome("demo.gone", Action.EXPIRY, Ending.DONE, "")], now_ms=1)
+    assert "is not remembered" in caplog.text
+
+
+@pytest.mark.parametrize(("files", "about"), [(9, 700), (3, 233), (0, 0)])
+def test_the_bytes_of_expired_snapshots_are_those_that_their_children_removed(files: int, about: int) -> None:
+    told: dict[str, Any] = {"deleted_data_files": "8", "removed_delete_files": "1", "removed_files_size": "700"}
+    kept = snapshot(3, "replace", parent=2, deleted_data_files="50", removed_files_size="99")
+    seen = metadata(snapshot(1), snapshot(2, "replace", parent=1, **told), kept)
+    assert bytes_about(seen, [1], files=files) == about
+    assert bytes_about(seen, [], files=files) == 0
