@@ -12,17 +12,18 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar, cast
 
 T = TypeVar("T")
 
 THREADS = 4
-SILENT_AFTER_S = 1.5
+SILENT_AFTER_S = 1.2
 """A look that takes longer is shown as one that does not answer."""
 TOO_OLD_S = 120.0
 """An older answer is shown, but whoever asks is told to ask again soon."""
-FORGOTTEN_AFTER_S = 12 * 3600.0
+FORGOTTEN_AFTER_S, SWEPT_EVERY_S = 12 * 3600.0, 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,18 +72,23 @@ class Asked(Generic[T]):
 
 
 class Answers:
-    """The answers of one process. `monotonic` and `now_ms` are clocks; threads are daemons, which end with it."""
+    """The answers of one process. `monotonic` and `now_ms` are clocks; threads are daemons, which end with it.
+
+    `around` is entered by each thread, which looks at one thing after the other as long as anything waits.
+    """
 
     def __init__(
         self,
         *,
         threads: int = THREADS,
+        around: Callable[[], AbstractContextManager[object]] = nullcontext,
         monotonic: Callable[[], float] = time.monotonic,
         now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
-        self._threads, self._monotonic, self._now_ms = threads, monotonic, now_ms
+        self._threads, self._around, self._monotonic, self._now_ms = threads, around, monotonic, now_ms
         self._groups: dict[str, _Group] = {}
         self._kept: dict[Hashable, _Kept] = {}
+        self._swept_s = monotonic()
         self._changed = threading.Condition()
 
     def ask(self, group: str, key: Hashable, look: Callable[[], T], *, keep_s: float, first: bool = False) -> Asked[T]:
@@ -183,14 +189,15 @@ class Answers:
         threading.Thread(target=self._run, args=(one,), name="frazil-look", daemon=True).start()
 
     def _run(self, one: _Kept | None) -> None:
-        while one is not None:
-            value: object = None
-            problem = None
-            try:
-                value = one.look()
-            except Exception as error:  # whatever a catalog or a storage raises is the answer
-                problem = f"{type(error).__name__}: {' '.join(str(error).split())}"
-            one = self._done(one, value, problem)
+        with self._around():
+            while one is not None:
+                value: object = None
+                problem = None
+                try:
+                    value = one.look()
+                except Exception as error:  # whatever a catalog or a storage raises is the answer
+                    problem = f"{type(error).__name__}: {' '.join(str(error).split())}"
+                one = self._done(one, value, problem)
 
     def _done(self, one: _Kept, value: object, problem: str | None) -> _Kept | None:
         """Keep the answer; the thread goes on with what waits."""
@@ -208,6 +215,9 @@ class Answers:
             return following
 
     def _drop_old(self, now_s: float) -> None:
+        if now_s - self._swept_s < SWEPT_EVERY_S:  # each of hundreds of questions comes here
+            return
+        self._swept_s = now_s
         for key in [k for k, one in self._kept.items() if now_s - one.asked_s > FORGOTTEN_AFTER_S]:
             if self._kept[key].began_s is None and not self._kept[key].waiting:
                 del self._kept[key]

@@ -62,11 +62,11 @@ def condition_of(status: StreamStatus, spec: StreamSpec, *, now_ms: int) -> Cond
 
 
 def _stopped(status: StreamStatus) -> Condition | None:
-    name, writer, first = status.name, status.writer, next(iter(status.problems), "")
+    writer, first = status.writer, next(iter(status.problems), "")
     if status.desired == "paused" and writer.pid is None:
         return Condition(Level.QUIET, "paused", status.desired_reason or "")
     if writer.given_up:
-        said = f"{first}. Mend the cause, then resume {name}".lstrip(". ")
+        said = "; ".join(status.problems[: 2 if writer.error else 1]) or f"Mend the cause, then resume {status.name}"
         return Condition(Level.BROKEN, "given up", said, "writer")
     if writer.crashes >= CRASHES:
         why = first or f"its writer failed {writer.crashes} times within a quarter of an hour"

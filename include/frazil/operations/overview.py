@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from frazil.maintenance.rules import runbook_of
 from frazil.operations.condition import LOOKING, Condition, Level, condition_of, freshness_ms, promise_ms
@@ -131,6 +131,8 @@ class Around:
     windows: Windows | None = None
     alerts: Sequence[StandingAlert] = ()
     health: Health | None = None
+    names: Mapping[str, str] = field(default_factory=dict)
+    """Of the tables that the stream writes, by identifier: by these the page finds them."""
 
 
 def line_of(name: str, spec: StreamSpec | None, seen: Seen, around: Around, *, now_ms: int) -> Line:
@@ -145,7 +147,7 @@ def line_of(name: str, spec: StreamSpec | None, seen: Seen, around: Around, *, n
     needs = _needs(condition, seen, windows, alerts)
     told = Line(
         name,
-        spec.table.identifier,
+        around.names.get(spec.table.identifier, spec.table.identifier),
         min(condition.level, Level.TROUBLE) if needs else condition.level,
         condition.word,
         needs,
@@ -204,9 +206,15 @@ def _needs(
         sentence = f"A quality gate holds {windows.held[0]}{more}: look at it, then release it or mend the data"
         said[sentence] = runbook_of("held")
     first_said = next(iter(said), "") if condition.level <= Level.TROUBLE else ""
-    # An alert may say the same, with words before and after it.
-    said |= {one.sentence: one.runbook for one in alerts if not first_said or first_said not in one.sentence}
+    said |= {one.sentence: one.runbook for one in alerts if not _says_the_same(one, condition, first_said)}
     return tuple(Need(sentence, runbook) for sentence, runbook in said.items())
+
+
+def _says_the_same(alert: StandingAlert, condition: Condition, first_said: str) -> bool:
+    """An alert may have the same words and others around them; that a stream stands is said by either."""
+    if condition.level is Level.BROKEN and condition.rule == alert.rule.partition(":")[0]:
+        return True
+    return bool(first_said) and first_said in alert.sentence
 
 
 def ordered(lines: Iterable[Line]) -> tuple[Line, ...]:

@@ -307,18 +307,18 @@ def _ended(end: ExitRecord) -> Run:
     return Run(end.started_at_ms, end.ended_at_ms, how, well=well, error=None if well else end.error)
 
 
-def facts_of(spec: StreamSpec) -> dict[str, str]:
-    """What a person asks first of a declaration."""
+def facts_of(spec: StreamSpec, names: Mapping[str, str]) -> dict[str, str]:
+    """What a person asks first of a declaration. `names` are those of its tables, by identifier."""
     commit = f"every {format_duration(spec.commit.interval)}, or {format_bytes(spec.commit.size)}"
     return {
         "Topics": spec.source.topics_in_words,
-        "Table": spec.table.identifier,
+        "Table": names.get(spec.table.identifier, spec.table.identifier),
         "Mode": spec.mode,
         "Event time": spec.event_time.column,
         "Partitioned by": ", ".join(map(str, spec.partition_by)) or "nothing",
         "Commits": commit,
         "Lateness": format_duration(spec.lateness),
-        "Dead letters": spec.dead_letter_table,
+        "Dead letters": names.get(spec.dead_letter_table, spec.dead_letter_table),
         **({"Application": spec.application} if spec.application else {}),
     }
 

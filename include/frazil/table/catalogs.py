@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import fcntl
 import re
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -53,6 +55,9 @@ OPEN_ATTEMPTS = 3
 
 _engines: WeakValueDictionary[str, SqlEngine] | None = None
 """By URI, where SQL catalogs share them: see `share_connections`. One that no catalog uses any more is closed."""
+KEPT_S = 10.0
+"""Credentials, and the configuration, are read anew after that."""
+_kept: ContextVar[dict[str | None, tuple[Catalog, float]] | None] = ContextVar("kept catalogs", default=None)
 SAID_MOST = 300
 METADATA_FILE = ".metadata.json"
 """Characters of a server's error in a sentence: a gateway answers with pages."""
@@ -119,6 +124,29 @@ def existing_catalog(name: str | None) -> Catalog:
 
     Where its folder does not exist either, and is not ours to make, the catalog cannot be used.
     """
+    kept = _kept.get()
+    if kept is None:
+        return _existing_catalog(name)
+    known, now_s = kept.get(name), time.monotonic()
+    if known is None or now_s - known[1] >= KEPT_S:
+        known = kept[name] = (_existing_catalog(name), now_s)
+    return known[0]
+
+
+@contextmanager
+def catalogs_kept() -> Iterator[None]:
+    """While it lasts, `existing_catalog` opens each catalog once in some seconds, in this thread alone.
+
+    Of a look at a table in an SQL catalog, opening the catalog is more than half.
+    """
+    token = _kept.set({})
+    try:
+        yield
+    finally:
+        _kept.reset(token)
+
+
+def _existing_catalog(name: str | None) -> Catalog:
     config = catalog_config(name)
     uri = config.properties.get("uri", "")
     file = make_url(uri).database if uri.startswith("sqlite") else None

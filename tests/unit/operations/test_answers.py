@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 
 import pytest
@@ -190,3 +191,18 @@ def test_none_is_an_answer_and_not_a_look_that_is_under_way(answers: Answers):
     found = answers.one("g", "k", lambda: None, keep_s=1e9, within_s=60)
     assert not found.pending
     assert found.at_ms is not None
+
+
+def test_each_thread_looks_within_what_is_around_all_of_its_looks(clock: Clock):
+    entered, inside = [], threading.local()
+
+    @contextmanager
+    def around() -> Iterator[None]:
+        entered.append(1)
+        inside.yes = True
+        yield
+
+    answers = Answers(threads=1, around=around, monotonic=clock.monotonic, now_ms=clock.now_ms)
+    asked = [answers.ask("g", n, lambda: inside.yes, keep_s=9) for n in range(5)]
+    assert [answer.value for answer in answers.gather(asked, within_s=60)] == [True] * 5
+    assert 1 <= len(entered) <= 5

@@ -185,6 +185,21 @@ def test_an_alert_that_repeats_why_a_stream_is_held_back_is_not_said_again(spec:
     assert [need.sentence for need in line.needs] == [STALL.reason, other.sentence]
 
 
+def test_why_a_stream_was_given_up_is_said_once(spec: StreamSpec):
+    ended = replace(ENDED, given_up=True, error="no key")
+    problems = ("the last writer ended: no key", "the supervisor gave up 7 min ago")
+    alert = StandingAlert("stream ticks", "writer", OLD_MS, "stream ticks has no writer: no key")
+    seen = Seen(status(writer=ended, problems=(*problems, "the lag is unknown")), NOW_MS)
+    line = line_of("ticks", spec, seen, Around(None, (alert,)), now_ms=NOW_MS)
+    assert [need.sentence for need in line.needs] == ["; ".join(problems), "the lag is unknown"]
+
+
+def test_a_table_whose_name_two_catalogs_have_is_named_with_its_own(spec: StreamSpec):
+    around = Around(names={"demo.ticks": "far.demo.ticks"})
+    assert line_of("ticks", spec, Seen(status(), NOW_MS), around, now_ms=NOW_MS).table == "far.demo.ticks"
+    assert line_of("ticks", spec, Seen(status(), NOW_MS), Around(), now_ms=NOW_MS).table == "demo.ticks"
+
+
 def test_every_condition_that_needs_a_person_points_to_an_entry_of_the_runbook(spec: StreamSpec):
     found = [condition_of(status(**changes), spec, now_ms=NOW_MS) for changes, _, level in CASES if level <= 1]
     assert {one.rule for one in found} - set(RULES) == {""}  # a problem may be of any kind

@@ -121,7 +121,7 @@ def test_no_run_folder_has_no_writers():
 
 
 def test_the_declaration_is_told_in_words(spec: StreamSpec):
-    assert facts_of(spec)["Commits"] == "every 1m, or 128MiB"
+    assert facts_of(spec, {})["Commits"] == "every 1m, or 128MiB"
 
 
 def test_the_history_is_the_newest_commits_and_the_rejected_records_of_a_day(spec: StreamSpec, frazil_home: Path):  # noqa: ARG001

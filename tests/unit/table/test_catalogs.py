@@ -38,6 +38,7 @@ from frazil.table.catalogs import (
     _open,
     catalog_config,
     catalog_errors,
+    catalogs_kept,
     existing_catalog,
     load_catalog,
     spark_properties,
@@ -326,3 +327,13 @@ def test_a_database_that_no_catalog_uses_any_more_keeps_no_connections(
     del first, second
     gc.collect()
     assert not catalogs._engines
+
+
+def test_a_catalog_is_opened_once_in_some_seconds_while_catalogs_are_kept(monkeypatch: pytest.MonkeyPatch):
+    load_catalog(None)
+    with catalogs_kept():
+        first = existing_catalog(None)
+        assert existing_catalog(None) is first
+        monkeypatch.setattr(catalogs, "KEPT_S", 0.0)
+        assert existing_catalog(None) is not first
+    assert existing_catalog(None) is not existing_catalog(None)

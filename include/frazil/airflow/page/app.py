@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
 from importlib.resources import files
 from typing import Annotated, Any
 
@@ -131,9 +130,15 @@ def _said(work: Callable[[], Any]) -> Any:
 
 @asynccontextmanager
 async def _warmed(_: FastAPI) -> AsyncIterator[None]:
-    """The API server loads PyIceberg beside its start; the first person would wait a second for it."""
-    threading.Thread(target=import_module, args=("frazil.airflow.page.one_stream",), daemon=True).start()
+    """The API server loads PyIceberg, and reads the declarations, beside its start: the first person would wait for it."""
+    threading.Thread(target=_warm, daemon=True).start()
     yield
+
+
+def _warm() -> None:
+    from frazil.airflow.page import one_stream, views  # noqa: F401, PLC0415 - as above
+
+    views.declared()
 
 
 def answered(value: Any) -> Response:

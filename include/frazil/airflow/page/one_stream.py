@@ -98,12 +98,12 @@ def _view(one: DeclaredStream, spec: StreamSpec, wish: Wish, *, may_act: bool) -
     looks = Looks.begin(spec, shown)
     seen = _gathered(looks.status, WITHIN_S)
     told, ends, runs = _gathered(looks.history), _gathered(looks.ends), _gathered(looks.writers)
-    found = told.value or History()
+    found, around = told.value or History(), _around(one)
     partitions = partitions_of(found.marker, ends.value, spec)
     return StreamView(
         at_ms=clock.now_ms(),
-        line=line_of(spec.name, spec, seen_of(one, seen), _around(one), now_ms=clock.now_ms()),
-        facts=facts_of(spec),
+        line=line_of(spec.name, spec, seen_of(one, seen), around, now_ms=clock.now_ms()),
+        facts=facts_of(spec, around.names),
         commits=found.commits,
         rejected=found.rejected,
         changes=found.changes,
@@ -147,7 +147,7 @@ def _around(one: DeclaredStream) -> Around:
     everything = declared().value or []
     measured = answers().one("Airflow", "alerts", standing_alerts, keep_s=KEEP_S, within_s=0.2)
     care = views.care_of(measured.value, everything)
-    specs = views.feeding(everything)[one.spec.table.identifier] if one.spec else ()
+    specs = views.feeding(everything)[views.place_of(one.spec)] if one.spec else ()
     if not specs or not specs[0].window:
         return care(one, None)
     (windows,) = answers().gather([views.ask_windows(specs, KEEP_S)], within_s=0.3)

@@ -35,16 +35,19 @@ from frazil.operations.overview import (
 from frazil.operations.remembered import Remembered, remember, remembered
 from frazil.spec.model import StreamSpec
 from frazil.status.stream import StreamStatus
+from frazil.table.catalogs import catalogs_kept
 from frazil.timetext import utc
 
-WITHIN_S = 1.6
+WITHIN_S = 1.3
 """The longest that any answer of the page takes: a little longer than what is silent needs to be known as such."""
-OVERVIEW_WITHIN_S, MORE_WITHIN_S = 1.0, 0.2
-"""The overview waits so long if nothing at all is known yet, and so long for the rest: the page asks again soon."""
+OVERVIEW_WITHIN_S, MORE_WITHIN_S = 0.4, 0.2
+"""The overview waits so long if nothing at all is known yet, and so long for the rest: the page asks again soon, and
+what hangs holds no line back."""
 SAVED_EVERY_S, FOREVER_S = 60.0, 1e9
 KEEP_S, KEEP_DECLARED_S, KEEP_WINDOWS_S = 8.0, 8.0, 30.0
 LOOKS_A_SECOND = 5
 """With many streams each is looked at less often, so that an open page costs the API server the same."""
+FINGERPRINTS_MOST = 5_000
 MEASURED_LATE_MS = 20 * 60_000
 
 Sees = Callable[[Mapping[str, str]], Collection[str]]
@@ -54,7 +57,7 @@ Sees = Callable[[Mapping[str, str]], Collection[str]]
 @cache
 def answers() -> Answers:
     """Those of this process of the API server."""
-    return Answers()
+    return Answers(around=catalogs_kept)
 
 
 def streams_folder() -> Path:
@@ -78,7 +81,8 @@ def overview(sees: Sees) -> Overview:
     measured = kept.ask("Airflow", "alerts", standing_alerts, keep_s=KEEP_S)
     _recall(everything)
     statuses = {one.name: ask_status(one.spec, keep_s=keep_s) for one in shown if one.spec}
-    windows = {table: ask_windows(specs, keep_s) for table, specs in feeding(everything).items() if specs[0].window}
+    feeds = feeding(everything)
+    windows = {table: ask_windows(specs, keep_s) for table, specs in feeds.items() if specs[0].window}
     known_now = any(answer.at_ms for answer in kept.gather(statuses.values(), within_s=0))
     within_s = MORE_WITHIN_S if known_now else OVERVIEW_WITHIN_S
     answered = dict(zip(statuses, kept.gather(statuses.values(), within_s=within_s), strict=True))
@@ -89,8 +93,8 @@ def overview(sees: Sees) -> Overview:
     now_ms = clock.now_ms()
     lines = []
     for one in shown:
-        table = one.spec.table.identifier if one.spec else ""
-        around = care(one, known[table].value if table in known else None)
+        complete = known.get(place_of(one.spec)) if one.spec else None
+        around = care(one, complete.value if complete else None)
         lines.append(line_of(one.name, one.spec, seen_of(one, answered.get(one.name)), around, now_ms=now_ms))
     pending = any(answer.pending for answer in answered.values()) or any(answer.pending for answer in known.values())
     notes = tuple(_notes(found, alerts, now_ms=now_ms))
@@ -104,8 +108,10 @@ def _recall(streams: Iterable[DeclaredStream]) -> None:
     kept, file = answers(), _remembered_file()
     look = partial(remembered, file, now_ms=clock.now_ms())
     found = kept.one("this host", ("remembered", file), look, keep_s=FOREVER_S, within_s=MORE_WITHIN_S)
-    specs = {(one.spec.name, one.spec.fingerprint()): one.spec for one in streams if one.spec}
-    for one in found.value or ():
+    if not found.value:
+        return
+    specs = {(one.spec.name, fingerprint_of(one.spec)): one.spec for one in streams if one.spec}
+    for one in found.value:
         if spec := specs.get((one.stream, one.fingerprint)):
             kept.remember(group_of(spec), status_key(spec), one.status, at_ms=one.at_ms)
 
@@ -113,7 +119,7 @@ def _recall(streams: Iterable[DeclaredStream]) -> None:
 def _save(streams: Iterable[DeclaredStream], answered: Mapping[str, Answer[StreamStatus]]) -> None:
     """In a thread of its own, for an API server that begins later."""
     known = [
-        Remembered(one.name, one.spec.fingerprint(), answer.at_ms, answer.value)
+        Remembered(one.name, fingerprint_of(one.spec), answer.at_ms, answer.value)
         for one in streams
         if one.spec and (answer := answered[one.name]).value is not None and answer.at_ms is not None
     ]
@@ -141,10 +147,13 @@ class Care:
     tables: Mapping[str, Collection[str]]
     """By stream, those that it writes to."""
     due: Mapping[str, Sequence[str]] | None
+    names: Mapping[str, Mapping[str, str]]
+    """By stream and identifier, its tables as maintenance names them: with the catalog where two have such a table."""
 
     def __call__(self, one: DeclaredStream, windows: Windows | None) -> Around:
         alerts = self.standing.get(one.name, ())
-        return Around(windows, alerts, health_of(self.tables.get(one.name, ()), alerts, self.due))
+        health = health_of(self.tables.get(one.name, ()), alerts, self.due)
+        return Around(windows, alerts, health, self.names.get(one.name, {}))
 
     @property
     def about_none(self) -> tuple[Need, ...]:
@@ -155,15 +164,17 @@ def care_of(measured: Measured | None, streams: Iterable[DeclaredStream]) -> Car
     """By the streams that have a part in each table."""
     written: dict[str, set[str]] = {}
     writers: dict[str, list[str]] = {}
+    names: dict[str, dict[str, str]] = {}
     for table in maintained_tables(one.spec for one in streams if one.spec):
         if table.kind is TableKind.SIGNALS:
             continue
         for spec in table.streams:
             written.setdefault(spec.name, set()).add(table.name)
+            names.setdefault(spec.name, {})[table.identifier] = table.name
             for name in {table.name, table.identifier}:  # windows are cared for by identifier
                 writers.setdefault(name, []).append(spec.name)
     measured = measured or Measured()
-    return Care(by_stream(measured.alerts, writers), written, measured.due)
+    return Care(by_stream(measured.alerts, writers), written, measured.due, names)
 
 
 def unread(looks: Mapping[str, Answer[Any]]) -> Iterator[str]:
@@ -183,22 +194,40 @@ def ask_status(spec: StreamSpec, *, keep_s: float = KEEP_S, first: bool = False)
 
 def status_key(spec: StreamSpec) -> tuple[str, str, str]:
     """By which its status is kept: another declaration is another stream."""
-    return ("status", spec.name, spec.fingerprint())
+    return ("status", spec.name, fingerprint_of(spec))
 
 
-def feeding(streams: Iterable[DeclaredStream]) -> dict[str, tuple[StreamSpec, ...]]:
-    """The streams of each table, by its identifier."""
-    found: dict[str, tuple[StreamSpec, ...]] = {}
+_fingerprints: dict[int, tuple[StreamSpec, str]] = {}
+
+
+def fingerprint_of(spec: StreamSpec) -> str:
+    """As the declaration tells it, computed once for each time that it is read: it is asked for again and again."""
+    known = _fingerprints.get(id(spec))
+    if known is None or known[0] is not spec:
+        if len(_fingerprints) >= FINGERPRINTS_MOST:
+            _fingerprints.clear()
+        known = _fingerprints[id(spec)] = (spec, spec.fingerprint())
+    return known[1]
+
+
+def place_of(spec: StreamSpec) -> tuple[str | None, str]:
+    """The stream's table: its catalog, and its identifier there."""
+    return spec.table.catalog, spec.table.identifier
+
+
+def feeding(streams: Iterable[DeclaredStream]) -> dict[tuple[str | None, str], tuple[StreamSpec, ...]]:
+    """The streams of each table, by its place."""
+    found: dict[tuple[str | None, str], tuple[StreamSpec, ...]] = {}
     for one in streams:
         if one.spec is not None:
-            table = one.spec.table.identifier
-            found[table] = (*found.get(table, ()), one.spec)
+            place = place_of(one.spec)
+            found[place] = (*found.get(place, ()), one.spec)
     return found
 
 
 def ask_windows(specs: Sequence[StreamSpec], keep_s: float) -> Asked[Windows | None]:
     """Begin to look how far a table is complete; `specs` are all streams that feed it."""
-    key = ("windows", *(spec.fingerprint() for spec in specs))
+    key = ("windows", *map(fingerprint_of, specs))
     look = partial(look_at_windows, specs)
     return answers().ask(group_of(specs[0]), key, look, keep_s=max(KEEP_WINDOWS_S, keep_s))
 

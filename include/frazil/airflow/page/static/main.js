@@ -7,7 +7,7 @@ import * as stream from "./stream.js";
 import * as table from "./table.js";
 
 const EVERY_MS = 5000;
-const SOON_MS = 700;
+const SOON_MS = 250;
 
 const VIEWS = [
   { at: /^$/, view: overview },
