@@ -25,6 +25,8 @@ if "AIRFLOW_HOME" not in os.environ:
     atexit.register(shutil.rmtree, os.environ["AIRFLOW_HOME"], ignore_errors=True)
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+MEMORY = Path("/dev/shm")
+COMMITS = 13
 PAGE = "/frazil/ops/index.html"
 Open = Callable[..., Page]
 WITHIN_MS = 30_000
@@ -57,10 +59,13 @@ def browser(chromium: str) -> Iterator[Browser]:
 @pytest.fixture(scope="package")
 def world(
     chromium: str,  # noqa: ARG001 - nothing is made where there is no browser
-    tmp_path_factory: pytest.TempPathFactory,
     kafka: EmbeddedKafka,
 ) -> Iterator[TroubledWorld]:
-    with troubled_world(tmp_path_factory.mktemp("world"), kafka) as made:
+    """In memory, where a machine has that: catalog, tables and Airflow's database would wait for the disk."""
+    with (
+        tempfile.TemporaryDirectory(prefix="frazil-page-", dir=MEMORY if MEMORY.is_dir() else None) as folder,
+        troubled_world(Path(folder), kafka, commits=COMMITS) as made,
+    ):
         yield made
 
 

@@ -204,6 +204,17 @@ def test_a_backfill_is_a_run_of_its_dag_and_can_be_left(open_page: Open, server:
     assert recorded(server, "backfill")[:2] == ("op", "frazil_backfill")
 
 
+def test_a_backfill_under_way_is_abandoned_after_the_page_said_what_is_staged(open_page: Open, server: ApiServer):
+    page = open_page(f"{PAGE}#/stream/returns", role="OP")
+    settled(page, "returns")
+    button = page.get_by_role("button", name="Abandon the backfill …", exact=True)
+    dialog = asked(page, "Abandon the backfill …")
+    expect(dialog.get_by_text(re.compile(r"has staged 400 rows in 1 file, 1 of about 3 chunks"))).to_be_visible()
+    assert confirmed(page, dialog) == "The backfill of returns is abandoned, and what it staged is removed."
+    expect(button).to_have_count(0)
+    assert recorded(server, "abandon")[:2] == ("op", "frazil_backfill")
+
+
 def test_a_window_that_a_gate_holds_is_released_with_a_reason(open_page: Open, server: ApiServer):
     page = open_page(f"{PAGE}#/table/shop.shipments", role="OP")
     settled(page, "shop.shipments")

@@ -130,7 +130,7 @@ def _said(work: Callable[[], Any]) -> Any:
 
 @asynccontextmanager
 async def _warmed(_: FastAPI) -> AsyncIterator[None]:
-    """The API server loads PyIceberg, and reads the declarations, beside its start: the first person would wait for it."""
+    """The API server loads PyIceberg, and reads the declarations, beside its start: nobody waits for it."""
     threading.Thread(target=_warm, daemon=True).start()
     yield
 
