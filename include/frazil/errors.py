@@ -21,7 +21,7 @@ FrazilError                  exit  restart?
 ├── VersionChanged            26   yes  another version of frazil was installed while the writer ran
 ├── CircuitOpen               27   no   most records of a batch would be dead letters: nothing of it is committed
 ├── RegistryUnavailable       28   yes  the schema registry does not give the schemas of records
-├── RouteBehind               29   no   a table of the stream's route has lacked rows for longer than route.lag
+├── RouteBehind               29   no   a table of the stream's route lacks rows, for too long or before a replay
 ├── WorkerDied                 1 crash Spark gave a task up because its processes died again and again
 └── EnvironmentUnusable        1   no   this machine lacks something (Java, a port, a download)
     └── MissingExtra           1   no   a package of an extra is not installed: frazil[spark], frazil[airflow], …

@@ -175,7 +175,6 @@ def test_a_forgotten_stream_does_not_write_its_rows_twice(stream: Any, frazil: C
     assert frazil("audit", "events").returncode == 0
     for command in (
         ("backfill", "events", "--from", "2024-01-01T00:00:00Z", "--to", "2024-01-02T00:00:00Z", "--dry-run"),
-        ("dlq", "replay", "events"),
         ("evolve", "events", "--rename", "note=kind", "--yes"),
     ):
         refused = frazil(*command)

@@ -6,24 +6,28 @@ has is audited too. Rows that wait for a table that is behind are counted from t
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import pyarrow.parquet as pq
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.io import FileIO
+from pyiceberg.table import Table
+from pyroaring import BitMap64
 
 from frazil.audit.claims import Claims
 from frazil.audit.compare import Evidence, Finding, FindingKind, counted_once, merged_ranges
 from frazil.commit.beside_home import all_beside, is_beside, some_beside
 from frazil.commit.followers import Followers, lacked
 from frazil.commit.journal import Journal
+from frazil.commit.lane import Lane, LaneState, has_lane, read_lane
+from frazil.commit.lane_records import chunks, published
 from frazil.commit.marker import Marker
 from frazil.commit.members import member_of
 from frazil.commit.stream_tables import StreamTables
-from frazil.ingest.contract import Target
+from frazil.ingest.contract import StagedFile, Target
 from frazil.offsets.spans import TopicPartition
 from frazil.offsets.tally import OffsetTally, Tallies
 from frazil.spec.units import counted
@@ -47,33 +51,73 @@ class RoutedRows:
     """Why the table, or a file that waits for it, could not be read."""
 
 
-def routed_rows(tables: StreamTables, marker: Marker, claimed: Claims, within: Within | None) -> tuple[RoutedRows, ...]:
+@dataclass(frozen=True, slots=True)
+class Replays:
+    """The published replays of a stream's dead letters, of any time: their rows are in ranges that batches claim."""
+
+    rows: Mapping[TopicPartition, BitMap64] = field(default_factory=dict)
+    routed: Mapping[Target, Mapping[TopicPartition, BitMap64]] = field(default_factory=dict)
+    """Those of them that are in tables of the route."""
+    last: Lane | None = None
+    """One whose rows may still wait for their tables."""
+    journals: Sequence[Journal] = ()
+    """Those of its chunks."""
+
+    @classmethod
+    def of(cls, tables: StreamTables, home: Table) -> Replays:
+        """Read the records of all replays that `home` has."""
+        rows: dict[TopicPartition, BitMap64] = defaultdict(BitMap64)
+        routed: dict[Target, dict[TopicPartition, BitMap64]] = defaultdict(lambda: defaultdict(BitMap64))
+        for record in published(tables.journals, home.metadata, tables.stream):
+            for found, of in ((rows, record.replayed), *((routed[t], of) for t, of in record.routed.items())):
+                for tp, offsets in of.items():
+                    found[tp] |= offsets
+        lane = read_lane(home.properties, tables.stream)
+        last = lane if lane and lane.replays and lane.state is LaneState.PUBLISHED else None
+        return cls(rows, routed, last, chunks(tables.journals, last) if last else ())
+
+    def waiting(self, properties: Mapping[str, str], target: Target) -> list[StagedFile]:
+        """The files with rows that a table of these properties lacks."""
+        if self.last is None or has_lane(properties, self.last):
+            return []
+        return [file for journal in self.journals for file in journal.staged_for(target)]
+
+
+def routed_rows(
+    tables: StreamTables, marker: Marker, claimed: Claims, within: Within | None, replays: Replays
+) -> tuple[RoutedRows, ...]:
     """What the tables have that commit records name, up to home's marker: they may be further by now.
 
     `within` has the audited ranges; None for all. Raises what catalog and storage raise.
     """
-    targets = sorted(claimed.routed)
+    targets = sorted(claimed.routed.keys() | replays.routed.keys())
     if not targets:
         return ()
     waiting = Followers.of(tables, marker).waiting
     spans: Within = {tp: ((0, end),) for tp, end in marker.offsets.items()} if within is None else within
-    step = partial(_rows_of, tables, waiting, spans)
+    step = partial(_rows_of, tables, waiting, spans, replays)
     return tuple(in_parallel(step, targets))
 
 
 def _rows_of(
-    tables: StreamTables, waiting: Mapping[Target, Sequence[Journal]], within: Within, target: Target
+    tables: StreamTables,
+    waiting: Mapping[Target, Sequence[Journal]],
+    within: Within,
+    replays: Replays,
+    target: Target,
 ) -> RoutedRows:
     """Looks again where a file is gone that waited beside home: the table has its rows by now."""
     for _ in range(LOOKS):
-        found = _looked_at(tables, waiting.get(target, ()), within, target)
-        if not (found.problem and some_beside(tables, waiting.get(target, ()), target)):
+        found = _looked_at(tables, waiting.get(target, ()), within, replays, target)
+        if not (found.problem and (replays.last or some_beside(tables, waiting.get(target, ()), target))):
             break
     return found
 
 
-def _looked_at(tables: StreamTables, waiting: Sequence[Journal], within: Within, target: Target) -> RoutedRows:
-    problem, home_io = None, tables.main.current().io
+def _looked_at(
+    tables: StreamTables, waiting: Sequence[Journal], within: Within, replays: Replays, target: Target
+) -> RoutedRows:
+    problem, properties, home_io = None, dict[str, str](), tables.main.current().io
     try:
         table = tables.handle(target).refresh()
     except NoSuchTableError:
@@ -83,11 +127,15 @@ def _looked_at(tables: StreamTables, waiting: Sequence[Journal], within: Within,
             problem = "the table is not there"
     else:
         found = defaultdict(OffsetTally, tally(table, Wanted({topic for topic, _ in within}, within)))
-        lacks, io = lacked(tables, table, waiting), table.io
+        lacks, io, properties = lacked(tables, table, waiting), table.io, dict(table.properties)
     waits = 0
-    for file in (file for journal in lacks for file in journal.staged_for(target)):
+    files = [
+        (file, home_io if is_beside(tables, file) else io) for journal in lacks for file in journal.staged_for(target)
+    ]
+    files += [(file, home_io) for file in replays.waiting(properties, target)]
+    for file, from_io in files:
         try:
-            for tp, offsets in _in_file(home_io if is_beside(tables, file) else io, file.path, within):
+            for tp, offsets in _in_file(from_io, file.path, within):
                 found[tp].add(offsets)
                 waits += len(offsets)
         except FileNotFoundError:
@@ -113,7 +161,11 @@ def together(home: Tallies, routed: Iterable[RoutedRows]) -> dict[TopicPartition
 
 
 def compare_tables(
-    evidence: Sequence[Evidence], home: tuple[str, Tallies], routed: Sequence[RoutedRows], claimed: Claims
+    evidence: Sequence[Evidence],
+    home: tuple[str, Tallies],
+    routed: Sequence[RoutedRows],
+    claimed: Claims,
+    replays: Replays,
 ) -> Iterator[Finding]:
     """Which tables have other numbers of rows than commit records count for them; `home` is its name and its rows.
 
@@ -130,13 +182,25 @@ def compare_tables(
         sentence = "offsets were read more than once: rows are not counted table by table"
         yield Finding(FindingKind.UNCHECKED, 1, sentence, home[0])
         return
-    replayed = sum(map(len, claimed.replayed.values()))
-    said = {home[0]: claimed.records - sum(claimed.routed.values()) + replayed, **claimed.routed}
+    replayed = {target: _claimed_of(offsets, claimed) for target, offsets in replays.routed.items()}
+    of_home = claimed.records - sum(claimed.routed.values()) + _claimed_of(replays.rows, claimed)
+    said = Counter({home[0]: of_home - sum(replayed.values()), **claimed.routed})
+    said.update(replayed)
     for name, tallies in (home, *((one.target, one.rows) for one in routed)):
         rows = _rows_of_claims(tallies, claimed)
         if off := rows - said[name]:
             sentence = f"it has {counted(rows, 'row')}, and commit records count {said[name]:,} for it"
             yield Finding(FindingKind.MISCOUNTED, abs(off), sentence, name)
+
+
+def _claimed_of(offsets: Mapping[TopicPartition, BitMap64], claimed: Claims) -> int:
+    """How many of the offsets lie in the ranges that commit records claim."""
+    return sum(
+        offsets[tp].range_cardinality(*span)
+        for tp, ranges in claimed.ranges.items()
+        if tp in offsets
+        for span in merged_ranges(ranges)
+    )
 
 
 def _rows_of_claims(tallies: Tallies, claimed: Claims) -> int:

@@ -21,7 +21,7 @@ from frazil.audit.compare import (
     missing,
 )
 from frazil.audit.evidence import explained, gather
-from frazil.audit.routed import compare_tables, routed_rows, together
+from frazil.audit.routed import Replays, compare_tables, routed_rows, together
 from frazil.commit.history import ancestors
 from frazil.commit.journal import key_of
 from frazil.commit.lane import LaneState, read_lane
@@ -105,7 +105,8 @@ class _Run:
         ids = self.marker.source.topic_ids
         kafka, notes = self.ask_kafka(self.marker, claimed) if self.ask_kafka else ({}, ())
         home = tally(self.table, Wanted(topics, within), Wanted(topics, within, branch=open_branch(self.marker.stream)))
-        routed = routed_rows(self.tables, self.marker, claimed, within)
+        replays = Replays.of(self.tables, self.table) if self.marker.routed is not None else Replays()
+        routed = routed_rows(self.tables, self.marker, claimed, within, replays)
         found = gather(
             self.marker,
             claimed,
@@ -120,7 +121,7 @@ class _Run:
         )
         if not routed:
             return found, notes
-        return found, (*notes, *compare_tables(found, (self.tables.main.identifier, home), routed, claimed))
+        return found, (*notes, *compare_tables(found, (self.tables.main.identifier, home), routed, claimed, replays))
 
     def _without_settled(self, claimed: Claims, letters: Tallies) -> Tallies:
         """The dead letters, without those of a published replay that have not left their table yet."""
@@ -185,10 +186,14 @@ def _before(table: Table, marker: Marker, claimed: Claims) -> tuple[Finding, ...
 
 def _replayed_meanwhile(run: _Run) -> bool:
     """Whether dead letters have left their table for rows that the main table, which was read before, did not have."""
+    lane = read_lane(run.table.properties, run.marker.stream)
+    if run.marker.routed is not None:  # tables of a route get their rows before the letters leave
+        now = read_lane(run.tables.main.refresh().properties, run.marker.stream)
+        if now and now.replays and now.state is LaneState.PUBLISHED and now != lane:
+            return True
     own = read_lane(run.tables.dead_letters.current().properties, run.marker.stream)
     if own is None or not own.replays or own.state is not LaneState.PUBLISHED:
         return False
-    lane = read_lane(run.table.properties, run.marker.stream)
     return lane is None or lane.epoch < own.epoch or (lane.id == own.id and lane.state is not LaneState.PUBLISHED)
 
 

@@ -27,6 +27,7 @@ from frazil.backfill.lane_rules import (
     taken,
 )
 from frazil.backfill.request import BackfillRequest
+from frazil.backfill.routes import bring
 from frazil.commit.branch_end import BranchEnd
 from frazil.commit.journal import Journal, Unusable
 from frazil.commit.lane import Lane, LaneState, branch_name, lane_stream, property_name, read_lane
@@ -42,7 +43,7 @@ from frazil.commit.snapshot import SnapshotWriter
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.swap import Change, Done, TableCommit, TableHandle, commit_snapshot, commit_snapshots
 from frazil.errors import Fenced, FrazilError, StaleBatch
-from frazil.ingest.contract import StagedFile
+from frazil.ingest.contract import StagedFile, is_routed
 from frazil.offsets.spans import merged, overlap
 from frazil.table.branches import head_of
 from frazil.table.tables import may_delete_files
@@ -274,11 +275,13 @@ def settle_letters(tables: StreamTables, lane: Lane) -> None:
             )
         table = tables.dead_letters.current()
         topic_ids = {topic: i for journal in own_chunks for topic, i in journal.source.topic_ids.items()}
+        bring(tables, lane, own_chunks)
         change = settled_letters(lane.stream, Record.from_bytes(data).replayed, topic_ids, failed_again(table, failed))
         summary = {"frazil.operation": "replay", "frazil.backfill": lane.id, "frazil.backfill-stream": lane.stream}
         _publish(tables, tables.dead_letters, found, written=RowChangeWriter(change), summary=summary)
     tables.store_of("dead-letters").delete([f.path for f in failed])
-    tables.store.delete([f.path for f in tables.store.list_files(lane.request["files"])])
+    waited = [f.path for journal in own_chunks for f in journal.files if is_routed(f.target)]
+    tables.store.delete([*waited, *(f.path for f in tables.store.list_files(lane.request["files"]))])
 
 
 def _publish_letters(tables: StreamTables, lane: Lane) -> None:

@@ -43,12 +43,6 @@ def _check_keeps_repeats(spec: StreamSpec, act: str) -> None:
 def check_replayed(spec: StreamSpec) -> None:
     """Check that dead letters of the stream can be replayed. Raises SpecError."""
     _check_keeps_repeats(spec, "a replay of dead letters")
-    if spec.route is not None:
-        raise SpecError(
-            f"stream {spec.name!r} has a route, whose tables a replay does not know: its rows would all go to "
-            f"{spec.table.identifier}. Produce the records to the topic again, and drop the letters: `frazil "
-            f"dlq discard {spec.name}`"
-        )
 
 
 def taken(lane: Lane | None, request: BackfillRequest) -> Lane:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,6 +28,7 @@ from frazil.backfill.files import FileSource
 from frazil.backfill.lane_rules import check_backfilled, check_declared
 from frazil.backfill.plan import missing
 from frazil.backfill.request import BackfillRequest
+from frazil.backfill.routes import LettersRoute, seen, tally_routed
 from frazil.backfill.source import KafkaSource, RecordSource
 from frazil.commit.lane import Lane, LaneState, branch_name, read_lane
 from frazil.commit.lane_records import Record
@@ -41,7 +42,7 @@ from frazil.ingest.contract import StageContext
 from frazil.kafka.admin import TIMEOUT_S
 from frazil.kafka.identity import SourceIdentity
 from frazil.offsets.spans import Spans, TopicPartition, between
-from frazil.offsets.tally import Tallies
+from frazil.offsets.tally import OffsetTally, Tallies
 from frazil.partitions.windows import Grain
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import executors_kafka_properties, kafka_properties
@@ -75,6 +76,8 @@ class Backfill:
     request: BackfillRequest
     opened: OpenStream
     source: RecordSource
+    route: LettersRoute | None = None
+    """The route of a stream whose dead letters are replayed."""
 
     @property
     def spec(self) -> StreamSpec:
@@ -97,7 +100,7 @@ class Backfill:
         wanted = self.source.asked(self.request, marker)
         claimed = claims(self.opened.tables.journals, marker, table.metadata)
         self._check_one_generation(wanted, claimed)
-        if self._merges:
+        if self._by_letters:
             held = gone(wanted, self._letters(wanted, marker.source))
         else:
             trusted = claimed.ranges if self.source.is_whole else {}
@@ -118,6 +121,8 @@ class Backfill:
         """What a chunk is staged with. None of its dead letters are in their table yet: their offsets would be held."""
         properties = executors_kafka_properties(self.spec, os.environ)
         context = stage_context(self.spec, tables, key, kafka_properties=properties, topic_ids=topic_ids)
+        if self.route:
+            context = self.route.placed(context, tables, key)
         return self.source.context(dataclasses.replace(context, event_times_us=self.request.event_times_us))
 
     def publish(self) -> Lane | None:
@@ -144,7 +149,8 @@ class Backfill:
                 audited_at = self._audit(committer)
                 if self.request.target == "branch":
                     return committer.lane
-                record = Record(committer.lane, self._late(), self._replayed(committer))
+                routed = seen(tally_routed(self.opened.tables.main.current(), committer.journals()))
+                record = Record(committer.lane, self._late(), self._replayed(committer), routed)
                 return committer.publish(record, audited_at=audited_at, merging=merging_of(self.spec))
             except StaleBatch as stale:
                 log.warning("%s", stale)
@@ -170,7 +176,7 @@ class Backfill:
                 f"stream {name!r} has no marker in table {self.spec.table.identifier}: a backfill reads what lies "
                 f"before it. Start the stream first, with `source.start: latest` if need be: `frazil run {name}`"
             )
-        if marker.routed is not None:
+        if marker.routed is not None and not self.request.dead_letters:
             raise SpecError(
                 f"stream {name!r} has, or had, a route: what its table lacks may be in other tables, which a backfill "
                 "does not know. Let a second stream with tables of its own read those records (source.start), and copy "
@@ -212,6 +218,11 @@ class Backfill:
         """Whether the records are changes, which are merged where they land."""
         return self.spec.mode == "upsert"
 
+    @property
+    def _by_letters(self) -> bool:
+        """Whether the dead-letter table tells what is still to land, because the table alone does not."""
+        return self._merges or self.route is not None
+
     def _audit(self, committer: LaneCommitter) -> int:
         """Compare the branch with main, its journals and its source. Returns the snapshot of main that was compared."""
         table, marker = self._table_and_marker()
@@ -220,9 +231,10 @@ class Backfill:
         files = [f for journal in journals for f in journal.staged_for("main")]
         check_declared(files, merges=self._merges, lane=committer.lane)
         branch = Wanted({topic for topic, _ in spans}, spans, branch=branch_name(self.spec.name))
-        if self._merges:
-            rows = tally_changes(table, journals)
-            elsewhere: tuple[Tallies, ...] = (settled_meanwhile(rows, self._letters(spans, marker.source)),)
+        elsewhere: tuple[Tallies, ...]
+        if self._by_letters:
+            rows = self._staged_rows(committer)
+            elsewhere = (settled_meanwhile(rows, self._letters(spans, marker.source)),)
         else:
             rows, elsewhere = tally(table, branch), self._tallies(table, spans, marker.source)
         staged = Staged(
@@ -248,13 +260,21 @@ class Backfill:
         """The offsets that are rows, or changes, once the lane is published, if it is a replay."""
         if not self.request.dead_letters:
             return {}
+        return {tp: found.seen for tp, found in self._staged_rows(committer).items()}
+
+    def _staged_rows(self, committer: LaneCommitter) -> Tallies:
+        """What a replay staged: rows on the branch, changes, and rows for tables of the route."""
+        table, journals = self.opened.tables.main.refresh(), committer.journals()
         if self._merges:
-            changes = tally_changes(self.opened.tables.main.current(), committer.journals())
-            return {tp: found.seen for tp, found in changes.items()}
+            return tally_changes(table, journals)
         marker = self.opened.tables.marker()
         topics = named(self.spec.source.reads, marker.source.topic_ids if marker else ())
-        branch = Wanted(topics, branch=branch_name(self.spec.name))
-        return {tp: found.seen for tp, found in tally(self.opened.tables.main.refresh(), branch).items()}
+        found: dict[TopicPartition, OffsetTally] = defaultdict(OffsetTally)
+        home = tally(table, Wanted(topics, branch=branch_name(self.spec.name)))
+        for of in (home, *tally_routed(table, journals).values()):
+            for tp, offsets in of.items():
+                found[tp].merge(offsets)
+        return dict(found)
 
     def _late(self) -> dict[int, int]:
         """Rows on the branch by the window of their event time. Complete windows reopen, once each."""

@@ -89,6 +89,11 @@ def _chunk(
     plans = [json.dumps(task.to_json()) for task in backfill.source.tasks(spans, engine.parallelism)]
     try:
         answers = engine.run(plans, StageRows(context, progress))
+        while backfill.route and (values := {v for answer in answers for v in answer.result.values}):
+            backfill.route.make(values)
+            discard_batch(own, key)
+            context = backfill.context(own, key, plan.source.topic_ids)
+            answers = engine.run(plans, StageRows(context, progress))
         source = backfill.source.identity(plan.source)
         check_same_source(plan.source, source, stream=opened.spec.name)
     except Exception:

@@ -84,16 +84,16 @@ def moved(tables: StreamTables, table: Table, journal: Journal, target: Target) 
         there = {bare_path(file.path) for file in store.list_files(record.rsplit("/", 1)[0])}
         if there.issuperset(bare_path(file.path) for file in known):
             return (*own, *known)
-    known = _written(tables, table, [f for f in files if f not in own], target, folder=record.rsplit("/", 1)[0])
+    known = written_anew(tables, table, [f for f in files if f not in own], target, folder=record.rsplit("/", 1)[0])
     said = {"table": str(table.metadata.table_uuid), "files": [file.to_json() for file in known]}
     store.put(record, json.dumps(said).encode())
     return (*own, *known)
 
 
-def _written(
+def written_anew(
     tables: StreamTables, table: Table, files: Sequence[StagedFile], target: Target, *, folder: str
 ) -> tuple[StagedFile, ...]:
-    """New files of the table with the rows of `files`. Nothing is ever written over."""
+    """New files of the table with the rows of `files`, which are in home's storage. Nothing is ever written over."""
     from frazil.ingest.routed_writers import fitted  # noqa: PLC0415 - loads Numba, which commands that look do not need
 
     layout = target_table(table, folder=folder)

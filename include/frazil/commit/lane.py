@@ -126,6 +126,12 @@ def read_lane(properties: Mapping[str, str], stream: str) -> Lane | None:
         ) from error
 
 
+def has_lane(properties: Mapping[str, str], lane: Lane) -> bool:
+    """Whether a routed table has the rows of a replay: its properties name the last one that had any for it."""
+    found = read_lane(properties, lane.stream)
+    return found is not None and found.id == lane.id
+
+
 def open_lanes(properties: Mapping[str, str]) -> list[Lane]:
     """The backfills that are under way. Raises `MarkerUnreadable`."""
     streams = [name.removeprefix(PREFIX) for name in properties if name.startswith(PREFIX)]

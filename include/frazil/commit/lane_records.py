@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any
@@ -19,6 +19,7 @@ from frazil.commit.history import ancestors_and_kept
 from frazil.commit.journal import Journal, JournalStore
 from frazil.commit.lane import Lane, LaneState, read_lane
 from frazil.commit.period import Period
+from frazil.ingest.contract import Target
 from frazil.offsets.spans import TopicPartition
 
 
@@ -31,6 +32,8 @@ class Record:
     """Rows by window start, in microseconds since 1970."""
     replayed: Mapping[TopicPartition, BitMap64] = field(default_factory=dict)
     """Of a replay of dead letters: the offsets that became rows."""
+    routed: Mapping[Target, Mapping[TopicPartition, BitMap64]] = field(default_factory=dict)
+    """Those of them whose rows are in tables of the stream's route."""
 
     @property
     def selects(self) -> bool:
@@ -40,20 +43,28 @@ class Record:
     def to_bytes(self) -> bytes:
         raw: dict[str, Any] = {"lane": self.lane.to_json(), "late": self.late}
         if self.replayed:
-            raw["replayed"] = [
-                (topic, partition, base64.b64encode(offsets.serialize()).decode())
-                for (topic, partition), offsets in sorted(self.replayed.items(), key=itemgetter(0))
-            ]
+            raw["replayed"] = _packed(self.replayed)
+        if self.routed:
+            raw["routed"] = {target: _packed(of) for target, of in self.routed.items()}
         return json.dumps(raw, separators=(",", ":")).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Record:
         raw: dict[str, Any] = json.loads(data)
-        replayed = {
-            (topic, partition): BitMap64.deserialize(base64.b64decode(offsets))
-            for topic, partition, offsets in raw.get("replayed", ())
-        }
-        return cls(Lane.from_json(raw["lane"]), {int(begin): rows for begin, rows in raw["late"].items()}, replayed)
+        late = {int(begin): rows for begin, rows in raw["late"].items()}
+        routed = {target: _unpacked(of) for target, of in raw.get("routed", {}).items()}
+        return cls(Lane.from_json(raw["lane"]), late, _unpacked(raw.get("replayed", ())), routed)
+
+
+def _packed(offsets: Mapping[TopicPartition, BitMap64]) -> list[tuple[str, int, str]]:
+    return [
+        (topic, partition, base64.b64encode(found.serialize()).decode())
+        for (topic, partition), found in sorted(offsets.items(), key=itemgetter(0))
+    ]
+
+
+def _unpacked(raw: Iterable[Sequence[Any]]) -> dict[TopicPartition, BitMap64]:
+    return {(topic, partition): BitMap64.deserialize(base64.b64decode(offsets)) for topic, partition, offsets in raw}
 
 
 def folder(journals: JournalStore) -> str:

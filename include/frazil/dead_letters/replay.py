@@ -21,13 +21,14 @@ from frazil.backfill.commit import clear_ended, unfinished
 from frazil.backfill.files import FileSource
 from frazil.backfill.lane_rules import check_replayed
 from frazil.backfill.request import BackfillRequest, parse_request
+from frazil.backfill.routes import LettersRoute
 from frazil.backfill.run import Backfill
 from frazil.backfill.stage import run
 from frazil.commit.lane import Lane, read_lane
 from frazil.commit.marker import Marker
 from frazil.commit.opened import OpenStream
 from frazil.dead_letters.letters import Selection, read
-from frazil.errors import AdoptionRequired, Fenced, WriterBusy
+from frazil.errors import AdoptionRequired, CommitUnavailable, Fenced, WriterBusy
 from frazil.ingest.contract import LETTERS, StageTask
 from frazil.ingest.record_files import LETTER_COLUMNS
 from frazil.ingest.sealing import OMITTED, Unsealer, place_of, unsealer_of
@@ -61,8 +62,8 @@ NOTHING_DONE = Replayed("", 0, 0)
 def replay(opened: OpenStream, selection: Selection) -> tuple[Replayed, ...]:
     """Replay the selected letters, after one that was interrupted; each that was done.
 
-    Raises SpecError for a stream with a route or with dedupe, WriterBusy while a backfill of the stream is under way,
-    and what a backfill raises.
+    Raises SpecError for a stream with dedupe, RouteBehind while a table of its route is in trouble, CommitUnavailable
+    if one is once home has its rows, WriterBusy while a backfill of the stream is under way, and what that raises.
     """
     check_replayed(opened.spec)
     done = []
@@ -87,9 +88,10 @@ def _run(opened: OpenStream, request: BackfillRequest) -> Replayed | None:
     epoch = _epoch(opened)
     try:
         files = FileSource.open(request.files or "", opened.tables.main.refresh())
-        lane = run(Backfill(files.pinned(request), opened, files), ThisProcess())
+        route = LettersRoute.open(opened.spec, opened.tables)
+        lane = run(Backfill(files.pinned(request), opened, files, route), ThisProcess())
     except Exception as error:
-        if isinstance(error, Fenced) or _epoch(opened) <= epoch + 1:
+        if isinstance(error, Fenced | CommitUnavailable) or _epoch(opened) <= epoch + 1:
             raise
         # Whoever took it over has deleted what this one was reading or writing.
         raise Fenced(

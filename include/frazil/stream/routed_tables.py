@@ -279,8 +279,10 @@ class RoutedTables:
         handle.know(table)
         marker = read_marker(handle.current().properties, self.spec.name)
         if marker is not None and is_ahead(marker, home):
-            check_fence(self.tables.marker(), stream=self.spec.name, epoch=home.at.epoch)
-            raise AdoptionRequired(_ahead(self.spec, identifier, marker))
+            # Beside a writer, which a replay of dead letters may meet, home has gone on.
+            now = check_fence(self.tables.marker(), stream=self.spec.name, epoch=home.at.epoch)
+            if is_ahead(marker, now):
+                raise AdoptionRequired(_ahead(self.spec, identifier, marker))
         if marker is not None:
             return
         self._check_whole(identifier)

@@ -28,7 +28,6 @@ def folder(tmp_path: Path, frazil_home: Path) -> Path:  # noqa: ARG001
 @pytest.mark.parametrize(
     ("command", "instead"),
     [
-        (("dlq", "replay", "shop"), "Produce the records to the topic again"),
         (("evolve", "shop", "--rename", "kind=sort", "--yes"), "Declare the new name as a new column"),
         (
             ("backfill", "shop", "--from", "2023-01-01T00:00:00Z", "--to", "2023-01-02T00:00:00Z", "--yes"),

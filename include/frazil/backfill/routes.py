@@ -1,0 +1,200 @@
+"""The routed tables of a replay: which of them gets a letter's row, and how the row comes there.
+
+Home decides, as it does for a batch: the commit that ends the lane says which letters are rows, of all tables. Until a
+table has its rows they wait beside the lane's journals, written as home's are. Each table gets them in one commit, with
+the lane in its properties, and so once, whoever commits. Then the letters leave.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
+
+import pyarrow.parquet as pq
+from pyiceberg.table import Table
+from pyiceberg.table.update import SetPropertiesUpdate
+from pyroaring import BitMap64
+
+from frazil.commit.beside_home import written_anew
+from frazil.commit.followers import check_routed_not_rolled_back, lacking
+from frazil.commit.journal import Journal
+from frazil.commit.lane import Lane, has_lane, lane_stream, property_name, read_lane
+from frazil.commit.marker import BatchKey, Marker, read_marker
+from frazil.commit.rules import files_fit
+from frazil.commit.snapshot import SnapshotWriter
+from frazil.commit.stream_tables import StreamTables
+from frazil.commit.swap import Change, Done, commit_snapshot
+from frazil.errors import AdoptionRequired, CommitUnavailable, Fenced, FrazilError, RouteBehind, SchemaIncompatible
+from frazil.ingest.contract import StageContext, StagedFile, Target, is_routed
+from frazil.offsets.spans import TopicPartition
+from frazil.offsets.tally import OffsetTally
+from frazil.spec.model import StreamSpec
+from frazil.spec.units import counted
+from frazil.stream.routed_tables import RoutedTables
+from frazil.table.catalogs import load_catalog
+from frazil.table.file_bounds import COORDINATES
+from frazil.table.landed_offsets import by_partition
+from frazil.table.tables import data_location
+
+log = logging.getLogger(__name__)
+
+SETTLES_S = 15.0
+"""How long the tables may lack rows of home's last batch, which a running writer is bringing them."""
+OPENED_MOST = 3
+
+
+@dataclasses.dataclass(slots=True)
+class LettersRoute:
+    """The route of a stream whose letters are replayed. Each of its tables is there, and lacks no row."""
+
+    tables: StreamTables
+    routed: RoutedTables
+
+    @classmethod
+    def open(cls, spec: StreamSpec, tables: StreamTables) -> LettersRoute | None:
+        """Load the tables, and make those that are declared; None for a stream without a route.
+
+        Raises RouteBehind while a table is not there or lacks rows, and what `RoutedTables.open` raises.
+        """
+        if spec.route is None:
+            return None
+        for attempt in range(OPENED_MOST):
+            routed = RoutedTables(spec, spec.route, load_catalog(spec.table.catalog), tables)
+            try:
+                routed.open(_settled(tables))
+            except Fenced:  # a writer began meanwhile
+                if attempt == OPENED_MOST - 1:
+                    raise
+                continue
+            break
+        found = cls(tables, routed)
+        found._check_there()
+        return found
+
+    def make(self, values: Collection[str]) -> None:
+        """Make tables of new values, as far as there may be more, as a writer does."""
+        self.routed.make(values, _settled(self.tables))
+        self._check_there()
+
+    def _check_there(self) -> None:
+        if self.routed.absent:
+            target, reason = min(self.routed.absent.items())
+            raise RouteBehind(_refused(self.tables.stream, f"table {target} is not there: {reason}"))
+
+    def placed(self, context: StageContext, own: StreamTables, key: BatchKey) -> StageContext:
+        """The context of a chunk, with the route; rows of routed tables wait beside the lane's journals."""
+        placed = self.routed.placed(context, key)
+        waits = dataclasses.replace(placed.main, folder=own.beside_home(key))
+        targets = {target: waits if is_routed(target) else of for target, of in placed.targets.items()}
+        return dataclasses.replace(placed, targets=targets)
+
+
+def _settled(tables: StreamTables) -> Marker:
+    """Home's marker, once no table of the route lacks a row up to it. Raises RouteBehind."""
+    patience = tables.patience
+    deadline = patience.clock() + SETTLES_S
+    while True:
+        home = tables.marker()
+        if home is None:
+            raise AdoptionRequired(f"stream {tables.stream!r} has no marker: nothing tells which letters are its own")
+        behind = lacking(tables, home)
+        if not behind:
+            return home
+        if patience.clock() >= deadline or patience.wait(min(1.0, SETTLES_S)):
+            raise RouteBehind(_refused(tables.stream, str(behind[0])))
+
+
+def _refused(stream: str, why: str) -> str:
+    return (
+        f"dead letters of stream {stream!r} are not replayed: {why}. Mend the table first: "
+        f"`frazil route {stream}` says what it lacks"
+    )
+
+
+def tally_routed(table: Table, journals: Iterable[Journal]) -> dict[Target, dict[TopicPartition, OffsetTally]]:
+    """The offsets of the rows that were staged for routed tables. `table` is home, whose storage has them."""
+    found: dict[Target, dict[TopicPartition, OffsetTally]] = defaultdict(lambda: defaultdict(OffsetTally))
+    for file in (f for journal in journals for f in journal.files if is_routed(f.target)):
+        with table.io.new_input(file.path).open() as source:
+            for batch in pq.ParquetFile(source).iter_batches(columns=[*COORDINATES]):
+                for tp, offsets in by_partition(batch):
+                    found[file.target][tp].add(offsets)
+    return {target: dict(of) for target, of in found.items()}
+
+
+def seen(routed: Mapping[Target, Mapping[TopicPartition, OffsetTally]]) -> dict[Target, dict[TopicPartition, BitMap64]]:
+    return {target: {tp: tally.seen for tp, tally in of.items()} for target, of in routed.items()}
+
+
+def bring(tables: StreamTables, lane: Lane, journals: Iterable[Journal]) -> None:
+    """Commit the rows of a published replay to the routed tables that lack them.
+
+    Raises CommitUnavailable for a table that cannot take them, after all others.
+    """
+    waiting: dict[Target, list[StagedFile]] = defaultdict(list)
+    for file in (f for journal in journals for f in journal.files if is_routed(f.target)):
+        waiting[file.target].append(file)
+    reason = behind = ""
+    for target, files in sorted(waiting.items()):
+        try:
+            _follow(tables, lane, target, files)
+        except Fenced:
+            raise
+        except Exception as error:  # catalogs' clients raise anything, and the other tables shall go on
+            log.info("table %s is left behind", target, exc_info=True)
+            behind = target
+            reason = str(error) if isinstance(error, FrazilError) else f"{type(error).__name__}: {error}"
+    if behind:
+        rows = counted(sum(file.records for file in waiting[behind]), "row", "waits|wait")
+        raise CommitUnavailable(
+            f"replay {lane.id} of stream {lane.stream!r} has landed, and {rows} for table {behind}: {reason}. Their "
+            f"letters stay until then. Mend the table, or let `frazil route {lane.stream} --give-up {behind}` make it "
+            f"anew; then run `frazil dlq replay {lane.stream}` again"
+        )
+
+
+def _follow(tables: StreamTables, lane: Lane, target: Target, files: list[StagedFile]) -> None:
+    """Commit a table's rows, written anew as it has its columns, in one update with the lane."""
+    handle = tables.handle(target)
+    table = handle.refresh()
+    if has_lane(table.metadata.properties, lane):
+        return
+    _check_followed(table, tables.stream, target)
+    folder = f"{data_location(table)}/{lane_stream(tables.stream, lane.id)}/{lane.epoch:08d}/{1:08d}"
+    written = written_anew(tables, table, files, target, folder=folder)
+    writer = SnapshotWriter(written)
+    summary = {
+        "frazil.operation": "replay",
+        "frazil.backfill": lane.id,
+        "frazil.backfill-stream": lane.stream,
+        "frazil.records": str(sum(file.records for file in written)),
+    }
+
+    def propose(table: Table) -> Done[None] | Change[None]:
+        if has_lane(table.metadata.properties, lane):
+            return Done(None)
+        _check_last(tables, lane)
+        _check_followed(table, tables.stream, target)
+        if not files_fit(table.metadata, written):
+            raise SchemaIncompatible(f"table {target} was changed meanwhile")
+        prepared = writer.prepare(table, summary=summary, now_ms=tables.clock_ms())
+        lanes = SetPropertiesUpdate(updates={property_name(lane.stream): lane.to_property()})
+        return Change(prepared.requirements, (*prepared.updates, lanes), None)
+
+    commit_snapshot(handle, propose, (writer,), patience=tables.patience)
+
+
+def _check_last(tables: StreamTables, lane: Lane) -> None:
+    """Check that no later replay has begun: all tables had this one's rows before. Raises Fenced."""
+    found = read_lane(tables.main.refresh().metadata.properties, tables.stream)
+    if found is None or found.id != lane.id:
+        raise Fenced(f"another `frazil dlq replay {lane.stream}` finished this one: this command changes nothing more")
+
+
+def _check_followed(table: Table, stream: str, target: Target) -> None:
+    marker = read_marker(table.metadata.properties, stream)
+    if marker is None:
+        raise CommitUnavailable(f"it has no marker of stream {stream!r}: it was dropped and made again")
+    check_routed_not_rolled_back(table.metadata, marker, table=target)

@@ -1,0 +1,223 @@
+"""Dead letters of a stream with a route go to the tables that their records route to, once, wherever a replay dies."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from frazil.audit.run import audit_stream
+from frazil.backfill import routes
+from frazil.backfill.commit import abandon
+from frazil.commit.lane import LaneState, branch_name, read_lane
+from frazil.commit.lane_records import chunks
+from frazil.commit.opened import open_stream
+from frazil.dead_letters import replay as replaying
+from frazil.dead_letters.letters import Selection
+from frazil.dead_letters.replay import replay
+from frazil.errors import CommitUnavailable, RouteBehind
+from frazil.ingest.contract import Target
+from frazil.ingest.stage import stage
+from frazil.stream.routed_tables import RoutedTables
+from frazil.table.catalogs import load_catalog
+from tests.made_routes import MadeRoute, shop
+from tests.unit.dead_letters.test_replay import Killed, killed_at
+
+KINDS = [None, "order", "a", "new", "other", None]
+"""Of the records that are letters; the last of them is still no JSON."""
+HOME, ORDERS, RAW_A, NEW = "shop.other", "shop.orders", "shop.raw_a", "shop.raw_new"
+LANDED = {HOME: 1, ORDERS: 1, RAW_A: 1, NEW: 1}
+"""Of the letters."""
+BEFORE = {"main": 1, RAW_A: 2}
+
+
+@dataclass
+class Shop(MadeRoute):
+    """Its dead letters keep what their records were."""
+
+    def _rows(self, schema: pa.Schema, offsets: Any, *, dead_letters: bool) -> pa.Table:
+        rows = super()._rows(schema, offsets, dead_letters=dead_letters)
+        if not dead_letters:
+            return rows
+        values = [json.dumps({"kind": kind, "at": "2026-01-01T00:00:00Z"}).encode() for kind in KINDS]
+        at = rows.schema.get_field_index("value")
+        return rows.set_column(
+            at, rows.schema.field(at), pa.array([*values[:-1], b"no JSON"], rows.schema.field(at).type)
+        )
+
+    def rows(self) -> dict[str, int]:
+        catalog = load_catalog(None)
+        names = [".".join(name) for name in catalog.list_tables("shop") if not name[-1].endswith("dead_letters")]
+        found = {name: catalog.load_table(name).scan().to_arrow() for name in names}
+        for rows in found.values():
+            assert len({*rows["kafka_offset"].to_pylist()}) == rows.num_rows
+        return {name: rows.num_rows for name, rows in found.items() if rows.num_rows}
+
+    def letters(self) -> int:
+        return int(self.tables.dead_letters.refresh().scan().to_arrow().num_rows)
+
+    def check_settled(self) -> None:
+        assert self.rows() == {HOME: 2, ORDERS: 1, RAW_A: 3, NEW: 1}
+        assert self.letters() == 2
+        for handle in (self.tables.main, self.tables.dead_letters):
+            table = handle.refresh()
+            lane = read_lane(table.properties, "shop")
+            assert lane is not None
+            assert (branch_name("shop") in table.metadata.refs, lane.state) == (False, LaneState.PUBLISHED)
+        assert [
+            f.path for f in self.tables.store.list_files(f"{self.tables.state}/backfills") if "/waiting/" in f.path
+        ] == []
+        check_audit(self)
+
+
+def check_audit(made: MadeRoute) -> None:
+    assert [*map(str, audit_stream(open_stream(made.spec).tables).wrong)] == []
+
+
+@pytest.fixture
+def made(frazil_home: Path, monkeypatch: pytest.MonkeyPatch) -> Shop:  # noqa: ARG001
+    # A child process that decodes is another test's matter.
+    monkeypatch.setattr(replaying, "stage", lambda *args, **more: stage(*args, **{**more, "attempt": 0}))
+    monkeypatch.setattr(routes, "SETTLES_S", 0.0)
+    route = {"by": "field", "name": "kind", "tables": {"order": ORDERS}, "template": "shop.raw_{value}"}
+    found = Shop(shop(route={**route, "allow": ["a", "new"]}), time.time_ns() // 1_000_000)
+    found.begin_route("a")
+    found.run(BEFORE, rejected=len(KINDS))
+    assert found.rows() == {HOME: 1, RAW_A: 2}
+    return found
+
+
+def test_each_letter_goes_to_the_table_that_its_record_routes_to(made: Shop) -> None:
+    (done,) = replay(open_stream(made.spec), Selection())
+    assert (done.landed, done.failed) == (4, 2)
+    made.check_settled()
+    reasons = made.tables.dead_letters.refresh().scan().to_arrow()["error_class"].to_pylist()
+    assert sorted(reasons) == ["NoTable", "NotAnObject"]
+    made.run({ORDERS: 2, NEW: 1, "main": 1})
+    assert made.rows() == {HOME: 3, ORDERS: 3, RAW_A: 3, NEW: 2}, "the writer goes on"
+    check_audit(made)
+    (again,) = replay(open_stream(made.spec), Selection())
+    assert (again.landed, again.failed) == (0, 2)
+    check_audit(made)
+
+
+STEPS_MADE = 45
+"""So many times a replay changes anything that outlives its process."""
+
+
+SOME = {0, 9, STEPS_MADE, *range(12, STEPS_MADE, 5)}
+"""Steps that each run tries; the others are those of soak."""
+
+
+@pytest.mark.parametrize("after", [False, pytest.param(True, marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    "step", [n if n in SOME else pytest.param(n, marks=pytest.mark.soak) for n in range(STEPS_MADE + 1)]
+)
+def test_a_replay_that_is_killed_anywhere_and_run_again_lands_each_letter_once(
+    made: Shop, step: int, after: bool
+) -> None:
+    killed = False
+    with killed_at(step, after=after):
+        try:
+            replay(open_stream(made.spec), Selection())
+        except Killed:
+            killed = True
+    assert killed == (step < STEPS_MADE), "every step is tried, and the last one is no step any more"
+    check_audit(made)
+    done = replay(open_stream(made.spec), Selection())
+    assert sum(d.landed for d in done) in {0, 4}
+    made.check_settled()
+
+
+def _fails(target: Target) -> Callable[..., Any]:
+    follow = routes._follow
+
+    def fails(tables: Any, lane: Any, found: Target, files: Any) -> None:
+        if found == target:
+            raise RuntimeError("the catalog says no")
+        follow(tables, lane, found, files)
+
+    return fails
+
+
+def test_a_table_that_refuses_its_rows_once_home_has_them_gets_them_with_the_next_replay(
+    made: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(routes, "_follow", _fails(ORDERS))
+        for _ in range(2):
+            with pytest.raises(CommitUnavailable, match=r"1 row waits for table shop.orders: .* the catalog says no"):
+                replay(open_stream(made.spec), Selection())
+            assert (made.rows(), made.letters()) == ({HOME: 2, RAW_A: 3, NEW: 1}, len(KINDS))
+            check_audit(made)
+    made.run({ORDERS: 1})
+    made.at -= 1
+    (finished, again) = replay(open_stream(made.spec), Selection())
+    assert [(d.interrupted, d.landed, d.failed) for d in (finished, again)] == [(True, 4, 2), (False, 0, 2)]
+    assert made.rows() == {HOME: 2, ORDERS: 2, RAW_A: 3, NEW: 1}
+    check_audit(made)
+
+
+def test_while_a_table_lacks_rows_or_is_not_there_nothing_is_replayed(made: Shop) -> None:
+    made.batch({RAW_A: 1})
+    with pytest.raises(RouteBehind, match=r"shop.raw_a lacks 1 row of 1 batch: .* Mend the table first"):
+        replay(open_stream(made.spec), Selection())
+    made.follow()
+    load_catalog(None).drop_table(ORDERS)
+    with pytest.raises(RouteBehind, match=r"table shop.orders is not there"):
+        replay(open_stream(made.spec), Selection())
+    assert (made.letters(), read_lane(made.tables.main.refresh().properties, "shop")) == (len(KINDS), None)
+
+
+def test_batches_of_the_writer_meanwhile_change_nothing_for_the_letters(
+    made: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    anew, open_ = routes.written_anew, RoutedTables.open
+
+    def opened(self: RoutedTables, home: Any) -> None:
+        made.run({RAW_A: 1})
+        open_(self, home)
+
+    def written(*args: Any, **more: Any) -> Any:
+        monkeypatch.setattr(routes, "written_anew", anew)
+        made.run({ORDERS: 1, "main": 1})
+        return anew(*args, **more)
+
+    monkeypatch.setattr(RoutedTables, "open", opened)
+    monkeypatch.setattr(routes, "written_anew", written)
+    opened_stream = open_stream(made.spec)
+    (done,) = replay(opened_stream, Selection())
+    assert (done.landed, done.failed) == (4, 2)
+    right = {HOME: 3, ORDERS: 2, RAW_A: 4, NEW: 1}
+    assert made.rows() == right
+    lane = read_lane(made.tables.main.refresh().properties, "shop")
+    assert lane is not None
+    routes.bring(opened_stream.tables, lane, chunks(made.tables.journals, lane))
+    assert made.rows() == right, "once, whoever brings them"
+    check_audit(made)
+
+
+def test_an_abandoned_replay_leaves_tables_and_letters_as_they_were(
+    made: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("frazil.backfill.commit.LaneCommitter.publish", _killed)
+        with pytest.raises(Killed):
+            replay(open_stream(made.spec), Selection())
+    lane = read_lane(made.tables.main.refresh().properties, "shop")
+    assert lane is not None
+    abandon(open_stream(made.spec).tables, lane)
+    assert (made.rows(), made.letters()) == ({HOME: 1, RAW_A: 2}, len(KINDS))
+    assert [f.path for f in made.tables.store.list_files(f"{made.tables.state}/backfills")] == []
+    replay(open_stream(made.spec), Selection())
+    made.check_settled()
+
+
+def _killed(*_: Any, **__: Any) -> None:
+    raise Killed
