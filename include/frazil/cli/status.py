@@ -17,7 +17,8 @@ from frazil.errors import SpecError
 from frazil.host.launchers import open_launcher
 from frazil.spec.application import find_application
 from frazil.spec.last_sound import declared_streams, find_or_recall
-from frazil.status.stream import StreamStatus, WriterStatus, exit_words, stream_status
+from frazil.status.stream import StreamStatus, stream_status
+from frazil.status.writer import WriterStatus, exit_words
 from frazil.timetext import ago, utc
 
 if TYPE_CHECKING:

@@ -8,7 +8,8 @@ from enum import IntEnum
 
 from frazil.maintenance.alert_rules import stale_after_ms
 from frazil.spec.model import StreamSpec
-from frazil.status.stream import StreamStatus, exit_words
+from frazil.status.stream import StreamStatus
+from frazil.status.writer import exit_words
 from frazil.timetext import ago
 
 CRASHES = 3

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
@@ -17,52 +17,22 @@ from frazil.commit.history import changes_of, last_commit_ms
 from frazil.commit.marker import Marker, read_marker
 from frazil.commit.rules import check_ancestry, check_same_source
 from frazil.errors import FrazilError
-from frazil.home import run_folder
-from frazil.host.given_up import standing_given_up
-from frazil.host.heartbeat import Heartbeat, Phase, Stall
+from frazil.host.heartbeat import Heartbeat, Stall
 from frazil.host.launcher import Observation, ProcessState
-from frazil.host.launchers import open_launcher
-from frazil.host.records import ExitRecord
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import kafka_properties
 from frazil.status.flow import Flow, flow_of
+from frazil.status.writer import WriterStatus, cut, look_at_writer
 from frazil.supervise.desired import DesiredStore
 from frazil.supervise.liveness import beating, has_committed, known_lag
-from frazil.supervise.observed import error_name
 from frazil.table.branches import head_of, live_rows
 from frazil.table.lost import missing_table
 from frazil.table.schema_update import undeclared_columns
 from frazil.table.tables import check_fits, load_stream_table
-from frazil.timetext import ago
 
 KAFKA_ANSWERS_WITHIN_S = 1.0
 ROUTED_NAMED = 5
 """At most this many tables of a route that lack rows are named."""
-CRASHES_WITHIN_MS = 900_000
-WORDS_MOST = 1000
-"""Characters of a writer's last words."""
-
-
-@dataclass(frozen=True, slots=True)
-class WriterStatus:
-    """The writer's process on this host. Times are milliseconds since the epoch, UTC."""
-
-    state: str
-    pid: int | None = None
-    phase: str | None = None
-    heartbeat_at_ms: int | None = None
-    stale: bool = False
-    """It runs, but its heartbeat is old."""
-    exit_code: int | None = None
-    exit_name: str | None = None
-    ended_at_ms: int | None = None
-    error: str | None = None
-    application: str | None = None
-    """That ran it with others, if it has ended."""
-    crashes: int = 0
-    """How often it failed within the last quarter of an hour, under its supervisor."""
-    given_up: bool = False
-    """The supervisor starts it no more before a person resumes it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +102,7 @@ class StreamPosition:
 
 def stream_status(spec: StreamSpec, *, now_ms: int) -> StreamStatus:
     """Read the status of one stream. Never raises for what is out of reach."""
-    writer, observation, problems = _look_at_writer(spec.name, now_ms=now_ms)
+    writer, observation, problems = look_at_writer(spec.name, now_ms=now_ms)
     committed = observation is not None and has_committed(observation)
     view = _look_at_table(spec, committed=committed, now_ms=now_ms)
     beat = observation.heartbeat if observation else None
@@ -176,7 +146,7 @@ def _each_once(problems: tuple[str, ...]) -> tuple[str, ...]:
     said = problems[0] if problems else ""
 
     def is_said(problem: str) -> bool:
-        words = _cut(problem.partition(": ")[2])
+        words = cut(problem.partition(": ")[2])
         return bool(words) and words in said
 
     return (*problems[:1], *(one for one in problems[1:] if not is_said(one)))
@@ -232,68 +202,6 @@ def _position(view: TableView, beat: Heartbeat | None) -> StreamPosition:
     if beat is None or view.exists is not None:
         return StreamPosition()
     return StreamPosition(beat.epoch, beat.batch, beat.last_commit_at_ms, beat.watermark_ms, beat.last_commit_snapshot)
-
-
-def _look_at_writer(name: str, *, now_ms: int) -> tuple[WriterStatus, Observation | None, list[str]]:
-    try:
-        observation = open_launcher(name).observe()
-        given_up = standing_given_up(name, observation)
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        unknown = WriterStatus(state="unknown")
-        return unknown, None, [f"the run folder {run_folder(name)} cannot be read: {error!r}"]
-    writer = replace(writer_status(observation, now_ms=now_ms), given_up=given_up is not None)
-    problems = []
-    if writer.stale and writer.heartbeat_at_ms is not None:
-        silent = ago(now_ms - writer.heartbeat_at_ms)
-        problems.append(f"pid {writer.pid} is alive, but its heartbeat is {silent} old: its report is of that time")
-    if writer.error:
-        problems.append(f"the last writer ended with {exit_words(writer)}: {_last_words(writer)}")
-    if given_up:
-        when = f"{ago(now_ms - given_up.at_ms)} ago"
-        problems.append(f"the supervisor gave up {when}; once the cause is fixed, `frazil resume {name}` starts it")
-    return writer, observation, problems
-
-
-def writer_status(observation: Observation, *, now_ms: int) -> WriterStatus:
-    """What an observation of the run folder says about the writer. Pure."""
-    launch, beat = observation.launch, observation.heartbeat
-    if launch is None:
-        return WriterStatus(state=observation.process)
-    process = launch.writer or launch.parent
-    crashes = sum(_is_crash(exit_, now_ms) for exit_ in observation.exits)
-    if observation.process.is_alive:
-        return WriterStatus(
-            state=observation.process,
-            pid=process.pid if process else None,
-            phase=beat.phase if beat else None,
-            heartbeat_at_ms=beat.written_at_ms if beat else None,
-            stale=beat is not None and beating(observation, now_ms=now_ms) is None,
-            crashes=crashes,
-        )
-    end = next((e for e in reversed(observation.exits) if e.launch_id == launch.id), None)
-    if end is None:  # its process is about to record it
-        ended_well = beat is not None and beat.phase is Phase.ENDED and beat.error is None
-        return WriterStatus(
-            state=observation.process,
-            exit_code=0 if ended_well else None,
-            ended_at_ms=beat.written_at_ms if beat else None,
-            error=beat.error if beat else None,
-            application=launch.application,
-            crashes=crashes,
-        )
-    return WriterStatus(
-        state=observation.process,
-        exit_code=end.code,
-        exit_name=error_name(end.code) or None if end.code else None,
-        ended_at_ms=end.ended_at_ms,
-        error=end.error,
-        application=launch.application,
-        crashes=crashes,
-    )
-
-
-def _is_crash(end: ExitRecord, now_ms: int) -> bool:
-    return end.is_supervised and end.code != 0 and now_ms - end.ended_at_ms < CRASHES_WITHIN_MS
 
 
 def _look_at_table(spec: StreamSpec, *, committed: bool, now_ms: int) -> TableView:
@@ -385,25 +293,3 @@ def _rows(metadata: TableMetadata) -> int | None:
 
 def _words(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
-
-
-def _last_words(writer: WriterStatus) -> str:
-    """Why it ended, in one line; of a writer that could not say it, the end of its log, which may be long."""
-    words = " ".join((writer.error or "").split()).removeprefix(f"{writer.exit_name}: ")
-    return _cut(words)
-
-
-def _cut(words: str) -> str:
-    return words if len(words) <= WORDS_MOST else f"{words[:WORDS_MOST]} ..."
-
-
-def exit_words(writer: WriterStatus) -> str:
-    """How the writer ended."""
-    if writer.exit_code is None and writer.error:
-        return "an error"
-    if writer.exit_code is None:
-        with_it = f", with the application {writer.application}" if writer.application else ""
-        return f"no exit code: it was killed{with_it}, or its host went down"
-    if writer.exit_code > 128:
-        return f"{writer.exit_code} (signal {writer.exit_code - 128})"
-    return f"{writer.exit_code} ({writer.exit_name})" if writer.exit_name else str(writer.exit_code)

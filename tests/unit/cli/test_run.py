@@ -21,7 +21,7 @@ from frazil.host.agents import AGENT_KILLED, is_agent
 from frazil.host.launcher import Observation, ProcessState
 from frazil.host.launchers import open_launcher
 from frazil.host.lock import WriterLock
-from frazil.status.stream import WriterStatus, writer_status
+from frazil.status.writer import WriterStatus, writer_status
 from frazil.supervise.desired import DesiredStore
 from tests.made_routes import shop
 from tests.polling import eventually

@@ -27,7 +27,7 @@ from frazil.host.lock import WriterLock
 from frazil.host.processes import mark
 from frazil.host.records import ExitRecord, Launch, LaunchKind, append_exit
 from frazil.spec.load import load_stream
-from frazil.status.stream import writer_status
+from frazil.status.writer import writer_status
 from frazil.supervise.desired import open_desired
 from frazil.supervise.liveness import STALE_AFTER_MS
 from frazil.table.catalogs import load_catalog

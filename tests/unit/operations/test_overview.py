@@ -29,7 +29,8 @@ from frazil.operations.overview import (
 from frazil.spec.load import validate_stream
 from frazil.spec.model import StreamSpec
 from frazil.status.flow import Flow
-from frazil.status.stream import StreamStatus, WriterStatus
+from frazil.status.stream import StreamStatus
+from frazil.status.writer import WriterStatus
 
 NOW_MS = 1_700_000_000_000
 RUNS = WriterStatus("running", pid=7, phase="waiting", heartbeat_at_ms=NOW_MS)

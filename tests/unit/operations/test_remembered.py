@@ -9,7 +9,8 @@ import pytest
 from frazil.host.heartbeat import Stall, StallKind
 from frazil.operations.remembered import KEPT_MS, Remembered, remember, remembered
 from frazil.status.flow import Flow
-from frazil.status.stream import StreamStatus, WriterStatus
+from frazil.status.stream import StreamStatus
+from frazil.status.writer import WriterStatus
 
 NOW_MS = 1_700_000_000_000
 
