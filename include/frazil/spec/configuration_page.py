@@ -13,8 +13,9 @@ from typing import Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from frazil.spec.column import Column
 from frazil.spec.formats import FORMATS, JsonFormat
-from frazil.spec.model import Column, StreamSpec
+from frazil.spec.model import StreamSpec
 from frazil.spec.property_rules import SET_BY_FRAZIL
 from frazil.spec.units import format_bytes, format_duration
 from frazil.spec.values import SIZE, YamlForm

@@ -15,8 +15,9 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from frazil.spec import layout, rules
+from frazil.spec.column import Column, column_of
 from frazil.spec.dedupe import Dedupe
-from frazil.spec.event_time import EventTime, TimeUnit, Watermark
+from frazil.spec.event_time import EventTime, Watermark
 from frazil.spec.formats import BytesFormat, CsvFormat, JsonFormat, StringFormat, ValueFormat
 from frazil.spec.inconsistent import InconsistentError, Problem
 from frazil.spec.maintenance import Maintenance
@@ -24,7 +25,6 @@ from frazil.spec.resources import Resources
 from frazil.spec.route import Route
 from frazil.spec.sensitive import Sensitive
 from frazil.spec.source import Source
-from frazil.spec.types import parse_type
 from frazil.spec.upsert import Delete, How
 from frazil.spec.values import Bytes, Duration, Model, Moment, Percent, PositiveDuration, Properties, YamlForm
 
@@ -32,41 +32,12 @@ MERGED_RECORDS = 1_000_000
 """The most changes in one batch of an upsert, if it declares no other number."""
 STREAM_NAME = r"^[a-z][a-z0-9_-]{0,62}$"
 _IDENTIFIER = re.compile(r"[\w-]+(\.[\w-]+)+")
-_NOT_NULL = re.compile(r"\s+not\s+null\s*$", re.IGNORECASE)
 
 
 def _identifier(value: str) -> str:
     if not _IDENTIFIER.fullmatch(value):
         raise ValueError("is not a table identifier; write namespace.table, such as demo.flights")
     return value
-
-
-class Column(Model):
-    """One column, with an Iceberg type in Iceberg's notation, including `struct<…>`, `list<…>` and `map<…>`."""
-
-    name: str = Field(min_length=1)
-    type: str = Field(description="An Iceberg type: `string`, `decimal(10, 2)`, `list<struct<a: int>>`, …")
-    required: bool = Field(False, description="A record without a value for it is a dead letter (`not null`).")
-    doc: str | None = Field(default=None, description="What the column means; kept in the table's schema.")
-    unit: TimeUnit | None = Field(
-        default=None,
-        description="How a record writes a `timestamptz` or `timestamp`: `iso`, which is the default, or a number of "
-        "`s`, `ms`, `us` or `ns` since 1970.",
-    )
-
-    @field_validator("type")
-    @classmethod
-    def _canonical_type(cls, value: str) -> str:
-        return str(parse_type(value))
-
-    @field_validator("name")
-    @classmethod
-    def _plain_name(cls, value: str) -> str:
-        if "." in value or value != value.strip():
-            raise ValueError("has a dot or surrounding spaces, which a column's name must not have")
-        if any(c < " " or c in '"\\' for c in value):
-            raise ValueError("has a quote, a backslash or a control character, which a column's name must not have")
-        return value
 
 
 class Table(Model):
@@ -379,14 +350,6 @@ class StreamSpec(Model):
         """The columns that a record's value does not fill, each with the header that does; None for the key."""
         key = {} if self.source.key is None else {self.source.key.column: None}
         return {**key, **{header.column: header.name for header in self.source.headers}}
-
-
-def column_of(name: str, declared: object) -> object:
-    """A column from `"type [not null]"` or from a mapping with `type`; the model refuses anything else."""
-    if isinstance(declared, str):
-        bare = _NOT_NULL.sub("", declared)
-        return {"name": name, "type": bare, "required": bare != declared}
-    return {"name": name, **declared} if isinstance(declared, Mapping) else {"name": name, "type": declared}
 
 
 def _rejoined(terms: list[str]) -> list[str]:

@@ -10,9 +10,10 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from frazil.spec.column import Column, column_of
 from frazil.spec.formats import FORMATS
 from frazil.spec.inconsistent import InconsistentError, Problem
-from frazil.spec.model import STREAM_NAME, Column, StreamSpec, column_of
+from frazil.spec.model import STREAM_NAME, StreamSpec
 from frazil.spec.property_rules import is_secret
 
 MOST = 50

@@ -13,7 +13,8 @@ from frazil.spec.inconsistent import Problem, did_you_mean
 from frazil.spec.values import Model
 
 if TYPE_CHECKING:
-    from frazil.spec.model import Column, StreamSpec
+    from frazil.spec.column import Column
+    from frazil.spec.model import StreamSpec
 
 TOMBSTONES = "tombstones"
 ENVELOPE_FIELDS = ("source", "transaction", "op", "ts_ms", "ts_us", "ts_ns")

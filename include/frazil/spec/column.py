@@ -1,0 +1,50 @@
+"""One declared column, in its short form (`long not null`) and as a mapping."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from pydantic import Field, field_validator
+
+from frazil.spec.event_time import TimeUnit
+from frazil.spec.types import parse_type
+from frazil.spec.values import Model
+
+_NOT_NULL = re.compile(r"\s+not\s+null\s*$", re.IGNORECASE)
+
+
+class Column(Model):
+    """One column, with an Iceberg type in Iceberg's notation, including `struct<…>`, `list<…>` and `map<…>`."""
+
+    name: str = Field(min_length=1)
+    type: str = Field(description="An Iceberg type: `string`, `decimal(10, 2)`, `list<struct<a: int>>`, …")
+    required: bool = Field(False, description="A record without a value for it is a dead letter (`not null`).")
+    doc: str | None = Field(default=None, description="What the column means; kept in the table's schema.")
+    unit: TimeUnit | None = Field(
+        default=None,
+        description="How a record writes a `timestamptz` or `timestamp`: `iso`, which is the default, or a number of "
+        "`s`, `ms`, `us` or `ns` since 1970.",
+    )
+
+    @field_validator("type")
+    @classmethod
+    def _canonical_type(cls, value: str) -> str:
+        return str(parse_type(value))
+
+    @field_validator("name")
+    @classmethod
+    def _plain_name(cls, value: str) -> str:
+        if "." in value or value != value.strip():
+            raise ValueError("has a dot or surrounding spaces, which a column's name must not have")
+        if any(c < " " or c in '"\\' for c in value):
+            raise ValueError("has a quote, a backslash or a control character, which a column's name must not have")
+        return value
+
+
+def column_of(name: str, declared: object) -> object:
+    """A column from `"type [not null]"` or from a mapping with `type`; the model refuses anything else."""
+    if isinstance(declared, str):
+        bare = _NOT_NULL.sub("", declared)
+        return {"name": name, "type": bare, "required": bare != declared}
+    return {"name": name, **declared} if isinstance(declared, Mapping) else {"name": name, "type": declared}
