@@ -25,6 +25,7 @@ from frazil.commit.committer import Committer
 from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey, Marker
 from frazil.commit.stream_tables import StreamTables
+from frazil.ingest import opened
 from frazil.ingest import stage as staging
 from frazil.ingest.binary_column import BinaryColumn
 from frazil.ingest.chunk import Chunk
@@ -168,7 +169,7 @@ class Bench:
             if self.route:
                 context = self.route.placed(context, key)
         reader: Callable[..., Any] = lambda *_, **__: Reader(self.records)  # noqa: E731 - what is patched in
-        with times.of("stage"), mock.patch.object(staging, "kafka_reader", reader):
+        with times.of("stage"), mock.patch.object(opened, "kafka_reader", reader):
             return staging.stage(context, task, attempt=0, on_progress=lambda _: None)
 
 

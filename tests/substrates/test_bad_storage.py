@@ -25,7 +25,7 @@ from frazil.errors import CommitUnavailable
 from frazil.events import Event, Events, OutageMet, PhaseBegan
 from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase
-from frazil.ingest import stage as staging
+from frazil.ingest import opened
 from frazil.ingest.binary_column import BinaryColumn
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.contract import OffsetRange, StageTask
@@ -162,7 +162,7 @@ def substrate(
 @pytest.fixture
 def writer(made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Writer:
     found = Writer(made(), tmp_path)
-    monkeypatch.setattr(staging, "kafka_reader", found.read)
+    monkeypatch.setattr(opened, "kafka_reader", found.read)
     return found
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import gc
 import logging
-import os
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
@@ -18,38 +17,31 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-from pyiceberg.io import load_file_io
 from pyiceberg.schema import Schema
 
 from frazil.errors import SpecError
-from frazil.ingest.aliases import aliased
-from frazil.ingest.beside_value import value_schema
 from frazil.ingest.binary_column import NULL
 from frazil.ingest.changes import as_letters
 from frazil.ingest.chunk import Chunk
-from frazil.ingest.contract import StageContext, StagedFile, StageResult, StageTask, Target
-from frazil.ingest.coordinates import record_schema
+from frazil.ingest.contract import StageContext, StagedFile, StageResult, StageTask
 from frazil.ingest.dead_letters import DeadLetterTable, HeldLetters
-from frazil.ingest.decode import Decoded, Decoder, Rejection, joined
+from frazil.ingest.decode import Decoded, Rejection, joined
 from frazil.ingest.destinations import Divider
-from frazil.ingest.formats import decoder
 from frazil.ingest.isolate import IsolatedDecoder
 from frazil.ingest.kafka import RangeReader
 from frazil.ingest.narrow import is_environment, narrowed
+from frazil.ingest.opened import decoder_maker, open_reader, open_writer
 from frazil.ingest.progress import ProgressCounter
 from frazil.ingest.range_turns import TurnReader
-from frazil.ingest.readers import kafka_reader
 from frazil.ingest.record_files import FileReader, RowChunk
 from frazil.ingest.rejects import RejectCounter
 from frazil.ingest.reporter import Reporter
 from frazil.ingest.required import plain_row
 from frazil.ingest.routed_writers import RoutedWriters
 from frazil.ingest.routes import Parcel, Router, unpacked
-from frazil.ingest.sealing import Unsealer
 from frazil.ingest.sensitive import Protector, speakable
 from frazil.ingest.shape import Shaper
-from frazil.ingest.write import TableWriter, file_namer
-from frazil.spec.references import resolve_all
+from frazil.ingest.write import file_namer
 
 log = logging.getLogger(__name__)
 
@@ -190,7 +182,7 @@ def write(
     `on_progress` gets the rows written so far, about once a second and at the end, as that of `stage` does. Raises
     Suspect, what the storage raises, and what `on_progress` raises; the files are then removed.
     """
-    table = _writer(context, "main", file_namer(writer, attempt))
+    table = open_writer(context, "main", file_namer(writer, attempt))
     received: Counter[int] = Counter()
     report = Reporter(on_progress)
     try:
@@ -237,14 +229,14 @@ class _Stage:
         name = file_namer(task.index, attempt)
         self._context = context
         self._ranges = task.ranges
-        self.reader = partial(_reader, context, task)
+        self.reader = partial(open_reader, context, task)
         self._now_us = now_us
-        make = _decoder_maker(context, schema)
+        make = decoder_maker(context, schema)
         self._decode = make() if attempt == 0 else IsolatedDecoder(make)
         self._protect = Protector(context) if context.sensitive else None
         self._shape = Shaper(context, schema, task.ranges, decode=self._decode, protect=self._protect)
-        self._main = _writer(context, "main", name)
-        self._dead = _writer(context, "dead-letters", name)
+        self._main = open_writer(context, "main", name)
+        self._dead = open_writer(context, "dead-letters", name)
         quote = (lambda _: "its value") if context.sensitive else repr
         self._divide = Divider(context.destinations, task.ranges, quote=quote) if context.destinations else None
         self._routed = RoutedWriters(context, file_name=name)
@@ -385,27 +377,6 @@ class _RoutedStage(_Stage):
     def parcels(self) -> list[Parcel]:
         parcels, self._parcels = self._parcels, []
         return parcels
-
-
-def _writer(context: StageContext, target: Target, file_name: Callable[[], str]) -> TableWriter:
-    table = context.targets[target]
-    return TableWriter(table, target, io=load_file_io(dict(table.io), location=table.folder), file_name=file_name)
-
-
-def _reader(context: StageContext, task: StageTask) -> RangeReader | TurnReader | FileReader:
-    if not context.files:
-        return kafka_reader(resolve_all(context.kafka, os.environ), task.ranges, stream=context.stream)
-    io = load_file_io(dict(context.main.io), location=context.files[0].path)
-    schema = record_schema(Schema.model_validate_json(context.main.schema_json), context.coordinates)
-    unseal = Unsealer(context.sensitive.get("secret"), sensitive=bool(context.sensitive))
-    return FileReader(context.files, task.ranges, io=io, schema=schema, unseal=unseal)
-
-
-def _decoder_maker(context: StageContext, schema: Schema) -> Callable[[], Decoder]:
-    units = {schema.find_field(name).field_id: unit for name, unit in context.units.items()}
-    filled = value_schema(record_schema(schema, context.coordinates), context.beside)
-    make = partial(decoder, context.record_format, evolution=context.evolution)
-    return partial(aliased, make, filled, units, context.aliases)
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from pyiceberg.table.sorting import SortOrder
 from pyroaring import BitMap64
 
 from frazil.errors import SpecError
-from frazil.ingest import parquet, reporter
+from frazil.ingest import opened, parquet, reporter
 from frazil.ingest import stage as staging
 from frazil.ingest.binary_column import BinaryColumn
 from frazil.ingest.chunk import Chunk
@@ -124,7 +124,7 @@ class World:
             for i in range(0, len(records), self.chunk_records)
         ]
         self.reader = FakeReader(chunks)
-        self.monkeypatch.setattr(staging, "kafka_reader", self.reader)
+        self.monkeypatch.setattr(opened, "kafka_reader", self.reader)
         task = StageTask(0, (of,))
         context = context or self.context()
         if self.writers and not context.files:
@@ -590,7 +590,7 @@ def test_a_dead_letter_holds_whatever_it_is_made_of(make_world: MakeWorld, monke
         empty = schema_to_pyarrow(iceberg.schema(world.spec), include_field_ids=True).empty_table()
         return Decoded(empty, np.arange(0), rejections)
 
-    monkeypatch.setattr(staging, "_decoder_maker", lambda *_: lambda: rejecting)
+    monkeypatch.setattr(staging, "decoder_maker", lambda *_: lambda: rejecting)
     _, dead = check(world, records, world.stage(records))
     assert [letter["value"] for letter in dead.values()] == [r.value for r in records]
     assert [letter["key"] for letter in dead.values()] == [r.key for r in records]

@@ -16,6 +16,7 @@ from frazil.commit.marker import BatchKey
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.swap import TableHandle
 from frazil.errors import SchemaIncompatible
+from frazil.ingest import opened as opening
 from frazil.ingest import stage as stage_module
 from frazil.ingest.contract import OffsetRange, StageTask
 from frazil.spec.references import declared_kafka_properties
@@ -65,8 +66,8 @@ def test_the_closure_of_a_batch_holds_references_and_what_opens_files(
     assert "s3.session-token" not in context.dead_letters.io
 
     opened: list[dict[str, str]] = []
-    monkeypatch.setattr(stage_module, "kafka_reader", lambda properties, _, **__: opened.append(properties))
-    stage_module._reader(context, StageTask(0, (OffsetRange("flights", 0, 0, 1),)))
+    monkeypatch.setattr(opening, "kafka_reader", lambda properties, _, **__: opened.append(properties))
+    opening.open_reader(context, StageTask(0, (OffsetRange("flights", 0, 0, 1),)))
     assert opened == [{"bootstrap.servers": "127.0.0.1:1", "sasl.password": "hunter2"}]
 
 
@@ -96,9 +97,7 @@ def test_each_target_is_written_with_the_credentials_of_its_own_table(
 
     context = stage_context(SPEC, tables, BatchKey(1, 1), kafka_properties={}, topic_ids={})
     opened: dict[str, dict[str, str]] = {}
-    monkeypatch.setattr(
-        stage_module, "load_file_io", lambda properties, location: opened.update({location: properties})
-    )
+    monkeypatch.setattr(opening, "load_file_io", lambda properties, location: opened.update({location: properties}))
     stage_module._Stage(context, StageTask(0, ()), attempt=0, now_us=lambda: 0)
     assert opened == {
         context.targets[target].folder: {"s3.session-token": f"{names[target]}, load 1"} for target in own

@@ -1,0 +1,48 @@
+"""Opens what a stage reads, decodes with and writes, as its context says."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import partial
+
+from pyiceberg.io import load_file_io
+from pyiceberg.schema import Schema
+
+from frazil.ingest.aliases import aliased
+from frazil.ingest.beside_value import value_schema
+from frazil.ingest.contract import StageContext, StageTask, Target
+from frazil.ingest.coordinates import record_schema
+from frazil.ingest.decode import Decoder
+from frazil.ingest.formats import decoder
+from frazil.ingest.kafka import RangeReader
+from frazil.ingest.range_turns import TurnReader
+from frazil.ingest.readers import kafka_reader
+from frazil.ingest.record_files import FileReader
+from frazil.ingest.sealing import Unsealer
+from frazil.ingest.write import TableWriter
+from frazil.spec.references import resolve_all
+
+
+def open_writer(context: StageContext, target: Target, file_name: Callable[[], str]) -> TableWriter:
+    """Of one of the tables that the batch lands in."""
+    table = context.targets[target]
+    return TableWriter(table, target, io=load_file_io(dict(table.io), location=table.folder), file_name=file_name)
+
+
+def open_reader(context: StageContext, task: StageTask) -> RangeReader | TurnReader | FileReader:
+    """Of Kafka, or of a backfill's files."""
+    if not context.files:
+        return kafka_reader(resolve_all(context.kafka, os.environ), task.ranges, stream=context.stream)
+    io = load_file_io(dict(context.main.io), location=context.files[0].path)
+    schema = record_schema(Schema.model_validate_json(context.main.schema_json), context.coordinates)
+    unseal = Unsealer(context.sensitive.get("secret"), sensitive=bool(context.sensitive))
+    return FileReader(context.files, task.ranges, io=io, schema=schema, unseal=unseal)
+
+
+def decoder_maker(context: StageContext, schema: Schema) -> Callable[[], Decoder]:
+    """Makes decoders of the records' format, for columns of this schema."""
+    units = {schema.find_field(name).field_id: unit for name, unit in context.units.items()}
+    filled = value_schema(record_schema(schema, context.coordinates), context.beside)
+    make = partial(decoder, context.record_format, evolution=context.evolution)
+    return partial(aliased, make, filled, units, context.aliases)
