@@ -37,6 +37,7 @@ class Database:
     def __init__(self, stream: Any, seed: int) -> None:
         self.stream, self.draw = stream, random.Random(seed)
         self.rows: dict[int, dict[str, Any]] = {}
+        self.heartbeats = 0
         self.log: list[tuple[int, dict[str, Any] | None]] = []
 
     def change(self, times: int) -> None:
@@ -66,6 +67,8 @@ class Database:
         for key, event in self.log[since:]:
             value = None if event is None else json.dumps(event)
             producer.produce(self.stream.topic, value, key=json.dumps({"id": key}), partition=key % 4)
+        producer.produce(self.stream.topic, b'{"ts_ms": 1767225600000}', key=b'{"serverName": "shop"}', partition=0)
+        self.heartbeats += 1
         assert producer.flush(30) == 0
 
     def check(self) -> None:
@@ -73,6 +76,8 @@ class Database:
         found = self.stream.table().scan(selected_fields=("id", "name", "note")).to_arrow().to_pylist()
         assert sorted(found, key=lambda row: row["id"]) == [self.rows[key] for key in sorted(self.rows)]
         assert self.stream.table("_dead_letters").scan().to_arrow().num_rows == 0
+        told = [snapshot.summary for snapshot in self.stream.table().metadata.snapshots]
+        assert sum(int(one.get("frazil.other-events") or 0) for one in told) == self.heartbeats
 
 
 @pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(2, 12))])
