@@ -5,17 +5,23 @@
 `frazil run` merges all changes of one topic into a table like that of `bench.upserts`, in so many batches, with no
 maintenance between them. Spark then writes the same rows to a copy. Each query is asked of both in turn, so that what
 else runs on the machine burdens both alike, and begins at the catalog with no metadata in memory. Both must give the
-same rows. CPU is that of this process and the JVM: p95 of all queries of a kind.
+same rows. CPU is that of this process and the JVM: p95 of all queries of a kind. With `--maintain` they are asked again
+while `frazil maintain` works on the first table, in processes of its own, and after it: with `deleted-rows: 1`, because
+`merge: auto` leaves so few deleted rows that it would do nothing.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
+import json
 import os
 import statistics
+import subprocess
+import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import date, timedelta
 from pathlib import Path
 
@@ -24,7 +30,7 @@ import pyarrow.compute as pc
 from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression, EqualTo
 from pyiceberg.table import DataScan
 
-from bench.day.queries import ENGINES, Readers, in_spark
+from bench.day.queries import ENGINES, Cost, Readers, in_spark
 from bench.maintenance_day import start_spark
 from bench.meter.process_tree import measured
 from bench.peer.systems import CATALOG, NAMESPACE
@@ -44,11 +50,10 @@ Found = tuple[int, float]
 class KeyedReaders(Readers):
     """One key, one day, the sum of all, and the count of all: a reader's whole way, from the catalog on."""
 
-    def ask(self, engine: str, kind: str, table: str, day: date, id: int) -> tuple[Found, float]:
-        """What it found, and milliseconds of CPU."""
+    def ask(self, engine: str, kind: str, table: str, day: date, id: int) -> tuple[Found, Cost]:
+        """What it found, and what that cost."""
         act: dict[str, Callable[..., Found]] = {"PyIceberg": self._arrow, "DuckDB": self._duck, "Spark": self._sql}
-        found, cost = self.timed(act[engine], kind, table, day, id)
-        return found, cost.cpu_ms
+        return self.timed(act[engine], kind, table, day, id)
 
     def _arrow(self, kind: str, table: str, day: date, id: int) -> Found:
         scan = self._planned(kind, table, day, id)
@@ -113,36 +118,56 @@ def merge(options: argparse.Namespace, home: Path) -> None:
     print(f"{usage.cpu_s:.1f} core-s, {len(table.metadata.snapshots)} snapshots, {counts}, {manifests} manifests")
 
 
-def compare(options: argparse.Namespace, readers: KeyedReaders) -> None:
-    """Ask both tables the same. Raises RuntimeError if they answer differently."""
+def compare(options: argparse.Namespace, readers: KeyedReaders, home: Path) -> None:
+    """Ask both tables the same. Raises RuntimeError if they answer differently, or if maintenance fails."""
     source, copy = (in_spark(readers.catalog, table) for table in TABLES)
     readers.spark.sql(
         f"CREATE TABLE {copy} USING iceberg PARTITIONED BY (day) TBLPROPERTIES ('format-version'='2', "
         f"'write.parquet.compression-codec'='zstd') AS SELECT * FROM {source}"
     )
+    ask_both(options, readers, range(-WARM_UP, options.repeats))
+    if options.maintain:
+        streams = home / "frazil" / "streams"
+        (file,) = streams.glob("*.yaml")
+        eager = {"compaction": {"deleted-rows": 1}}
+        file.write_text(json.dumps({**json.loads(file.read_text()), "maintenance": eager}))
+        command = [str(Path(sys.executable).with_name("frazil")), "maintain", TABLES[0], "--streams", str(streams)]
+        with subprocess.Popen(command) as maintenance:
+            print("while maintenance ran:")
+            ask_both(options, readers, itertools.takewhile(lambda _: maintenance.poll() is None, itertools.count()))
+        if maintenance.returncode:
+            raise RuntimeError(f"maintenance ended with {maintenance.returncode}")
+        print("after it:")
+        ask_both(options, readers, range(options.repeats))
+
+
+def ask_both(options: argparse.Namespace, readers: KeyedReaders, turns: Iterable[int]) -> None:
     draw = np.random.default_rng(3)
-    took: dict[tuple[str, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for turn in range(-WARM_UP, options.repeats):
+    took: dict[tuple[str, str], dict[str, list[Cost]]] = defaultdict(lambda: defaultdict(list))
+    for turn in turns:
         id = int(draw.integers(options.rows))
         day = FIRST_DAY + timedelta(days=id % options.days)
         for engine in ENGINES:
             for kind in ("key", "day", "all", "count"):
                 found = {}
                 for table in np.roll(TABLES, turn):
-                    found[table], cpu_ms = readers.ask(engine, kind, str(table), day, id)
+                    found[table], cost = readers.ask(engine, kind, str(table), day, id)
                     if turn >= 0:
-                        took[kind, engine][str(table)].append(cpu_ms)
+                        took[kind, engine][str(table)].append(cost)
                 (rows, total), (same, as_much) = found.values()
                 if rows != same or abs(total - as_much) > 1e-6 * abs(total):
                     raise RuntimeError(f"{engine} answers {kind} of {day}, {id} with {found}")
-    print("| query | engine | CPU ms, p50 and p95 | compacted copy | p95, of the copy's |\n|---|---|---|---|---|")
+    heads = ("query", "engine", "times", "CPU ms, p50 and p95", "compacted copy", "p95, of the copy's")
+    print(f"| {' | '.join(heads)} | wall ms, p95 | compacted copy |\n|{'---|' * 8}")
     for (kind, engine), of in sorted(took.items()):
-        (p50, p95), (copy_p50, copy_p95) = (_quantiles(of[table]) for table in TABLES)
-        print(f"| {kind} | {engine} | {p50:.0f}, {p95:.0f} | {copy_p50:.0f}, {copy_p95:.0f} | {p95 / copy_p95:.2f} |")
+        (p50, p95), (copy_p50, copy_p95) = (_quantiles([cost.cpu_ms for cost in of[table]]) for table in TABLES)
+        wall, copy_wall = (_quantiles([cost.wall_ms for cost in of[table]])[1] for table in TABLES)
+        cpu = f"{p50:.0f}, {p95:.0f} | {copy_p50:.0f}, {copy_p95:.0f} | {p95 / copy_p95:.2f}"
+        print(f"| {kind} | {engine} | {len(of[TABLES[0]])} | {cpu} | {wall:.0f} | {copy_wall:.0f} |")
 
 
 def _quantiles(values: list[float]) -> tuple[float, float]:
-    return statistics.median(values), statistics.quantiles(values, n=20, method="inclusive")[-1]
+    return statistics.median(values), float(np.percentile(values, 95))
 
 
 def main() -> None:
@@ -152,13 +177,14 @@ def main() -> None:
     parser.add_argument("--changes", type=int, default=200_000)
     parser.add_argument("--batches", type=int, default=100)
     parser.add_argument("--repeats", type=int, default=20, help="of each query, engine and table")
+    parser.add_argument("--maintain", action="store_true", help="ask again while `frazil maintain` runs, and after it")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=os.environ.get("BENCH_FOLDER")) as name:
         configure(Path(name))
         merge(options, Path(name))
         spark = start_spark(CATALOG)
         try:
-            compare(options, KeyedReaders(load_catalog(CATALOG), spark))
+            compare(options, KeyedReaders(load_catalog(CATALOG), spark), Path(name))
         finally:
             spark.stop()
 
