@@ -22,8 +22,8 @@ from frazil.commit.marker_change import reset
 from frazil.commit.merging import Merging, in_process
 from frazil.commit.reasons import Reasons
 from frazil.commit.reset import standing
-from frazil.commit.settle import batch_folder, sweep_batch
 from frazil.commit.stream_tables import StreamTables
+from frazil.commit.sweep import batch_folder, sweep_batch
 from frazil.commit.target import change_target, target_table
 from frazil.ingest.contract import RangeProgress, StagedFile, Target
 from frazil.ingest.write import TableWriter, file_namer

@@ -18,8 +18,9 @@ from frazil.backfill.request import parse_request
 from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey
 from frazil.commit.reasons import Reason
-from frazil.commit.settle import Settled, batch_folder
+from frazil.commit.settle import Settled
 from frazil.commit.snapshot import Base, SnapshotWriter
+from frazil.commit.sweep import batch_folder
 from frazil.events import BatchCommitted, EpochBegan, Event, Happening, LagMeasured, StallBegan
 from frazil.history.objects import Objects
 from frazil.history.points import Happened, Kind

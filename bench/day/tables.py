@@ -15,7 +15,7 @@ import pyarrow as pa
 from pyiceberg.table import Table
 
 from frazil.commit.marker import BatchKey
-from frazil.commit.settle import batch_folder
+from frazil.commit.sweep import batch_folder
 from frazil.ingest.contract import RangeProgress, StagedFile, Target
 from frazil.spec.load import load_stream
 from frazil.spec.model import StreamSpec

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from frazil.commit.settle import bare_path, referenced
+from frazil.commit.sweep import bare_path, referenced
 from frazil.host.records import ExitRecord
 
 TABLES = ("", "_dead_letters")

@@ -10,7 +10,8 @@ from pyroaring import BitMap64
 from frazil.commit.committer import Committer
 from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey, Marker
-from frazil.commit.settle import give_back, highest_epoch, settle, sweep_batch
+from frazil.commit.settle import highest_epoch, settle
+from frazil.commit.sweep import give_back, sweep_batch
 from frazil.errors import Fenced
 from frazil.ingest.contract import RangeProgress
 from frazil.stream.route import StreamRoute, join_routed

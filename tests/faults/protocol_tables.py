@@ -27,9 +27,9 @@ from pyiceberg.table.update import RemoveSnapshotsUpdate, SetSnapshotRefUpdate
 from frazil.commit.journal import Journal, JournalStore
 from frazil.commit.marker import BatchKey, Marker, read_marker
 from frazil.commit.merging import Merging, in_process
-from frazil.commit.settle import bare_path, batch_folder
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.swap import Patience, TableHandle
+from frazil.commit.sweep import bare_path, batch_folder
 from frazil.commit.target import change_target, target_table
 from frazil.ingest.changes import CHANGE, DELETE, KEPT, UPSERT
 from frazil.ingest.contract import StagedFile, Target

@@ -38,10 +38,10 @@ from pyiceberg.types import LongType, NestedField
 
 from frazil.commit.journal import JournalStore
 from frazil.commit.marker import Marker, read_marker, read_markers
-from frazil.commit.settle import bare_path
 from frazil.commit.snapshot import Base, SnapshotWriter
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.swap import Patience, TableHandle
+from frazil.commit.sweep import bare_path
 from frazil.ingest.contract import StagedFile, Target
 from frazil.offsets.spans import TopicPartition
 from frazil.offsets.tally import OffsetTally

@@ -16,8 +16,9 @@ from pyiceberg.schema import Schema
 from frazil.commit.committer import Committer
 from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey, Marker, of_topics
-from frazil.commit.settle import Settled, give_back, highest_epoch, settle, sweep_batch
+from frazil.commit.settle import Settled, highest_epoch, settle
 from frazil.commit.stream_tables import StreamTables
+from frazil.commit.sweep import give_back, sweep_batch
 from frazil.errors import Fenced
 from frazil.ingest.contract import RangeProgress, StageContext, StagedFile, StageResult, StageTask
 from frazil.ingest.dead_letters import HeldLetters

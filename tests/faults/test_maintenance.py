@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from frazil.commit.settle import referenced
+from frazil.commit.sweep import referenced
 from frazil.home import run_folder
 from frazil.host.local import LocalLauncher
 from frazil.host.records import read_exits

@@ -38,7 +38,7 @@ from frazil.commit.marker import BatchKey, Fate, Marker
 from frazil.commit.marker_change import reset
 from frazil.commit.reset import standing
 from frazil.commit.rules import check_ancestry
-from frazil.commit.settle import bare_path, sweep
+from frazil.commit.sweep import bare_path, sweep
 from frazil.errors import (
     AdoptionRequired,
     CommitUnavailable,

@@ -32,12 +32,13 @@ from hypothesis.stateful import (
 from pyiceberg.exceptions import CommitFailedException, NoSuchTableError
 
 from frazil.commit import followers, merging, settle, swap
-from frazil.commit.followers import give_up, lacking
+from frazil.commit.following import give_up
+from frazil.commit.lacking import lacking
 from frazil.commit.marker import BatchKey, Fate, Marker
 from frazil.commit.marker_change import reset
 from frazil.commit.reset import standing
-from frazil.commit.settle import sweep
 from frazil.commit.swap import Patience
+from frazil.commit.sweep import sweep
 from frazil.errors import CommitUnavailable, Fenced, RolledBack, RouteBehind, StaleBatch
 from frazil.stream import routed_tables
 from frazil.table.made_tables import routed_table

@@ -20,7 +20,7 @@ from pyiceberg.types import StringType
 from frazil.commit.committer import Committer
 from frazil.commit.journal import Journal
 from frazil.commit.marker import read_marker
-from frazil.commit.settle import referenced
+from frazil.commit.sweep import referenced
 from frazil.errors import Fenced, RolledBack, StaleBatch
 from frazil.home import home, run_folder
 from frazil.stream import writer as writer_module

@@ -16,7 +16,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 
 from frazil.commit.marker import BatchKey
 from frazil.commit.merging import in_process
-from frazil.commit.settle import batch_folder
+from frazil.commit.sweep import batch_folder
 from frazil.maintenance.due import Action
 from frazil.maintenance.measure import measure
 from frazil.maintenance.orphan_cleanup import clean_orphans

@@ -38,10 +38,10 @@ from frazil.commit.merging import MERGED_CONTENT, MergeWriter, Merging
 from frazil.commit.replayed_letters import failed_again, settled_letters
 from frazil.commit.row_changes import RowChangeWriter
 from frazil.commit.rules import check_same_source
-from frazil.commit.settle import batch_folders, discard_batch, sweep_batch
 from frazil.commit.snapshot import SnapshotWriter
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.swap import Change, Done, TableCommit, TableHandle, commit_snapshot, commit_snapshots
+from frazil.commit.sweep import batch_folders, discard_batch, sweep_batch
 from frazil.errors import Fenced, FrazilError, StaleBatch
 from frazil.ingest.contract import StagedFile, is_routed
 from frazil.offsets.spans import merged, overlap

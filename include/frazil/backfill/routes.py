@@ -18,8 +18,9 @@ from pyiceberg.table.update import SetPropertiesUpdate
 from pyroaring import BitMap64
 
 from frazil.commit.beside_home import written_anew
-from frazil.commit.followers import check_routed_not_rolled_back, lacking
+from frazil.commit.followers import check_routed_not_rolled_back
 from frazil.commit.journal import Journal
+from frazil.commit.lacking import lacking
 from frazil.commit.lane import Lane, has_lane, lane_stream, property_name, read_lane
 from frazil.commit.marker import BatchKey, Marker, read_marker
 from frazil.commit.rules import files_fit

@@ -12,7 +12,7 @@ from frazil.commit.journal import Journal
 from frazil.commit.lane import Lane
 from frazil.commit.lane_records import lane_folder
 from frazil.commit.rules import check_same_source
-from frazil.commit.settle import discard_batch
+from frazil.commit.sweep import discard_batch
 from frazil.errors import StaleBatch
 from frazil.ingest.contract import StageResult
 from frazil.offsets.spans import Spans

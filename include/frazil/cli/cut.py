@@ -15,7 +15,7 @@ from frazil.cli.options import json_option, streams_argument, streams_option
 from frazil.cli.output import echo_json, echo_table
 from frazil.cli.positions import MomentText
 from frazil.commit.cut import TAG, Cut, CutTable, StreamHistory, cut_of, remove_tag, set_tag
-from frazil.commit.followers import lacking_since
+from frazil.commit.lacking import lacking_since
 from frazil.commit.marker import read_marker
 from frazil.commit.opened import PATIENCE_S, open_stream
 from frazil.commit.stream_tables import StreamTables

@@ -18,7 +18,7 @@ from frazil.cli.positions import MomentText, OffsetsText
 from frazil.commit import marker_change
 from frazil.commit.adoption import continued, forgotten_reader, readers_of
 from frazil.commit.catalog_probe import check_can_hold
-from frazil.commit.followers import lacking
+from frazil.commit.lacking import lacking
 from frazil.commit.marker import nested, of_same_topics, property_name
 from frazil.commit.opened import open_kafka, open_stream
 from frazil.commit.reset import Move, Standing, moves, standing

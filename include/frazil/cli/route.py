@@ -10,9 +10,10 @@ from pyiceberg.exceptions import NoSuchTableError
 
 from frazil.cli.options import json_option, stream_argument, streams_option
 from frazil.cli.output import Teller, ask
-from frazil.commit import followers
+from frazil.commit import following
 from frazil.commit.beside_home import note_of
-from frazil.commit.followers import Behind, is_ahead
+from frazil.commit.followers import Behind
+from frazil.commit.following import is_ahead
 from frazil.commit.marker import Marker, property_name, read_marker
 from frazil.commit.opened import OpenStream, open_stream
 from frazil.errors import SpecError
@@ -124,17 +125,17 @@ def _give_up(opened: OpenStream, home: Marker, found: _Found, table: str, asking
         if not _is_there(opened, table):
             made_anew(opened.spec, opened.tables, table)
         elif is_in_the_place(opened.spec, opened.tables, table, home):
-            followers.give_up_beside(opened.tables, table, home)
+            following.give_up_beside(opened.tables, table, home)
             asking.teller.say(
                 f"{table} was not made for these rows, and stays as it is. The stream goes on without it."
             )
             return
-        followers.give_up(opened.tables, table, home)
+        following.give_up(opened.tables, table, home)
     except Exception as error:  # catalogs' clients raise anything
         if note_of(opened.tables, table) is None:
             raise
         asking.teller.say(f"It is still not there ({error}): it gets what comes from now on, once it is.")
-        followers.give_up_beside(opened.tables, table, home)
+        following.give_up_beside(opened.tables, table, home)
     asking.teller.say(f"{table} goes on. `frazil resume {home.stream}` starts the writer, if it has ended.")
 
 

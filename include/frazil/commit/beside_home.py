@@ -25,8 +25,8 @@ from pyiceberg.table import Table
 from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey
 from frazil.commit.rules import files_fit
-from frazil.commit.settle import bare_path
 from frazil.commit.stream_tables import StreamTables
+from frazil.commit.sweep import bare_path
 from frazil.commit.target import target_table
 from frazil.ingest.contract import StagedFile, Target
 from frazil.ingest.write import TableWriter, file_namer

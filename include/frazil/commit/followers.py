@@ -19,24 +19,19 @@ from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
 
 from frazil.commit.beside_home import (
-    Note,
-    all_beside,
     delete_moved,
     is_beside,
     moved,
     not_given_up,
-    note_of,
     some_beside,
-    write_note,
 )
 from frazil.commit.committer import commit_of
 from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey, Fate, Marker, merged_identity, read_marker
-from frazil.commit.marker_change import change_marker
 from frazil.commit.rules import check_ancestry, files_fit
-from frazil.commit.settle import bare_path
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.swap import Done, Patience, TableCommit, TableHandle, commit_snapshots
+from frazil.commit.sweep import bare_path
 from frazil.errors import CommitUnavailable, FrazilError, MarkerUnreadable, RolledBack, SchemaIncompatible
 from frazil.ingest.contract import StagedFile, Target
 from frazil.spec.units import counted
@@ -94,7 +89,7 @@ class Followers:
         if marker.routed is None or marker.settled is None:
             return cls(tables, marker.settled or NOTHING, make=make)
         found = cls(tables, marker.routed, make=make)
-        for journal in reversed([*_decided(tables, marker)]):
+        for journal in reversed([*decided_journals(tables, marker)]):
             found.add(journal)
         waiting = {target: not_given_up(tables, journals, target) for target, journals in found.waiting.items()}
         found.waiting = {target: journals for target, journals in waiting.items() if journals}
@@ -174,7 +169,7 @@ class Followers:
                 log.warning("table %s got %s that waited for it", target, counted(waited, "row"))
         except Exception as error:  # catalogs' clients raise anything, and the other tables shall go on
             log.debug("table %s is left behind", target, exc_info=True)
-            return _said(error)
+            return told_error(error)
         return None
 
     def _made(self, target: Target, journals: Sequence[Journal]) -> None:
@@ -201,7 +196,7 @@ def _rows(journals: Iterable[Journal], target: Target) -> int:
     return sum(file.records for journal in journals for file in journal.staged_for(target))
 
 
-def _decided(tables: StreamTables, marker: Marker) -> Iterator[Journal]:
+def decided_journals(tables: StreamTables, marker: Marker) -> Iterator[Journal]:
     """The journals of batches that home has, after those that all tables have; the newest first."""
     uuid = str(tables.main.current().metadata.table_uuid)
     for journal in tables.journals.records(newest_first=True):
@@ -228,8 +223,8 @@ def follow(  # noqa: PLR0913 - the place and the contents of a commit
     """
     while True:
         table = handle.current()
-        marker = _present(read_marker(table.metadata.properties, tables.stream), table, tables.stream)
-        lacking = _lacking(marker, journals)
+        marker = present_marker(read_marker(table.metadata.properties, tables.stream), table, tables.stream)
+        lacking = later_journals(marker, journals)
         if not lacking:
             return marker
         commit = _commit(tables, handle, lacking, files_of(target, lacking), target=target)
@@ -247,9 +242,9 @@ def _commit(
     """The commit of all that these journals have for a table, which is in `files`."""
 
     def decide(table: Table, found: Marker | None) -> Marker | Done[Marker]:
-        marker = _present(found, table, tables.stream)
+        marker = present_marker(found, table, tables.stream)
         check_routed_not_rolled_back(table.metadata, marker, table=target)
-        if len(_lacking(marker, journals)) < len(journals):
+        if len(later_journals(marker, journals)) < len(journals):
             return Done(marker)  # others committed some of them meanwhile: what is left is prepared anew
         if not files_fit(table.metadata, files):
             raise SchemaIncompatible(
@@ -279,11 +274,11 @@ def _with(marker: Marker, journal: Journal) -> Marker:
     )
 
 
-def _lacking(marker: Marker, journals: Sequence[Journal]) -> list[Journal]:
+def later_journals(marker: Marker, journals: Sequence[Journal]) -> list[Journal]:
     return [journal for journal in journals if marker.settled is None or journal.key > marker.settled]
 
 
-def _present(found: Marker | None, table: Table, stream: str) -> Marker:
+def present_marker(found: Marker | None, table: Table, stream: str) -> Marker:
     if found is None:
         raise CommitUnavailable(
             f"table {'.'.join(table.name())} has no marker of stream {stream!r}: it was dropped and made again, or the "
@@ -310,7 +305,7 @@ def _check_there(tables: StreamTables, handle: TableHandle, journals: Sequence[J
     The files of what it has may be gone: a compaction replaced them, or the table was dropped with them and made anew.
     """
     marker = read_marker(handle.current().metadata.properties, tables.stream)
-    lacking = journals if marker is None else _lacking(marker, journals)
+    lacking = journals if marker is None else later_journals(marker, journals)
     files = [file for journal in lacking for file in journal.staged_for(target)]
     folders = {(is_beside(tables, file), file.path.rsplit("/", 1)[0]) for file in files}
     stores = {beside: tables.store if beside else tables.store_of(target) for beside, _ in folders}
@@ -319,115 +314,16 @@ def _check_there(tables: StreamTables, handle: TableHandle, journals: Sequence[J
         raise CommitUnavailable(f"{counted(len(missing), 'file')} that wait for table {target} are gone: {missing[:3]}")
 
 
-def begin_following(tables: StreamTables, handle: TableHandle, home: Marker, *, before: Journal | None = None) -> None:
-    """Write a table's first marker, before any file is staged for it: no batch so far has a row for it.
-
-    Or none `before` the first whose rows wait for it beside home.
-    """
-    first = _with_all_of(home)
-    if before is not None:
-        starts = {p.topic_partition: p.start for p in before.progress}
-        settled = BatchKey(before.key.epoch, before.key.batch - 1)
-        first = dataclasses.replace(first, settled=settled, offsets={**first.offsets, **starts})
-
-    def decide(_: Table, found: Marker | None) -> Marker | Done[Marker]:
-        return first if found is None else Done(found)
-
-    commit = commit_of(tables, handle, decide, files=(), summary={"frazil.operation": "follow"})
-    commit_snapshots((commit,), patience=tables.patience)
-
-
-def give_up(tables: StreamTables, target: Target, home: Marker) -> None:
-    """Let a table go on as it stands, without the rows of batches up to `home`'s last that wait for it.
-
-    Accepts a rollback of the table, and batches in it that home does not have. Safe beside a running writer: what
-    follows meanwhile stays. Raises what `swap` raises.
-    """
-
-    def decide(table: Table) -> Marker:
-        try:
-            before = read_marker(table.metadata.properties, tables.stream)
-        except MarkerUnreadable:
-            before = None
-        now = tables.marker()  # read after the table: of the same stream, it is never behind it
-        if before is None or now is None or is_ahead(before, now) or not is_ahead(before, home):
-            return _with_all_of(home)
-        return before.with_snapshots(-1, -1, open_snapshot_id=None)
-
-    change_marker(tables, tables.handle(target), decide, operation="give-up")
-
-
-def give_up_beside(tables: StreamTables, target: Target, home: Marker) -> None:
-    """Let the rows go that wait beside home for a table that is not there; it begins with what comes later."""
-    note = note_of(tables, target) or Note(target, None, "its rows were given up")
-    write_note(tables, dataclasses.replace(note, given_up=home.settled))
-
-
-def is_ahead(table: Marker, home: Marker) -> bool:
-    """Whether a table has batches that home does not have: home is then another table, or was forgotten."""
-    return (table.settled or NOTHING) > (home.settled or NOTHING)
-
-
-def _with_all_of(home: Marker) -> Marker:
-    """The marker of a table that lacks nothing of what home has."""
-    return Marker(
-        home.stream,
-        home.at,
-        settled=home.settled or NOTHING,
-        offsets=dict(home.offsets),
-        source=home.source,
-        batches=dict(home.batches),
-    )
-
-
-def lacking(tables: StreamTables, home: Marker) -> list[Behind]:
-    """The tables that lack rows, as the tables themselves say; in order of their names. Commits nothing."""
-    found = []
-    for target, waiting in sorted(Followers.of(tables, home).waiting.items()):
-        journals, reason = waiting, "its writer commits them with the next batch, or says why it cannot"
-        try:
-            table = tables.handle(target).refresh()
-            marker = _present(read_marker(table.metadata.properties, tables.stream), table, tables.stream)
-            check_routed_not_rolled_back(table.metadata, marker, table=target)
-            journals = _lacking(marker, waiting)
-        except Exception as error:  # catalogs' clients raise anything
-            note = note_of(tables, target) if all_beside(tables, waiting, target) else None
-            reason = _said(error) if note is None else note.reason
-        if journals:
-            found.append(behind_of(target, journals, reason))
-    return found
-
-
-def lacking_since(tables: StreamTables, home: Marker) -> BatchKey | None:
-    """The first batch that a table of the route lacks, as the tables themselves say; None if all have all."""
-    found = list[Journal]()
-    for target, journals in Followers.of(tables, home).waiting.items():
-        try:
-            found += lacked(tables, tables.handle(target).refresh(), journals)
-        except NoSuchTableError:
-            found += journals
-    return min((journal.key for journal in found), default=None)
-
-
-def first_lacked(tables: StreamTables, home: Marker, target: Target, marker: Marker) -> BatchKey | None:
-    """The first batch of which a table lacks rows, by its `marker` and `home`'s; None if it has all that home has."""
-    ahead = marker.settled is not None and (home.settled is None or marker.settled >= home.settled)
-    if ahead or home.routed is None or home.routed == home.settled:
-        return None
-    waiting = [journal for journal in _decided(tables, home) if target in journal.routed]
-    return min((journal.key for journal in _lacking(marker, waiting)), default=None)
-
-
 def lacked(tables: StreamTables, table: Table, journals: Sequence[Journal]) -> Sequence[Journal]:
     """Those of the journals whose files a table does not have, by its marker."""
     try:
         marker = read_marker(table.metadata.properties, tables.stream)
     except MarkerUnreadable:
         marker = None
-    return journals if marker is None else _lacking(marker, journals)
+    return journals if marker is None else later_journals(marker, journals)
 
 
-def _said(error: Exception) -> str:
+def told_error(error: Exception) -> str:
     if isinstance(error, NoSuchTableError):
         return "it is not in the catalog: it was dropped or renamed. The command `frazil route` says what mends that"
     return str(error) if isinstance(error, FrazilError) else f"{type(error).__name__}: {error}"

@@ -33,9 +33,10 @@ from frazil.commit.reset import (
     is_rolled_back,
     moved,
 )
-from frazil.commit.settle import bare_path, batch_folders, highest_epoch, referenced
+from frazil.commit.settle import highest_epoch
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.swap import Change, Done, TableHandle, commit_snapshot
+from frazil.commit.sweep import bare_path, batch_folders, referenced
 from frazil.errors import MarkerUnreadable, TableLost, WriterBusy
 from frazil.kafka.identity import SourceIdentity
 from frazil.offsets.spans import TopicPartition

@@ -1,42 +1,32 @@
 """Settles what earlier epochs left: commits their last journal, or discards it with its files.
 
 Runs only after the take-over has landed in both tables, when no earlier epoch can commit any more. A paused writer of
-an earlier epoch may still stage files and write its journal, which a later epoch would commit. So files are deleted
-only once their batch's key is closed (`JournalStore.void`) or a later batch is committed.
+an earlier epoch may still stage files and write its journal, which a later epoch would commit: `frazil.commit.sweep`
+deletes none of those.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import logging
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 from pyiceberg.table import Table
-from pyiceberg.table.snapshots import Snapshot, Summary
 
 from frazil.commit.adoption import forgotten_epoch
 from frazil.commit.committer import Committer, append
-from frazil.commit.journal import Journal, Unusable
-from frazil.commit.lane import lane_stream
+from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey, Fate, Marker, read_marker
-from frazil.commit.merging import MERGED_CONTENT
 from frazil.commit.rules import check_fence
 from frazil.commit.stream_tables import StreamTables
-from frazil.commit.swap import TableHandle
+from frazil.commit.sweep import bare_path, sweep
 from frazil.errors import StaleBatch, TopicRecreated
-from frazil.ingest.contract import Target, is_routed
+from frazil.ingest.contract import is_routed
 from frazil.spec.units import counted
-from frazil.table.object_store import ObjectStore
-from frazil.table.parallel import in_parallel
 from frazil.table.tables import data_location
 
 log = logging.getLogger(__name__)
-
-RECORD = "frazil.commit-record"
-"""The key in a batch's summary for the path of its commit record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,305 +110,6 @@ def _check_whole(tables: StreamTables, journal: Journal) -> None:
     missing = wanted - {bare_path(found.path) for found in there}
     if missing:
         raise StaleBatch(f"batch {journal.key} of stream {journal.stream!r} lacks staged files: {sorted(missing)}")
-
-
-def sweep(
-    tables: StreamTables,
-    *,
-    below_epoch: int,
-    just_settled: bool = False,
-    keys: Sequence[BatchKey] | None = None,
-) -> int:
-    """Delete staged files of earlier epochs that never became part of the tables; returns their number.
-
-    Safe at any time, from any process, beside a running writer. Batches after the last committed one are left alone
-    unless this epoch has `just_settled` them: only then is it certain that nobody will commit them. To keep a start
-    short however long a stream has run, these folders are skipped because earlier sweeps covered them: folders older
-    than the oldest commit record, committed batches but an epoch's last two, and epochs that the marker no longer
-    remembers. `keys` are those of the journals that are not folded, if already listed.
-    """
-    marker = tables.marker()
-    if marker is None:
-        return 0
-    view = _View(tables, marker, just_settled, tables.journals.keys() if keys is None else keys)
-    _drop_dead_journals(view, below_epoch)
-    # What becomes of a routed table's file is told by home and the journals alone.
-    return sum(_sweep_side(view, side, below_epoch) for side in _sides(tables))
-
-
-def _sides(tables: StreamTables) -> Iterator[_Side]:
-    """All tables that are known, without those of the route that cannot be loaded."""
-    for target, handle in tables.all.items():
-        if not is_routed(target):
-            yield _Side(target, handle.refresh(), tables.stream)
-        elif table := _loaded(target, handle):
-            yield _Side(target, table, tables.stream)
-
-
-def _loaded(target: Target, handle: TableHandle) -> Table | None:
-    """A table of the route, as last seen; None if it was never seen and cannot be loaded: its rows are elsewhere."""
-    try:
-        return handle.current()
-    except Exception as error:  # catalogs' clients raise anything, and the other tables shall go on
-        log.info("the folders of table %s are left to the next start: %r", target, error)
-        return None
-
-
-def sweep_routed(tables: StreamTables, *, below_epoch: int) -> int:
-    """As `sweep`, for the tables of the stream's route, right after all of earlier epochs was settled.
-
-    Side by side, because there may be thousands. What one table refuses is left to the next start.
-    """
-    marker = tables.marker()
-    if marker is None or not tables.routed:
-        return 0
-    view = _View(tables, marker, just_settled=True, keys=tables.journals.keys())
-
-    def swept(target: Target) -> int:
-        try:
-            return _sweep_side(view, _Side(target, tables.handle(target).current(), tables.stream), below_epoch)
-        except Exception as error:  # catalogs' clients raise anything, and the other tables shall go on
-            log.warning("files of nobody of table %s were left to the next start: %r", target, error)
-            return 0
-
-    return sum(in_parallel(swept, sorted(tables.routed)))
-
-
-def _sweep_side(view: _View, side: _Side, below_epoch: int) -> int:
-    store, deleted = view.tables.store_of(side.target), 0
-    for key, folder in batch_folders(store, side.table, view.tables.stream):
-        if key.epoch < below_epoch and not (view.just_settled and _swept_before(view, key)):
-            kept = _kept(view, side, key)
-            deleted += 0 if kept is None else _delete_others(store, folder, kept)
-    return deleted
-
-
-@dataclass
-class _View:
-    """The stream as the sweep finds it."""
-
-    tables: StreamTables
-    marker: Marker
-    just_settled: bool
-    keys: Sequence[BatchKey]
-
-    @cached_property
-    def oldest(self) -> BatchKey | None:
-        return self.tables.journals.oldest(self.keys)
-
-    def entry(self, key: BatchKey) -> Journal | Unusable:
-        uuid = str(self.tables.main.current().metadata.table_uuid)
-        return self.tables.journals.entry(key, table_uuid=uuid, stream=self.tables.stream)
-
-    def passed(self, key: BatchKey) -> bool:
-        """Whether a later batch is committed, so that nobody will ever commit this one."""
-        return self.marker.settled is not None and key <= self.marker.settled
-
-
-@dataclass
-class _Side:
-    """One of the stream's tables."""
-
-    target: Target
-    table: Table
-    stream: str
-
-    @cached_property
-    def referenced(self) -> Set[str]:
-        return referenced(self.table)
-
-    @cached_property
-    def marker(self) -> Marker | None:
-        return read_marker(self.table.metadata.properties, self.stream)
-
-    def merged(self, key: BatchKey) -> Set[str]:
-        """The bare paths of the files that a committed merge brought, or of all files if its snapshot has expired."""
-        for snapshot in reversed(self.table.metadata.snapshots):
-            told = snapshot.summary
-            if told and told.get(RECORD) and (_batch_of(told) == (self.stream, key) or _lane_of(told) == self.stream):
-                return _added_by(snapshot, self.table)
-        return self.referenced
-
-
-def _batch_of(summary: Summary) -> tuple[str | None, BatchKey]:
-    key = BatchKey(int(summary.get("frazil.epoch") or 0), int(summary.get("frazil.batch-id") or 0))
-    return summary.get("frazil.stream"), key
-
-
-def _lane_of(summary: Summary) -> str:
-    """By what name a backfill's chunks stage their files, if it is one that the snapshot published as a whole."""
-    return lane_stream(summary.get("frazil.backfill-stream") or "", summary.get("frazil.backfill") or "")
-
-
-def _added_by(snapshot: Snapshot, table: Table) -> set[str]:
-    manifests = (m for m in snapshot.manifests(table.io) if m.added_snapshot_id == snapshot.snapshot_id)
-    entries = (entry for m in manifests for entry in m.fetch_manifest_entry(table.io))
-    return {bare_path(e.data_file.file_path) for e in entries if e.snapshot_id == snapshot.snapshot_id}
-
-
-def _drop_dead_journals(view: _View, below_epoch: int) -> None:
-    """Remove the journals and closed keys of batches that were passed over; a fenced writer may leave such journals."""
-    dead = [
-        key
-        for key in view.keys
-        if key.epoch < below_epoch
-        and view.passed(key)
-        and view.marker.fate(key) is Fate.NEVER
-        and view.entry(key) not in (Unusable.FOREIGN, Unusable.OTHER_TABLE)
-    ]
-    view.tables.journals.delete(dead)
-
-
-def _swept_before(view: _View, key: BatchKey) -> bool:
-    """Whether the batch was swept for good earlier: by its own writer, or by many starts.
-
-    A writer sweeps a batch again before it begins the next but one; until then, executors may leave files in it.
-    """
-    fate, last = view.marker.fate(key), view.marker.batches.get(key.epoch)
-    return fate is Fate.UNKNOWN or (fate is Fate.COMMITTED and (last is None or key.batch < last - 1))
-
-
-def _kept(view: _View, side: _Side, key: BatchKey) -> Set[str] | None:
-    """The bare paths to keep in a batch's folder of one table; None to skip the folder."""
-    fate, record = view.marker.fate(key), view.entry(key)
-    if record is Unusable.OTHER_TABLE:
-        return None
-    if fate is Fate.NEVER:
-        return _landed_alone(side, key) if _closed(view, key) else None
-    if isinstance(record, Journal):
-        return _kept_of(record, side)
-    if is_routed(side.target) or (fate is Fate.UNKNOWN and record is Unusable.FOREIGN):
-        return None  # a routed table's files may wait
-    if view.oldest is not None and key < view.oldest:
-        return None
-    # Without a record the loaded table tells what the batch brought; only after a take-over is that load surely new.
-    return side.referenced if view.just_settled else None
-
-
-def _kept_of(record: Journal, side: _Side) -> Set[str]:
-    """The bare paths to keep of a committed batch: its changes are needed no more once they are merged."""
-    return side.merged(record.key) if _is_merged(record, side.target) else _files_of(record)
-
-
-def _closed(view: _View, key: BatchKey) -> bool:
-    """Whether it is certain that nobody will commit an uncommitted batch."""
-    if view.passed(key):
-        return True
-    if not view.just_settled:
-        return False
-    record = view.entry(key)
-    if record is Unusable.ABSENT:
-        return view.tables.journals.void_if_absent(key)
-    return isinstance(record, Unusable)
-
-
-def _landed_alone(side: _Side, key: BatchKey) -> Set[str]:
-    """The files that a table has of an uncommitted batch: none, or dead letters that landed before its discard."""
-    if side.target != "dead-letters" or (side.marker is not None and side.marker.fate(key) is Fate.NEVER):
-        return frozenset()
-    return side.referenced
-
-
-def sweep_batch(tables: StreamTables, journal: Journal, *, is_merged: bool = True) -> int:
-    """Delete what a committed batch needs no more in its folders; returns the number of files.
-
-    That is what its failed attempts left, which had rows for the same tables, and its changes once they are merged.
-    """
-    handles = {**tables.targets, **{target: tables.handle(target) for target in journal.routed}}
-    return _sweep_folders(tables, handles, journal.key, record=journal, is_merged=is_merged)
-
-
-def discard_batch(tables: StreamTables, key: BatchKey) -> int:
-    """Delete the files of a batch that its own writer gave up before journaling it; returns their number."""
-    return _sweep_folders(tables, tables.all, key, record=None)
-
-
-def give_back(tables: StreamTables, key: BatchKey) -> int:
-    """Delete what a fenced writer staged for its last batch, and its journal; returns the number of files.
-
-    Only if a later epoch has closed the batch's key or committed a later batch: then nobody will ever commit this one,
-    whatever happened since the marker was read. Otherwise the next start decides.
-    """
-    marker = tables.marker()
-    if marker is None or marker.at.epoch <= key.epoch or marker.fate(key) is not Fate.NEVER:
-        return 0
-    view = _View(tables, marker, just_settled=False, keys=(key,))
-    if not view.passed(key) and view.entry(key) is not Unusable.VOID:
-        return 0
-    _drop_dead_journals(view, below_epoch=marker.at.epoch)
-    deleted = 0
-    for side in _sides(tables):
-        kept = _landed_alone(side, key)
-        deleted += _delete_others(tables.store_of(side.target), batch_folder(side.table, tables.stream, key), kept)
-    return deleted + _delete_others(tables.store, tables.beside_home(key), frozenset())
-
-
-def _sweep_folders(
-    tables: StreamTables,
-    handles: Mapping[Target, TableHandle],
-    key: BatchKey,
-    *,
-    record: Journal | None,
-    is_merged: bool = True,
-) -> int:
-    deleted = 0
-    if record is None or record.routed:  # what no table of a route was to have did not wait for it
-        kept = _files_of(record) if record else frozenset()
-        deleted = _delete_others(tables.store, tables.beside_home(key), kept)
-    for target, handle in handles.items():
-        table = _loaded(target, handle) if is_routed(target) else handle.current()
-        if table is not None:
-            side = _Side(target, table, tables.stream)
-            kept = frozenset() if record is None else _kept_of(record, side) if is_merged else _files_of(record)
-            deleted += _delete_others(tables.store_of(target), batch_folder(table, tables.stream, key), kept)
-    return deleted
-
-
-def batch_folder(table: Table, stream: str, key: BatchKey) -> str:
-    """The folder where a batch stages its files of one table."""
-    return f"{data_location(table)}/{stream}/{key.epoch:08d}/{key.batch:08d}"
-
-
-def batch_folders(store: ObjectStore, table: Table, stream: str) -> Iterable[tuple[BatchKey, str]]:
-    """All batch folders of a stream below a table's data location."""
-    for epoch_folder in store.list_folders(f"{data_location(table)}/{stream}"):
-        epoch = epoch_folder.rstrip("/").rsplit("/", 1)[-1]
-        for folder in store.list_folders(epoch_folder) if epoch.isdigit() else ():
-            batch = folder.rstrip("/").rsplit("/", 1)[-1]
-            if batch.isdigit():
-                yield BatchKey(int(epoch), int(batch)), folder
-
-
-def _is_merged(record: Journal, target: Target) -> bool:
-    """Whether a batch's files were merged into the table, which has none of them, or some, and others."""
-    return any(file.content in MERGED_CONTENT for file in record.staged_for(target))
-
-
-def _files_of(record: Journal) -> set[str]:
-    return {bare_path(f.path) for f in record.files}
-
-
-def _delete_others(store: ObjectStore, folder: str, kept: Set[str]) -> int:
-    waste = [f.path for f in store.list_files(folder) if bare_path(f.path) not in kept]
-    store.delete(waste)
-    return len(waste)
-
-
-def referenced(table: Table) -> set[str]:
-    """Bare paths of all data files that any snapshot of the table references. Reads every manifest once."""
-    seen: set[str] = set()
-    paths: set[str] = set()
-    for snapshot in table.metadata.snapshots:
-        for manifest in snapshot.manifests(table.io):
-            if manifest.manifest_path not in seen:
-                seen.add(manifest.manifest_path)
-                paths |= {bare_path(e.data_file.file_path) for e in manifest.fetch_manifest_entry(table.io)}
-    return paths
-
-
-def bare_path(path: str) -> str:
-    """A path without its `file:` scheme: we write `file:///x`, Spark writes `file:/x`, and a listing has `/x`."""
-    return re.sub(r"^file:(//)?(?=/)", "", path)
 
 
 def highest_epoch(tables: StreamTables) -> int:

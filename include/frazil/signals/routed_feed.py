@@ -8,9 +8,9 @@ from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 
 from frazil import clock
-from frazil.commit.followers import first_lacked
 from frazil.commit.history import commit_records
 from frazil.commit.journal import key_of
+from frazil.commit.lacking import first_lacked
 from frazil.commit.marker import BatchKey, Marker, of_topics, read_marker
 from frazil.commit.rules import check_ancestry
 from frazil.commit.stream_tables import StreamTables

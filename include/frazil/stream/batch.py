@@ -1,4 +1,8 @@
-"""One batch: stage, journal, commit. The engine stages its tasks."""
+"""One batch: stage, journal, commit. The engine stages its tasks.
+
+It is longer than other modules, because its steps share the epoch's state: the marker, the last batch, what people were
+told. What they decide is decided elsewhere, by pure functions.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +23,8 @@ from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey, Marker, merged_identity
 from frazil.commit.reasons import reasons_of
 from frazil.commit.rules import check_fence, check_same_source
-from frazil.commit.settle import discard_batch, give_back, sweep_batch
 from frazil.commit.stream_tables import StreamTables
+from frazil.commit.sweep import discard_batch, give_back, sweep_batch
 from frazil.errors import Fenced, FrazilError, StaleBatch
 from frazil.events import (
     BatchCommitted,

@@ -15,7 +15,8 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchNamespaceError
 
 from frazil.commit.beside_home import note_of
-from frazil.commit.followers import Behind, lacking
+from frazil.commit.followers import Behind
+from frazil.commit.lacking import lacking
 from frazil.commit.marker import Marker
 from frazil.commit.members import Member, member_names, member_of, write_member
 from frazil.commit.stream_tables import StreamTables

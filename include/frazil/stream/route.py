@@ -14,8 +14,8 @@ from frazil.commit.committer import Committer
 from frazil.commit.followers import NOTHING, PATIENCE_S, Behind, Followers, Make
 from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey, Marker
-from frazil.commit.settle import sweep_routed
 from frazil.commit.stream_tables import StreamTables
+from frazil.commit.sweep import sweep_routed
 from frazil.errors import RouteBehind
 from frazil.events import Happening, OutageMet
 from frazil.ingest.contract import StageContext

@@ -13,13 +13,14 @@ from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 
 from frazil.commit.beside_home import Note, all_beside, note_of, notes, write_note
-from frazil.commit.followers import AT_ONCE, Behind, Followers, begin_following, is_ahead
+from frazil.commit.followers import AT_ONCE, Behind, Followers
+from frazil.commit.following import begin_following, is_ahead
 from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey, Marker, read_marker
 from frazil.commit.members import Member, member_names, member_of, write_member
 from frazil.commit.rules import check_fence
-from frazil.commit.settle import batch_folder
 from frazil.commit.stream_tables import StreamTables
+from frazil.commit.sweep import batch_folder
 from frazil.commit.target import target_table
 from frazil.errors import AdoptionRequired, Fenced, FrazilError, RouteBehind, SchemaIncompatible, TableLost
 from frazil.ingest.contract import Destinations, StageContext, Target, TargetTable

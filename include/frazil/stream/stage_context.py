@@ -11,8 +11,8 @@ from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 
 from frazil.commit.marker import BatchKey
-from frazil.commit.settle import batch_folder
 from frazil.commit.stream_tables import StreamTables
+from frazil.commit.sweep import batch_folder
 from frazil.commit.target import change_target, target_table
 from frazil.ingest.contract import ChangeRules, StageContext
 from frazil.merge.contract import MergeRules

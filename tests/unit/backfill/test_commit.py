@@ -19,7 +19,7 @@ from frazil.commit.late_rows import late_rows
 from frazil.commit.marker_change import reset
 from frazil.commit.period import Period
 from frazil.commit.reset import standing
-from frazil.commit.settle import batch_folder
+from frazil.commit.sweep import batch_folder
 from frazil.errors import Fenced, StaleBatch, WriterBusy
 from frazil.ingest.contract import RangeProgress
 from frazil.maintenance.expiry import ExpiryPlan, Pins, plan_expiry

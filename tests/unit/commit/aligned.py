@@ -21,7 +21,7 @@ from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey, Marker, open_branch
 from frazil.commit.marker_change import reset
 from frazil.commit.reset import standing
-from frazil.commit.settle import bare_path, referenced
+from frazil.commit.sweep import bare_path, referenced
 from frazil.partitions.open_windows import Alignment
 from frazil.partitions.windows import Grain
 from frazil.spec.iceberg import DEAD_LETTER_SCHEMA

@@ -17,8 +17,8 @@ from frazil.commit.committer import Committer
 from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey, Marker
 from frazil.commit.merging import MERGED_CONTENT, Merging, Run, in_process
-from frazil.commit.settle import batch_folder, sweep_batch
 from frazil.commit.stream_tables import StreamTables
+from frazil.commit.sweep import batch_folder, sweep_batch
 from frazil.commit.target import target_table
 from frazil.ingest.contract import StagedFile
 from frazil.ingest.write import TableWriter, file_namer

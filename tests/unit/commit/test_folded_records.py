@@ -16,7 +16,8 @@ from frazil.commit.journal import Journal, JournalStore, Unusable
 from frazil.commit.marker import BatchKey
 from frazil.commit.marker_change import forget
 from frazil.commit.period import Period
-from frazil.commit.settle import bare_path, highest_epoch
+from frazil.commit.settle import highest_epoch
+from frazil.commit.sweep import bare_path
 from frazil.table.local_storage import LocalStore
 
 BATCHES = 23

@@ -14,11 +14,13 @@ from pyiceberg.exceptions import CommitFailedException, ForbiddenError
 from pyiceberg.table import Table
 
 from frazil.commit.committer import Committer
-from frazil.commit.followers import Followers, begin_following, give_up, is_ahead, lacking
+from frazil.commit.followers import Followers
+from frazil.commit.following import begin_following, give_up, is_ahead
 from frazil.commit.journal import Journal
+from frazil.commit.lacking import lacking
 from frazil.commit.marker import BatchKey, Marker, read_marker
-from frazil.commit.settle import bare_path, discard_batch, sweep
 from frazil.commit.stream_tables import StreamTables
+from frazil.commit.sweep import bare_path, discard_batch, sweep
 from frazil.errors import CommitUnavailable
 from frazil.ingest.contract import StagedFile
 from frazil.maintenance.orphans import Undecided

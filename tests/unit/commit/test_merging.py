@@ -9,7 +9,7 @@ import pytest
 
 from frazil.commit.marker import BatchKey
 from frazil.commit.merging import Merging
-from frazil.commit.settle import batch_folder
+from frazil.commit.sweep import batch_folder
 from frazil.commit.target import change_target, target_table
 from frazil.errors import SchemaIncompatible
 from frazil.ingest.changes import CHANGE, UPSERT

@@ -14,7 +14,7 @@ from pyiceberg.transforms import DayTransform
 from frazil.audit.run import audit_stream
 from frazil.commit.marker_change import forget
 from frazil.commit.reset import standing
-from frazil.commit.settle import sweep
+from frazil.commit.sweep import sweep
 from frazil.errors import Fenced, RolledBack, SchemaIncompatible
 from frazil.kafka.identity import SourceIdentity
 from frazil.partitions.open_windows import Alignment

@@ -13,8 +13,9 @@ from pyiceberg.types import StringType
 from frazil.commit.journal import VOID
 from frazil.commit.marker import BatchKey, Fate
 from frazil.commit.marker_change import change_marker, forget
-from frazil.commit.settle import bare_path, batch_folder, give_back, highest_epoch, sweep, sweep_batch
+from frazil.commit.settle import highest_epoch
 from frazil.commit.swap import TableHandle
+from frazil.commit.sweep import bare_path, batch_folder, give_back, sweep, sweep_batch
 from frazil.errors import CommitUnavailable, Fenced, StaleBatch, TableLost
 from frazil.kafka.identity import SourceIdentity
 from frazil.table.tables import state_location

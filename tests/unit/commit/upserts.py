@@ -19,8 +19,8 @@ from frazil.commit.committer import Committer
 from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey, Marker
 from frazil.commit.merging import Merging, Run, in_process
-from frazil.commit.settle import batch_folder, sweep_batch
 from frazil.commit.stream_tables import StreamTables
+from frazil.commit.sweep import batch_folder, sweep_batch
 from frazil.commit.target import change_target, target_table
 from frazil.ingest.changes import CHANGE, DELETE, KEPT, UPSERT
 from frazil.ingest.contract import StagedFile

@@ -22,7 +22,7 @@ from frazil.commit.lane import LaneState, branch_name, read_lane
 from frazil.commit.late_rows import WINDOWS
 from frazil.commit.marker import BatchKey
 from frazil.commit.opened import open_stream
-from frazil.commit.settle import batch_folder
+from frazil.commit.sweep import batch_folder
 from frazil.commit.target import target_table
 from frazil.dead_letters import replay as replaying
 from frazil.dead_letters.counts import samples

@@ -24,8 +24,8 @@ from frazil.commit.late_rows import WINDOWS
 from frazil.commit.marker import BatchKey
 from frazil.commit.merging import MergeWriter, Merging
 from frazil.commit.opened import open_stream
-from frazil.commit.settle import batch_folder, sweep
 from frazil.commit.stream_tables import StreamTables
+from frazil.commit.sweep import batch_folder, sweep
 from frazil.commit.target import change_target, target_table
 from frazil.dead_letters import replay as replaying
 from frazil.dead_letters.letters import Selection

@@ -18,10 +18,13 @@ from pyiceberg.types import StringType
 from frazil.audit.run import audit_stream
 from frazil.cli.route import route as route_command
 from frazil.commit.beside_home import note_of, notes
-from frazil.commit.followers import PATIENCE_S, give_up, give_up_beside, lacking
+from frazil.commit.followers import PATIENCE_S
+from frazil.commit.following import give_up, give_up_beside
+from frazil.commit.lacking import lacking
 from frazil.commit.opened import OpenStream
-from frazil.commit.settle import bare_path, settle
+from frazil.commit.settle import settle
 from frazil.commit.swap import Patience
+from frazil.commit.sweep import bare_path
 from frazil.errors import AccessDenied, RouteBehind
 from frazil.ingest.contract import Target
 from frazil.maintenance.orphans import Undecided

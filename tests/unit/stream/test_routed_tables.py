@@ -17,9 +17,10 @@ from pyiceberg.schema import Schema
 from frazil.commit.committer import Committer
 from frazil.commit.followers import Behind
 from frazil.commit.marker import BatchKey, Marker, read_marker
-from frazil.commit.settle import bare_path, batch_folder, settle
+from frazil.commit.settle import settle
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.swap import Patience
+from frazil.commit.sweep import bare_path, batch_folder
 from frazil.ingest.contract import StageContext
 from frazil.ingest.decode import Decoded
 from frazil.ingest.destinations import Divided
@@ -121,7 +122,7 @@ def test_a_start_goes_on_although_one_of_the_routes_tables_cannot_be_swept(
         raise PermissionError("not yours")
 
     shop = Shop(tables={"a": "shop.a"})
-    monkeypatch.setattr("frazil.commit.settle.batch_folders", refused)
+    monkeypatch.setattr("frazil.commit.sweep.batch_folders", refused)
     assert StreamRoute.begin(shop.spec, shop.tables, shop.home(), lambda _: None) is not None
     assert "files of nobody of table shop.a were left to the next start" in caplog.text
 

@@ -1,0 +1,83 @@
+"""Where a routed table begins to follow home, and how a person lets one go on without rows that wait for it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from pyiceberg.table import Table
+
+from frazil.commit.beside_home import (
+    Note,
+    note_of,
+    write_note,
+)
+from frazil.commit.committer import commit_of
+from frazil.commit.followers import NOTHING
+from frazil.commit.journal import Journal
+from frazil.commit.marker import BatchKey, Marker, read_marker
+from frazil.commit.marker_change import change_marker
+from frazil.commit.stream_tables import StreamTables
+from frazil.commit.swap import Done, TableHandle, commit_snapshots
+from frazil.errors import MarkerUnreadable
+from frazil.ingest.contract import Target
+
+
+def begin_following(tables: StreamTables, handle: TableHandle, home: Marker, *, before: Journal | None = None) -> None:
+    """Write a table's first marker, before any file is staged for it: no batch so far has a row for it.
+
+    Or none `before` the first whose rows wait for it beside home.
+    """
+    first = _with_all_of(home)
+    if before is not None:
+        starts = {p.topic_partition: p.start for p in before.progress}
+        settled = BatchKey(before.key.epoch, before.key.batch - 1)
+        first = dataclasses.replace(first, settled=settled, offsets={**first.offsets, **starts})
+
+    def decide(_: Table, found: Marker | None) -> Marker | Done[Marker]:
+        return first if found is None else Done(found)
+
+    commit = commit_of(tables, handle, decide, files=(), summary={"frazil.operation": "follow"})
+    commit_snapshots((commit,), patience=tables.patience)
+
+
+def give_up(tables: StreamTables, target: Target, home: Marker) -> None:
+    """Let a table go on as it stands, without the rows of batches up to `home`'s last that wait for it.
+
+    Accepts a rollback of the table, and batches in it that home does not have. Safe beside a running writer: what
+    follows meanwhile stays. Raises what `swap` raises.
+    """
+
+    def decide(table: Table) -> Marker:
+        try:
+            before = read_marker(table.metadata.properties, tables.stream)
+        except MarkerUnreadable:
+            before = None
+        now = tables.marker()  # read after the table: of the same stream, it is never behind it
+        if before is None or now is None or is_ahead(before, now) or not is_ahead(before, home):
+            return _with_all_of(home)
+        return before.with_snapshots(-1, -1, open_snapshot_id=None)
+
+    change_marker(tables, tables.handle(target), decide, operation="give-up")
+
+
+def give_up_beside(tables: StreamTables, target: Target, home: Marker) -> None:
+    """Let the rows go that wait beside home for a table that is not there; it begins with what comes later."""
+    note = note_of(tables, target) or Note(target, None, "its rows were given up")
+    write_note(tables, dataclasses.replace(note, given_up=home.settled))
+
+
+def is_ahead(table: Marker, home: Marker) -> bool:
+    """Whether a table has batches that home does not have: home is then another table, or was forgotten."""
+    return (table.settled or NOTHING) > (home.settled or NOTHING)
+
+
+def _with_all_of(home: Marker) -> Marker:
+    """The marker of a table that lacks nothing of what home has."""
+    return Marker(
+        home.stream,
+        home.at,
+        settled=home.settled or NOTHING,
+        offsets=dict(home.offsets),
+        source=home.source,
+        batches=dict(home.batches),
+    )

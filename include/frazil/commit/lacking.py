@@ -1,0 +1,63 @@
+"""Which routed tables lack rows that home has, as the tables themselves say: for those who look and commit nothing."""
+
+from __future__ import annotations
+
+from pyiceberg.exceptions import NoSuchTableError
+
+from frazil.commit.beside_home import (
+    all_beside,
+    note_of,
+)
+from frazil.commit.followers import (
+    Behind,
+    Followers,
+    behind_of,
+    check_routed_not_rolled_back,
+    decided_journals,
+    lacked,
+    later_journals,
+    present_marker,
+    told_error,
+)
+from frazil.commit.journal import Journal
+from frazil.commit.marker import BatchKey, Marker, read_marker
+from frazil.commit.stream_tables import StreamTables
+from frazil.ingest.contract import Target
+
+
+def lacking(tables: StreamTables, home: Marker) -> list[Behind]:
+    """The tables that lack rows, as the tables themselves say; in order of their names. Commits nothing."""
+    found = []
+    for target, waiting in sorted(Followers.of(tables, home).waiting.items()):
+        journals, reason = waiting, "its writer commits them with the next batch, or says why it cannot"
+        try:
+            table = tables.handle(target).refresh()
+            marker = present_marker(read_marker(table.metadata.properties, tables.stream), table, tables.stream)
+            check_routed_not_rolled_back(table.metadata, marker, table=target)
+            journals = later_journals(marker, waiting)
+        except Exception as error:  # catalogs' clients raise anything
+            note = note_of(tables, target) if all_beside(tables, waiting, target) else None
+            reason = told_error(error) if note is None else note.reason
+        if journals:
+            found.append(behind_of(target, journals, reason))
+    return found
+
+
+def lacking_since(tables: StreamTables, home: Marker) -> BatchKey | None:
+    """The first batch that a table of the route lacks, as the tables themselves say; None if all have all."""
+    found = list[Journal]()
+    for target, journals in Followers.of(tables, home).waiting.items():
+        try:
+            found += lacked(tables, tables.handle(target).refresh(), journals)
+        except NoSuchTableError:
+            found += journals
+    return min((journal.key for journal in found), default=None)
+
+
+def first_lacked(tables: StreamTables, home: Marker, target: Target, marker: Marker) -> BatchKey | None:
+    """The first batch of which a table lacks rows, by its `marker` and `home`'s; None if it has all that home has."""
+    ahead = marker.settled is not None and (home.settled is None or marker.settled >= home.settled)
+    if ahead or home.routed is None or home.routed == home.settled:
+        return None
+    waiting = [journal for journal in decided_journals(tables, home) if target in journal.routed]
+    return min((journal.key for journal in later_journals(marker, waiting)), default=None)
