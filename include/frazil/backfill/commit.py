@@ -66,10 +66,17 @@ class LaneCommitter:
     def begin(cls, tables: StreamTables, request: BackfillRequest) -> LaneCommitter:
         """Begin the backfill, or the next epoch of an interrupted one, and settle what that left.
 
-        From then on no earlier epoch can commit. Raises `WriterBusy` if another backfill is under way.
+        From then on no earlier epoch can commit. Raises `WriterBusy` if another backfill is under way, and `Fenced` if
+        one has just ended, whose dead letters may not have followed.
         """
-        clear_ended(tables)
-        lane = _append(tables, tables.main, lambda _, lane: taken(lane, request))
+        ended = clear_ended(tables)
+
+        def begun(_: Table, found: Lane | None) -> Lane:
+            if found is not None and not found.is_open and found.id != ended:
+                raise Fenced(replaced(found, f"it is {found.state} since this one began"))
+            return taken(found, request)
+
+        lane = _append(tables, tables.main, begun)
         committer = cls(tables, _own(tables, lane.id), lane)
         _append(tables, tables.dead_letters, committer._fenced_letters)
         committer._settle()
@@ -237,11 +244,19 @@ def unfinished(tables: StreamTables) -> Lane | None:
     return lane if letters and letters.id == lane.id and letters.is_open else None
 
 
-def clear_ended(tables: StreamTables) -> None:
-    """Finish what the last lane's run may have left undone: publish its dead letters, delete its leftovers."""
+def clear_ended(tables: StreamTables) -> str | None:
+    """Finish what the last lane's run may have left undone: publish its dead letters, delete its leftovers.
+
+    Returns its id; None if there was none, or it is under way.
+    """
     lane = _lane_of(tables.main, tables.stream)
     if lane is None or lane.is_open:
-        return
+        return None
+    _clear(tables, lane)
+    return lane.id
+
+
+def _clear(tables: StreamTables, lane: Lane) -> None:
     own = _own(tables, lane.id)
     if lane.state is LaneState.PUBLISHED:
         if lane.replays:

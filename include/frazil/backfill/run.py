@@ -78,6 +78,8 @@ class Backfill:
     source: RecordSource
     route: LettersRoute | None = None
     """The route of a stream whose dead letters are replayed."""
+    epoch: int = 0
+    """That which this run began last."""
 
     @property
     def spec(self) -> StreamSpec:
@@ -145,7 +147,7 @@ class Backfill:
             return lane
         for attempt in range(ATTEMPTS):
             try:
-                committer = LaneCommitter.begin(self.opened.tables, self.request)
+                committer = self.begin()
                 audited_at = self._audit(committer)
                 if self.request.target == "branch":
                     return committer.lane
@@ -158,6 +160,12 @@ class Backfill:
                     self.drop()
                     raise
         raise AssertionError
+
+    def begin(self) -> LaneCommitter:
+        """Begin the lane's next epoch. Raises what `LaneCommitter.begin` raises."""
+        committer = LaneCommitter.begin(self.opened.tables, self.request)
+        self.epoch = committer.lane.epoch
+        return committer
 
     def drop(self) -> None:
         """Give up what was staged if it can no longer be used."""

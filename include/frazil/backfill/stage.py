@@ -51,7 +51,7 @@ def stage(backfill: Backfill, engine: Engine, tell: Callable[[Lane], None] = lam
     if plan and not plan.spans:
         return None
     try:
-        committer = LaneCommitter.begin(backfill.opened.tables, backfill.request)
+        committer = backfill.begin()
         for done in _chunks(backfill, engine, committer, plan or backfill.plan(committer.lane)):
             tell(done)
         return committer.staged()

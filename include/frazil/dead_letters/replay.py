@@ -28,7 +28,7 @@ from frazil.commit.lane import Lane, read_lane
 from frazil.commit.marker import Marker
 from frazil.commit.opened import OpenStream
 from frazil.dead_letters.letters import Selection, read
-from frazil.errors import AdoptionRequired, CommitUnavailable, Fenced, WriterBusy
+from frazil.errors import AdoptionRequired, Fenced, WriterBusy
 from frazil.ingest.contract import LETTERS, StageTask
 from frazil.ingest.record_files import LETTER_COLUMNS
 from frazil.ingest.sealing import OMITTED, Unsealer, place_of, unsealer_of
@@ -85,13 +85,14 @@ def replay(opened: OpenStream, selection: Selection) -> tuple[Replayed, ...]:
 
 
 def _run(opened: OpenStream, request: BackfillRequest) -> Replayed | None:
-    epoch = _epoch(opened)
+    own_epoch, backfill = _epoch(opened) + 1, None
     try:
         files = FileSource.open(request.files or "", opened.tables.main.refresh())
         route = LettersRoute.open(opened.spec, opened.tables)
-        lane = run(Backfill(files.pinned(request), opened, files, route), ThisProcess())
+        backfill = Backfill(files.pinned(request), opened, files, route)
+        lane = run(backfill, ThisProcess())
     except Exception as error:
-        if isinstance(error, Fenced | CommitUnavailable) or _epoch(opened) <= epoch + 1:
+        if isinstance(error, Fenced) or _epoch(opened) <= max(own_epoch, backfill.epoch if backfill else 0):
             raise
         # Whoever took it over has deleted what this one was reading or writing.
         raise Fenced(

@@ -15,6 +15,7 @@ import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 
 from frazil.audit.run import audit_stream
+from frazil.backfill import commit as committing
 from frazil.backfill.commit import abandon
 from frazil.commit.committer import Committer
 from frazil.commit.journal import Journal
@@ -28,7 +29,7 @@ from frazil.dead_letters import replay as replaying
 from frazil.dead_letters.counts import samples
 from frazil.dead_letters.letters import Selection
 from frazil.dead_letters.replay import replay
-from frazil.errors import Fenced, SpecError, WriterBusy
+from frazil.errors import Fenced, FrazilError, SpecError, WriterBusy
 from frazil.ingest.contract import RangeProgress
 from frazil.ingest.sealing import OMITTED, SEALED, Secret, place_of
 from frazil.ingest.stage import stage
@@ -257,6 +258,46 @@ def test_of_two_replays_that_begin_at_once_one_says_that_the_other_runs(
         replay(open_stream(live.spec), Selection())
     done = replay(open_stream(live.spec), Selection())
     assert [(d.interrupted, d.landed, d.failed) for d in done] == [(True, 0, len(BAD)), (False, len(GOOD), len(BAD))]
+
+
+def test_a_replay_that_begins_while_another_ends_begins_no_lane_before_the_letters_have_left(
+    live: Any,
+    in_this_process: None,  # noqa: ARG001
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cleared = committing.clear_ended
+
+    def while_another_is_published(*args: Any) -> str | None:
+        found = cleared(*args)
+        monkeypatch.setattr(committing, "clear_ended", cleared)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(committing, "settle_letters", _killed)
+            with pytest.raises(Killed):
+                replay(open_stream(live.spec), Selection())
+        return found
+
+    monkeypatch.setattr(committing, "clear_ended", while_another_is_published)
+    with pytest.raises(Fenced, match="it is published since this one began"):
+        replay(open_stream(live.spec), Selection())
+    assert letters(live).keys() == set(range(LETTERS))
+    done = replay(open_stream(live.spec), Selection(reasons=("MissingField",)))
+    assert [(d.interrupted, d.landed) for d in done] == [(True, len(GOOD))]
+    assert (live.ids(), letters(live).keys()) == (sorted([*GOOD, *range(LETTERS, END)]), {*BAD})
+    check_audit(live)
+
+
+def _killed(*_: Any) -> None:
+    raise Killed
+
+
+def test_what_a_publication_finds_wrong_is_said_as_it_is(
+    live: Any,
+    in_this_process: None,  # noqa: ARG001
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("frazil.backfill.audit.problems", lambda _: ["a record is lost"])
+    with pytest.raises(FrazilError, match="is not published: a record is lost"):
+        replay(open_stream(live.spec), Selection())
 
 
 def test_an_abandoned_replay_leaves_the_letters_as_they_were(live: Any, in_this_process: None) -> None:  # noqa: ARG001
