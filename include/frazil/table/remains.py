@@ -130,10 +130,21 @@ def other_table(store: ObjectStore, table: Table) -> Metadata | None:
     return next((o for o in others if o.snapshots and o.uuid != str(metadata.table_uuid)), None)
 
 
+def newest_of(store: ObjectStore, location: str, uuid: str) -> Metadata | None:
+    """The newest metadata file of one table in a folder that others may have had too."""
+    files = _metadata_files(store.list_files(f"{location.rstrip('/')}/metadata"))
+    newest_first = (_read(store, file) for file in sorted(files, key=_age, reverse=True))
+    return next((found for found in newest_first if found.uuid == uuid), None)
+
+
 def _newest(store: ObjectStore, folder: str) -> Metadata | None:
-    """The file of the highest version; failed commits leave several of one, of which the last written counts."""
     files = _metadata_files(store.list_files(folder))
-    return _read(store, max(files, key=lambda file: (_version(file.path), file.modified_ms))) if files else None
+    return _read(store, max(files, key=_age)) if files else None
+
+
+def _age(file: FileInfo) -> tuple[int, int]:
+    """The highest version is the newest; failed commits leave several of one, of which the last written counts."""
+    return _version(file.path), file.modified_ms
 
 
 def _metadata_files(files: Iterable[FileInfo]) -> list[FileInfo]:

@@ -6,11 +6,11 @@ import gzip
 import shlex
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, cast
 
 import pyarrow as pa
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import (
     BadRequestError,
@@ -22,12 +22,13 @@ from pyiceberg.exceptions import (
 from pyiceberg.table import Table
 
 from frazil.cli.main import frazil
-from frazil.errors import AccessDenied, TableLost
+from frazil.errors import AccessDenied, SpecError, TableLost
 from frazil.signals.signal_table import IDENTIFIER, SCHEMA, SPEC
 from frazil.spec.model import StreamSpec
 from frazil.table.catalogs import load_catalog
 from frazil.table.declared import DeclaredTable
 from frazil.table.lost import lost_table
+from frazil.table.registering import metadata_at
 from frazil.table.tables import ensure_dead_letters, ensure_declared, ensure_table, load_stream_table, state_location
 
 Stream = Callable[..., StreamSpec]
@@ -72,12 +73,97 @@ def test_what_the_sentence_says_registers_the_table_again(catalog: Catalog, unco
         ensure_table(empty, stream())
     command = str(error.value).partition("`")[2].partition("`")[0]
     done = CliRunner().invoke(frazil, shlex.split(command)[1:], catch_exceptions=False)
-    assert done.output == "demo.flights is in the catalog 'default' again, with 2 snapshots.\n"
+    told = f"demo.flights is in the catalog 'default' again, with 2 snapshots, in {made.location()}.\n"
+    assert done.output == told
     refused = CliRunner().invoke(frazil, shlex.split(command)[1:])
     assert "has a table demo.flights: nothing was registered" in str(refused.exception)
     again = ensure_table(load_catalog(None), stream())
     assert (again.metadata.table_uuid, again.metadata_location) == (made.metadata.table_uuid, made.metadata_location)
     assert lost_table(stream()) is None
+
+
+def register(*words: str) -> Result:
+    return CliRunner().invoke(frazil, ["register", *words])
+
+
+def refusal(*words: str) -> str:
+    done = register(*words)
+    assert isinstance(done.exception, SpecError), done.output
+    assert "othing was registered" in str(done.exception)
+    return str(done.exception)
+
+
+@pytest.mark.parametrize("contents", [None, b"Obj\x01\xff\xfe", b"no json", b"{}"])
+def test_a_mistyped_file_registers_nothing_and_the_right_one_is_taken_then(
+    contents: bytes | None, catalog: Catalog, unconfigured: Path, stream: Stream, tmp_path: Path
+) -> None:
+    made = ensure_table(catalog, stream())
+    empty, wrong = lose(unconfigured), tmp_path / "mistyped.metadata.json"
+    if contents is not None:
+        wrong.write_bytes(contents)
+    said = "there is no file" if contents is None else "is no metadata file of a table"
+    assert said in refusal("demo.flights", f"file://{wrong}")
+    assert empty.list_namespaces() == []
+    assert register("demo.flights", made.metadata_location).exit_code == 0
+    assert empty.load_table("demo.flights").metadata.table_uuid == made.metadata.table_uuid
+
+
+def test_a_folder_and_a_scheme_that_no_storage_serves_register_nothing(catalog: Catalog, tmp_path: Path) -> None:
+    assert "is no metadata file of a table" in refusal("demo.flights", f"file://{tmp_path}")
+    assert "no storage for the scheme 'gopher'" in str(register("demo.flights", "gopher://a/x.json").exception)
+    assert catalog.list_namespaces() == []
+
+
+def test_a_metadata_file_that_is_not_the_tables_newest_is_registered_only_if_a_person_asks_for_it(
+    catalog: Catalog, unconfigured: Path, stream: Stream
+) -> None:
+    made = ensure_table(catalog, stream())
+    write(made)
+    older = made.metadata_location
+    write(made)
+    lose(unconfigured)
+    said = refusal("demo.flights", older)
+    assert "is not the newest metadata file of its table" in said
+    assert f"`frazil register demo.flights {made.metadata_location}`" in said
+    assert register("demo.flights", older, "--older").exit_code == 0
+    assert load_catalog(None).load_table("demo.flights").metadata_location == older
+
+
+def test_metadata_of_another_table_that_had_the_folder_later_is_not_newer(
+    catalog: Catalog, unconfigured: Path, stream: Stream
+) -> None:
+    made = ensure_table(catalog, stream())
+    schema = made.schema()
+    catalog.drop_table("demo.flights")
+    again = catalog.create_table("demo.flights", schema)
+    write(again)
+    write(again)
+    lose(unconfigured)
+    assert register("demo.flights", made.metadata_location).exit_code == 0
+
+
+def test_a_table_that_the_catalog_has_under_another_name_is_not_registered_a_second_time(
+    catalog: Catalog, stream: Stream
+) -> None:
+    made = ensure_table(catalog, stream())
+    catalog.rename_table("demo.flights", "demo.renamed")
+    for name in ("demo.flights", "other.flights"):
+        assert "as demo.renamed: two names of one table" in refusal(name, made.metadata_location)
+    assert catalog.list_namespaces() == [("demo",)]
+
+
+def test_a_file_that_only_the_server_may_read_is_for_it_to_judge() -> None:
+    class Forbidden:
+        def new_input(self, _: str) -> None:
+            raise PermissionError("not yours")
+
+    class Server:
+        properties: ClassVar[dict[str, str]] = {}
+
+        def _load_file_io(self, location: str) -> Forbidden:  # noqa: ARG002
+            return Forbidden()
+
+    assert metadata_at(cast(Catalog, Server()), "file:///lake/x.metadata.json") is None
 
 
 @pytest.mark.parametrize("make", ["dead letters", "signals"])

@@ -1,0 +1,106 @@
+"""Checks a metadata file before a catalog registers a table by it.
+
+Catalogs do not: an SQL catalog takes any path, and has a table then that nobody can load. None knows of later files.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from pyiceberg.catalog import Catalog, MetastoreCatalog
+from pyiceberg.exceptions import NoSuchNamespaceError, ValidationError
+from pyiceberg.serializers import FromInputFile
+from pyiceberg.table.metadata import TableMetadata
+
+from frazil.errors import SpecError
+from frazil.table.lost import registration
+from frazil.table.parallel import in_parallel
+from frazil.table.remains import newest_of
+from frazil.table.storage import open_store
+from frazil.timetext import utc
+
+SAID_MOST = 200
+"""Characters of an error about a file's contents."""
+
+
+def metadata_at(catalog: Catalog, path: str) -> TableMetadata | None:
+    """What a metadata file says; None for one that only a REST catalog's server may read, which then judges it.
+
+    Raises SpecError if it is not there or is no table metadata, and what the storage raises.
+    """
+    open_store(path, catalog.properties)  # a scheme that no storage serves is said as it is elsewhere
+    try:
+        return FromInputFile.table_metadata(catalog._load_file_io(location=path).new_input(path))
+    except FileNotFoundError:
+        raise SpecError(f"there is no file {path}: nothing was registered") from None
+    except (ValidationError, ValueError, TypeError, KeyError, AttributeError, EOFError) as error:
+        raise _no_metadata(path, error) from None
+    except Exception as error:  # storages raise anything, also where only the server has credentials
+        if isinstance(error, OSError) and "is a directory" in str(error).lower():
+            raise _no_metadata(path, error) from None
+        if isinstance(catalog, MetastoreCatalog):
+            raise
+        return None
+
+
+def _no_metadata(path: str, error: Exception) -> SpecError:
+    said = " ".join(str(error).split())[:SAID_MOST]
+    return SpecError(
+        f"{path} is no metadata file of a table ({said}): nothing was registered. Name the newest *.metadata.json in "
+        "the table's folder `metadata`"
+    )
+
+
+def check_newest(catalog: Catalog, table: str, path: str, metadata: TableMetadata) -> None:
+    """Check that the table has no later metadata file: what was committed since would be missing. Raises SpecError."""
+    store = open_store(metadata.location, catalog.properties)
+    newest = newest_of(store, metadata.location, str(metadata.table_uuid))
+    if newest is not None and _name(newest.path) != _name(path):
+        raise SpecError(
+            f"{path} is not the newest metadata file of its table: {newest.path} was written later, at "
+            f"{utc(newest.modified_ms)}, and what was committed until then would be missing. Nothing was registered. "
+            f"Register that one: `{registration(catalog.name, table, newest.path)}`; or add --older, if the table "
+            "shall go back to what this one describes"
+        )
+
+
+def check_not_another(catalog: Catalog, table: str, metadata: TableMetadata) -> None:
+    """Check that no other name in the catalog has the table already: each would go on without the other's commits.
+
+    It is looked for in the namespaces of `table` and of its folder. Raises SpecError, and what the catalog raises.
+    """
+    names = sorted({".".join(name) for name in _beside(catalog, table, metadata.location)} - {table})
+
+    def has_it(name: str) -> bool:
+        try:
+            found = catalog.load_table(name).metadata
+        except Exception:  # one that cannot be loaded tells nothing
+            return False
+        return found.table_uuid == metadata.table_uuid or _folder(found.location) == _folder(metadata.location)
+
+    for name, found in zip(names, in_parallel(has_it, names) if names else (), strict=True):
+        if found:
+            raise SpecError(
+                f"the catalog {catalog.name!r} has the table in {metadata.location} already, as {name}: two names of "
+                f"one table would lose each other's rows. Nothing was registered. If {table} shall be its name, rename "
+                f"{name}"
+            )
+
+
+def _beside(catalog: Catalog, table: str, location: str) -> Iterator[tuple[str, ...]]:
+    folder = location.rstrip("/").split("/")[-2:-1]
+    namespaces = {Catalog.namespace_from(table), *((re.sub(r"\.db$", "", name),) for name in folder if name)}
+    for namespace in namespaces:
+        try:
+            yield from catalog.list_tables(namespace)
+        except NoSuchNamespaceError:
+            continue
+
+
+def _folder(location: str) -> str:
+    return location.removeprefix("file://").rstrip("/")
+
+
+def _name(path: str) -> str:
+    return path.rsplit("/", 1)[-1]
