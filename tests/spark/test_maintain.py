@@ -389,24 +389,24 @@ def test_one_session_compacts_the_tables_of_a_route_whose_writer_goes_on_and_a_b
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = """
-name: shop
-source: {topics: [shop], bootstrap-servers: "127.0.0.1:1"}
-table: shop.other
+name: market
+source: {topics: [market], bootstrap-servers: "127.0.0.1:1"}
+table: market.other
 schema: {kind: string, at: timestamptz}
 event-time: at
-route: {by: field, name: kind, template: "shop.raw_{value}"}
+route: {by: field, name: kind, template: "market.raw_{value}"}
 maintenance: {compaction: {min-files: 2, open-files: 2}, expiry: {keep: 1ms, at-least: 1}}
 """
-    (tmp_path / "shop.yaml").write_text(text)
-    shop = MadeRoute(load_stream(tmp_path / "shop.yaml"), time.time_ns() // 1_000_000)
-    tables = [f"shop.raw_{value}" for value in "abc"]
-    shop.begin_route(*"abc")
+    (tmp_path / "market.yaml").write_text(text)
+    market = MadeRoute(load_stream(tmp_path / "market.yaml"), time.time_ns() // 1_000_000)
+    tables = [f"market.raw_{value}" for value in "abc"]
+    market.begin_route(*"abc")
     for _ in range(3):
-        shop.run(dict.fromkeys(tables, 2))
+        market.run(dict.fromkeys(tables, 2))
     catalog = load_catalog(None)
-    with catalog.load_table("shop.raw_a").transaction() as change:
+    with catalog.load_table("market.raw_a").transaction() as change:
         change.set_properties({"frazil.stream.other": "{}"})
-    shop.batch({"shop.raw_b": 2})  # its rows wait
+    market.batch({"market.raw_b": 2})  # its rows wait
     monkeypatch.setattr(main, "start_session", lambda *_: spark)
     monkeypatch.setattr(spark, "stop", lambda: None)
     report = tmp_path / "report.json"
@@ -414,8 +414,8 @@ maintenance: {compaction: {min-files: 2, open-files: 2}, expiry: {keep: 1ms, at-
     found = {(o["table"], o["action"]): o["ending"] for o in json.loads(report.read_text())}
     assert [found[table, "expiry"] for table in tables] == ["refused", "done", "done"]
     assert [found[table, "compaction"] for table in tables[1:]] == ["done", "done"]
-    shop.follow()
-    for table, rows in (("shop.raw_b", 8), ("shop.raw_c", 6)):
+    market.follow()
+    for table, rows in (("market.raw_b", 8), ("market.raw_c", 6)):
         loaded = catalog.load_table(table)
         assert loaded.scan().count() == rows
         assert len(loaded.inspect.files()) == (2 if rows == 8 else 1)
