@@ -31,7 +31,8 @@ from hypothesis.stateful import (
 )
 from pyiceberg.exceptions import CommitFailedException, NoSuchTableError
 
-from frazil.commit import followers, merging, settle, swap
+from frazil.commit import followers, merging, swap
+from frazil.commit import sweep as sweeping
 from frazil.commit.following import give_up
 from frazil.commit.lacking import lacking
 from frazil.commit.marker import BatchKey, Fate, Marker
@@ -425,7 +426,7 @@ def _one_by_one(step: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
 def test_merges_routes_and_commits_at_once_keep_their_promises_whatever_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     print(f"FRAZIL_MODEL_SEED={SEED} FRAZIL_TABLES_MODEL_EXAMPLES={EXAMPLES}")
     Tables.steps, now = 0, Clock()
-    for module in (swap, settle):
+    for module in (swap, sweeping):
         monkeypatch.setattr(module, "in_parallel", _one_by_one)
     monkeypatch.setattr(followers, "AT_ONCE", 1)
     monkeypatch.setattr(routed_tables, "AT_ONCE", 1)
