@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Literal, get_args
@@ -15,12 +15,12 @@ from frazil.cli.options import json_option, streams_argument, streams_option
 from frazil.cli.output import echo_json, echo_table
 from frazil.cli.positions import MomentText
 from frazil.commit.cut import TAG, Cut, CutTable, StreamHistory, cut_of, remove_tag, set_tag
-from frazil.commit.lacking import lacking_since
+from frazil.commit.lacking import lacking_replayed, lacking_since
 from frazil.commit.marker import read_marker
 from frazil.commit.opened import PATIENCE_S, open_stream
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.swap import Patience
-from frazil.errors import FrazilError, TableLost
+from frazil.errors import FrazilError, RouteBehind, TableLost
 from frazil.spec.load import find_stream
 from frazil.spec.model import StreamSpec
 from frazil.stream.dropped_tables import dropped_tables, told_dropped
@@ -68,9 +68,7 @@ def cut(  # noqa: PLR0913 - a command's options
         raise click.UsageError("--untag removes tags and does nothing else: give it alone")
     if as_json and engine:
         raise click.UsageError("--json and --sql are two ways to print: give either")
-    for name in filter(None, (tag, untag)):
-        if not _NAME.fullmatch(name):
-            raise click.UsageError(f"{name!r} is no tag's name: use letters, digits, `.`, `-` and `_`")
+    _check_names(tag, untag)
     histories, tables = _opened(streams, streams_folder, whole=untag is None)
     if untag:
         _untag(untag, tables)
@@ -84,11 +82,14 @@ def cut(  # noqa: PLR0913 - a command's options
         _tag(tag, found, tables)
     if as_json:
         echo_json(found)
-    elif engine:
-        for table in found.tables:
-            click.echo(select(engine, tables[table.table][1], table))
     else:
-        _show(found)
+        _print(found, engine, tables)
+
+
+def _check_names(*tags: str | None) -> None:
+    for name in filter(None, tags):
+        if not _NAME.fullmatch(name):
+            raise click.UsageError(f"{name!r} is no tag's name: use letters, digits, `.`, `-` and `_`")
 
 
 Tables = dict[str, tuple[Table, str]]
@@ -96,7 +97,7 @@ Tables = dict[str, tuple[Table, str]]
 
 
 def _opened(names: Sequence[str], folder: Path, *, whole: bool) -> tuple[list[StreamHistory], Tables]:
-    """The streams and their tables; if these are to be `whole`, raises TableLost where a route lacks one."""
+    """The streams and their tables. If they are to be `whole`, raises TableLost or RouteBehind where they are not."""
     histories: list[StreamHistory] = []
     tables: Tables = {}
     for name in dict.fromkeys(names):
@@ -121,16 +122,21 @@ def _opened(names: Sequence[str], folder: Path, *, whole: bool) -> tuple[list[St
     return histories, tables
 
 
-def _check_whole(spec: StreamSpec, tables: StreamTables, there: Collection[str]) -> None:
-    """Check that the catalog has each table that the route names or had: without one, the others lack rows."""
-    dropped = dropped_tables(spec, tables)
+def _check_whole(spec: StreamSpec, tables: StreamTables, there: Mapping[str, Table]) -> None:
+    """Check that the catalog has each table that the route names or had, and these what was replayed.
+
+    Without one, the others lack rows. Raises TableLost, or RouteBehind if rows wait that a replay brings.
+    """
+    dropped = dropped_tables(spec, tables, there)
     named = set(spec.route.tables.values()) if spec.route else set()
     gone = sorted(named - {*there, *(found.target for found in dropped)})
     said = [told_dropped(dropped)] if dropped else []
     if gone:
         said.append(f"{', '.join(gone)} was never made: the writer's next start makes it")
-    if said:
-        raise TableLost(f"no cut of {spec.name!r} has all rows: {'; '.join(said)}")
+    replayed = [*map(str, lacking_replayed(tables, there))]
+    if said or replayed:
+        error = TableLost if said else RouteBehind
+        raise error(f"no cut of {spec.name!r} has all rows: {'; '.join([*said, *replayed])}")
 
 
 def _tag(name: str, found: Cut, tables: Tables) -> None:
@@ -161,6 +167,14 @@ def _untag(name: str, tables: Tables) -> None:
     if not removed:
         raise FrazilError(f"no table has a tag {TAG}{name}: {', '.join(tables)}")
     click.echo(f"{TAG}{name} is removed from {', '.join(removed)}")
+
+
+def _print(found: Cut, engine: Engine | None, tables: Tables) -> None:
+    if engine is None:
+        _show(found)
+        return
+    for table in found.tables:
+        click.echo(select(engine, tables[table.table][1], table))
 
 
 def select(engine: Engine, catalog: str, table: CutTable) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import click
 from pyiceberg.exceptions import NoSuchTableError
+from pyiceberg.table import Table
 
 from frazil.cli.options import json_option, stream_argument, streams_option
 from frazil.cli.output import Teller, ask
@@ -15,6 +17,7 @@ from frazil.commit.beside_home import note_of
 from frazil.commit.followers import Behind
 from frazil.commit.following import is_ahead
 from frazil.commit.marker import Marker, property_name, read_marker
+from frazil.commit.members import forget_member, member_of, write_member
 from frazil.commit.opened import OpenStream, open_stream
 from frazil.errors import SpecError
 from frazil.spec.load import find_stream
@@ -42,7 +45,7 @@ def route(stream: str, streams_folder: Path, *, given_up: tuple[str, ...], yes: 
 
     With --give-up, one of them goes on as it stands: rows that wait for it never reach it, and batches that home does
     not have are taken as they are. A table that was dropped is made again, empty; where files of the old one are left,
-    in a folder of its own.
+    in a folder of its own. Where another one has its name by now, that one goes on.
 
     \b
     Example:
@@ -81,23 +84,23 @@ class _Found:
 
     @classmethod
     def of(cls, opened: OpenStream, home: Marker) -> _Found:
-        behind, dropped = not_with_home(opened.spec, opened.tables, home)
-        return cls(behind, dropped, _ahead(opened, home))
+        route, catalog = opened.spec.route, opened.tables.main.current().catalog
+        there = {} if route is None else tables_of(catalog, route, stream=opened.spec.name)
+        behind, dropped = not_with_home(opened.spec, opened.tables, home, there)
+        return cls(behind, dropped, _ahead(opened, home, there))
 
     def rows_for(self, table: str) -> int:
-        """How many rows wait for a table."""
-        return sum(found.rows for found in self.behind if found.target == table)
+        """How many rows of batches wait for a table; those of a replay reach it all the same."""
+        return sum(found.rows for found in self.behind if found.target == table and found.replay is None)
 
     def named(self) -> set[str]:
-        return {found.target for found in self.behind} | {found.target for found in self.dropped}
+        behind = {found.target for found in self.behind if found.replay is None}
+        return behind | {found.target for found in self.dropped}
 
 
-def _ahead(opened: OpenStream, home: Marker) -> list[str]:
+def _ahead(opened: OpenStream, home: Marker, there: Mapping[str, Table]) -> list[str]:
     """Tables with batches that home does not have, as after `frazil forget`: they must be given up before a start."""
-    if opened.spec.route is None:
-        return []
-    found = tables_of(opened.tables.main.current().catalog, opened.spec.route, stream=opened.spec.name)
-    markers = {name: read_marker(table.properties, opened.spec.name) for name, table in found.items()}
+    markers = {name: read_marker(table.properties, opened.spec.name) for name, table in there.items()}
     return [name for name, marker in markers.items() if marker is not None and is_ahead(marker, home)]
 
 
@@ -126,17 +129,26 @@ def _give_up(opened: OpenStream, home: Marker, found: _Found, table: str, asking
             made_anew(opened.spec, opened.tables, table)
         elif is_in_the_place(opened.spec, opened.tables, table, home):
             following.give_up_beside(opened.tables, table, home)
+            forget_member(opened.tables, table)
             asking.teller.say(
                 f"{table} was not made for these rows, and stays as it is. The stream goes on without it."
             )
             return
         following.give_up(opened.tables, table, home)
+        _take(opened, table)
     except Exception as error:  # catalogs' clients raise anything
         if note_of(opened.tables, table) is None:
             raise
         asking.teller.say(f"It is still not there ({error}): it gets what comes from now on, once it is.")
         following.give_up_beside(opened.tables, table, home)
     asking.teller.say(f"{table} goes on. `frazil resume {home.stream}` starts the writer, if it has ended.")
+
+
+def _take(opened: OpenStream, table: str) -> None:
+    """Let the route have the table that has the name now, if it had one."""
+    member = member_of(opened.tables, table)
+    if member is not None:
+        write_member(opened.tables, table, member.value, opened.tables.handle(table).current())
 
 
 def _check_routed(opened: OpenStream, home: Marker, found: _Found, table: str) -> None:

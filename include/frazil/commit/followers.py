@@ -62,9 +62,12 @@ class Behind:
     batches: int
     rows: int
     reason: str
+    replay: str | None = None
+    """The replay of dead letters whose rows these are, in `batches` chunks; None for rows of batches."""
 
     def __str__(self) -> str:
-        return f"{self.target} lacks {counted(self.rows, 'row')} of {counted(self.batches, 'batch')}: {self.reason}"
+        of = counted(self.batches, "batch") if self.replay is None else f"replay {self.replay}"
+        return f"{self.target} lacks {counted(self.rows, 'row')} of {of}: {self.reason}"
 
 
 @dataclass(slots=True)

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections import defaultdict
+from collections.abc import Mapping
+
 from pyiceberg.exceptions import NoSuchTableError
+from pyiceberg.table import Table
 
 from frazil.commit.beside_home import (
     all_beside,
@@ -20,6 +25,8 @@ from frazil.commit.followers import (
     told_error,
 )
 from frazil.commit.journal import Journal
+from frazil.commit.lane import Lane, LaneState, has_lane, read_lane
+from frazil.commit.lane_records import chunks
 from frazil.commit.marker import BatchKey, Marker, read_marker
 from frazil.commit.stream_tables import StreamTables
 from frazil.ingest.contract import Target
@@ -41,6 +48,37 @@ def lacking(tables: StreamTables, home: Marker) -> list[Behind]:
         if journals:
             found.append(behind_of(target, journals, reason))
     return found
+
+
+def lacking_replayed(tables: StreamTables, there: Mapping[Target, Table]) -> list[Behind]:
+    """The tables that lack rows of the last replay of dead letters, which home has. Commits nothing.
+
+    `there` has tables that are loaded already. Costs nothing once the replay's letters have left their table: all have
+    its rows then.
+    """
+    lane = read_lane(tables.main.current().properties, tables.stream)
+    if lane is None or not lane.replays or lane.state is not LaneState.PUBLISHED:
+        return []
+    letters = read_lane(tables.dead_letters.current().properties, tables.stream)
+    if letters is None or letters.id != lane.id or not letters.is_open:
+        return []
+    staged = defaultdict[Target, list[Journal]](list)
+    for journal in chunks(tables.journals, lane):
+        for target in journal.routed:
+            staged[target].append(journal)
+    reason = f"home has them; `frazil dlq replay {tables.stream}` brings them, or says why it cannot"
+    return [
+        dataclasses.replace(behind_of(target, journals, reason), replay=lane.id)
+        for target, journals in sorted(staged.items())
+        if not _has_lane(tables, there.get(target), target, lane)
+    ]
+
+
+def _has_lane(tables: StreamTables, table: Table | None, target: Target, lane: Lane) -> bool:
+    try:
+        return has_lane((table or tables.handle(target).refresh()).properties, lane)
+    except Exception:  # as above: what cannot be loaded is not known to have them
+        return False
 
 
 def lacking_since(tables: StreamTables, home: Marker) -> BatchKey | None:

@@ -9,6 +9,8 @@ import json
 from dataclasses import asdict, dataclass
 from urllib.parse import quote, unquote
 
+from pyiceberg.table import Table
+
 from frazil.commit.stream_tables import StreamTables
 from frazil.ingest.contract import Target
 
@@ -22,6 +24,12 @@ class Member:
     """The value that the template made it for; None for a table that the route names."""
     location: str
     """Its folder."""
+    uuid: str | None = None
+    """The table's own; None if an earlier version wrote this."""
+
+    def is_another(self, table: Table) -> bool:
+        """Whether the table that has the name now is not the one that the route had."""
+        return self.uuid is not None and self.uuid != str(table.metadata.table_uuid)
 
 
 def member_names(tables: StreamTables) -> set[Target]:
@@ -39,8 +47,14 @@ def member_of(tables: StreamTables, target: Target) -> Member | None:
         return None
 
 
-def write_member(tables: StreamTables, member: Member) -> None:
-    tables.store.put(_path(tables, member.target), json.dumps(asdict(member)).encode())
+def write_member(tables: StreamTables, target: Target, value: str | None, table: Table) -> None:
+    """Let the route have this table from here on."""
+    member = Member(target, value, table.location(), str(table.metadata.table_uuid))
+    tables.store.put(_path(tables, target), json.dumps(asdict(member)).encode())
+
+
+def forget_member(tables: StreamTables, target: Target) -> None:
+    tables.store.delete([_path(tables, target)])
 
 
 def _folder(tables: StreamTables) -> str:

@@ -1,22 +1,23 @@
 """Tables that a route had, and that its catalog does not have any more: somebody dropped or renamed them.
 
-Such a table is no new one. Home's commits decided rows for it, so the tables that are left do not have all rows of the
-route. A person registers it again, or lets it go on empty.
+Another table may have the name by now. Home's commits decided rows for the one that is gone, so the tables that are
+left do not have all rows of the route. A person registers it again, or lets the name go on with what is there.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pyiceberg.catalog import Catalog
-from pyiceberg.exceptions import NoSuchNamespaceError
+from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
+from pyiceberg.table import Table
 
 from frazil.commit.beside_home import note_of
 from frazil.commit.followers import Behind
-from frazil.commit.lacking import lacking
+from frazil.commit.lacking import lacking, lacking_replayed
 from frazil.commit.marker import Marker
 from frazil.commit.members import Member, member_names, member_of, write_member
 from frazil.commit.stream_tables import StreamTables
@@ -29,7 +30,7 @@ from frazil.table.catalogs import catalog_errors, load_catalog
 from frazil.table.lost import registration, remains_in_place
 from frazil.table.made_tables import routed_table
 from frazil.table.parallel import in_parallel
-from frazil.table.remains import Remains, TableFolder, remains_of
+from frazil.table.remains import TableFolder, newest_of, remains_of
 from frazil.table.storage import open_store
 from frazil.table.tables import ensure_declared
 
@@ -48,10 +49,15 @@ class DroppedTable:
         return self.reason
 
 
-def dropped_tables(spec: StreamSpec, tables: StreamTables) -> list[DroppedTable]:
+def dropped_tables(
+    spec: StreamSpec, tables: StreamTables, there: Mapping[Target, Table] | None = None
+) -> list[DroppedTable]:
     """The tables that the route had, still has by its declaration, and the catalog lacks; in order of their names.
 
-    Costs a listing of the register and one of each namespace. Raises what catalog and storage raise.
+    With `there`, the route's tables as they were loaded, also those whose name another table has by now.
+
+    Costs a listing of the register and one of each namespace; with `there` a small object for each table too. Raises
+    what catalog and storage raise.
     """
     if spec.route is None:
         return []
@@ -62,19 +68,43 @@ def dropped_tables(spec: StreamSpec, tables: StreamTables) -> list[DroppedTable]
     catalog = tables.main.current().catalog
     with catalog_errors(catalog.name):
         # A listing may leave out what we may not see, so each that it lacks is asked for.
-        gone = [n for n in sorted(names - _listed(catalog, names)) if not catalog.table_exists(n)]
-    members = in_parallel(lambda name: member_of(tables, name), gone) if gone else []
-    return [DroppedTable(m.target, dropped_sentence(spec, tables, m)) for m in members if m and still_has(spec, m)]
+        gone = {n for n in names - _listed(catalog, names) if not catalog.table_exists(n)}
+    read = sorted(gone if there is None else names)
+    members = in_parallel(lambda name: member_of(tables, name), read) if read else []
+    found = []
+    for member in members:
+        if member is None or not still_has(spec, member):
+            continue
+        if member.target in gone or (there is not None and _is_made_again(catalog, member, there)):
+            again = member.target not in gone
+            found.append(DroppedTable(member.target, dropped_sentence(spec, tables, member, again=again)))
+    return found
 
 
-def not_with_home(spec: StreamSpec, tables: StreamTables, home: Marker) -> tuple[list[Behind], list[DroppedTable]]:
-    """The tables that lack rows that home has, and those that were dropped with no rows waiting for them."""
+def _is_made_again(catalog: Catalog, member: Member, there: Mapping[Target, Table]) -> bool:
+    table = there.get(member.target)
+    if table is None:  # the template did not make what has the name now
+        try:
+            with catalog_errors(catalog.name):
+                table = catalog.load_table(member.target)
+        except NoSuchTableError:  # dropped meanwhile: the next look says so
+            return False
+    return member.is_another(table)
+
+
+def not_with_home(
+    spec: StreamSpec, tables: StreamTables, home: Marker, there: Mapping[Target, Table] | None = None
+) -> tuple[list[Behind], list[DroppedTable]]:
+    """The tables that lack rows that home has, and those that were dropped with no rows waiting for them.
+
+    `there` is as for `dropped_tables`.
+    """
     behind = lacking(tables, home)
-    dropped = {found.target: found for found in dropped_tables(spec, tables)}
+    dropped = {found.target: found for found in dropped_tables(spec, tables, there)}
     told = [
         dataclasses.replace(b, reason=found.reason) if (found := dropped.pop(b.target, None)) else b for b in behind
     ]
-    return told, list(dropped.values())
+    return [*told, *lacking_replayed(tables, there or {})], list(dropped.values())
 
 
 def _listed(catalog: Catalog, names: Iterable[Target]) -> set[Target]:
@@ -97,28 +127,41 @@ def still_has(spec: StreamSpec, member: Member) -> bool:
     return route.made_table(member.value) == member.target and refusal(member.value, route.allow) is None
 
 
-def dropped_sentence(spec: StreamSpec, tables: StreamTables, member: Member) -> str:
-    """What happened to a table that the route had and the catalog lacks, and what to do now."""
+def dropped_sentence(spec: StreamSpec, tables: StreamTables, member: Member, *, again: bool = False) -> str:
+    """What happened to a table that the route had, and what to do now; `again` if another one has its name."""
     target, catalog = member.target, tables.main.catalog_name
     of = f" (made for {member.value!r})" if member.value is not None else ""
-    found = _remains(tables, member)
-    ways = [f"let it go on, empty: `frazil route {spec.name} --give-up {target}`"]
-    if found is not None and found.newest is not None:
-        ways.insert(0, f"register it again: `{registration(catalog, target, found.newest.path)}`")
-    kept = "its files are left" if found else "no files of it are found"
+    newest, kept = _left(tables, member)
+    if again:
+        what = f"is another one in the catalog {catalog!r} than it was: it was dropped or renamed, and made again"
+        first, on = (
+            "drop the new one without purging it, and register the first again",
+            "let the new one go on as it is",
+        )
+    else:
+        what = f"is not in the catalog {catalog!r} any more: it was dropped or renamed"
+        first, on = "register it again", "let it go on, empty"
+    ways = [f"{on}: `frazil route {spec.name} --give-up {target}`"]
+    if newest is not None:
+        ways.insert(0, f"{first}: `{registration(catalog, target, newest)}`")
     return (
-        f"table {target} of the route of {spec.name!r}{of} is not in the catalog {catalog!r} any more: it was dropped "
-        f"or renamed, and what it had is in no table of the route; {kept} in {member.location}. To mend that, "
+        f"table {target} of the route of {spec.name!r}{of} {what}, and what it had is in no table of the route; "
+        f"{'its files are left' if kept else 'no files of it are found'} in {member.location}. To mend that, "
         f"{', or '.join(ways)}"
     )
 
 
-def _remains(tables: StreamTables, member: Member) -> Remains | None:
-    """What is left in the table's folder; None too where we may not look."""
+def _left(tables: StreamTables, member: Member) -> tuple[str | None, bool]:
+    """The table's newest metadata file, and whether anything is left of it; nothing too where we may not look."""
     try:
-        return remains_of(TableFolder(member.location, open_store(member.location, tables.main.io_properties)))
+        place = TableFolder(member.location, open_store(member.location, tables.main.io_properties))
+        if member.uuid is not None:
+            newest = newest_of(place.store, place.location, member.uuid)
+            return (newest.path, True) if newest and newest.snapshots else (None, False)
+        found = remains_of(place)
     except (FrazilError, OSError):
-        return None
+        return None, False
+    return (found.newest.path if found and found.newest else None), found is not None
 
 
 def told_dropped(dropped: Sequence[DroppedTable]) -> str:
@@ -139,8 +182,7 @@ def made_anew(spec: StreamSpec, tables: StreamTables, identifier: Target) -> Non
     found = remains_in_place(catalog, declared)
     if found is not None:
         declared = dataclasses.replace(declared, location=f"{found.location.rstrip('/')}-{uuid.uuid4().hex[:8]}")
-    made = ensure_declared(catalog, declared, spec.name)
-    write_member(tables, Member(identifier, value, made.location()))
+    write_member(tables, identifier, value, ensure_declared(catalog, declared, spec.name))
 
 
 def _value_of(spec: StreamSpec, tables: StreamTables, identifier: Target) -> str:

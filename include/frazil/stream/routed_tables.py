@@ -56,8 +56,9 @@ def made_to_follow(spec: StreamSpec, tables: StreamTables, target: Target, journ
             raise RouteBehind(
                 f"table {target} exists, and was not made for these rows; if it shall have them, add it to route.tables"
             )
+        _check_same(spec, tables, member_of(tables, target), table)
         table = as_declared(table, declared, spec.name)
-    write_member(tables, Member(target, value, table.location()))
+    write_member(tables, target, value, table)
     handle = tables.handle(target)
     handle.know(table)
     marker = read_marker(handle.current().properties, spec.name)
@@ -71,13 +72,16 @@ def made_to_follow(spec: StreamSpec, tables: StreamTables, target: Target, journ
 
 
 def is_in_the_place(spec: StreamSpec, tables: StreamTables, target: Target, home: Marker) -> bool:
-    """Whether a table that is there is somebody else's, and all rows of the one that was to be there wait beside home.
+    """Whether a table that is there is somebody else's, in the place of one of the route.
 
-    Raises what a catalog raises.
+    That was never there, so that all of its rows wait beside home; or it was dropped, and none wait. Raises what a
+    catalog raises.
     """
-    waiting = Followers.of(tables, home).waiting.get(target, [])
-    ours = not waiting or not all_beside(tables, waiting, target)
-    return not ours and _is_of_others(spec, tables.handle(target).current(), _noted_value(spec, tables, target))
+    waiting, table = Followers.of(tables, home).waiting.get(target, []), tables.handle(target).current()
+    if waiting:
+        return all_beside(tables, waiting, target) and _is_of_others(spec, table, _noted_value(spec, tables, target))
+    member = member_of(tables, target)
+    return member is not None and member.is_another(table) and _is_of_others(spec, table, member.value)
 
 
 def _noted_value(spec: StreamSpec, tables: StreamTables, target: Target) -> str | None:
@@ -100,6 +104,12 @@ def _check_not_dropped(spec: StreamSpec, tables: StreamTables, target: Target) -
     """Check that a table that the catalog lacks is none that the route had: what that had would be missing."""
     if (member := member_of(tables, target)) is not None:
         raise TableLost(dropped_sentence(spec, tables, member))
+
+
+def _check_same(spec: StreamSpec, tables: StreamTables, member: Member | None, table: Table) -> None:
+    """Check that a table is the one that the route had under its name. Raises TableLost."""
+    if member is not None and member.is_another(table):
+        raise TableLost(dropped_sentence(spec, tables, member, again=True))
 
 
 def _ahead(spec: StreamSpec, target: Target, marker: Marker) -> str:
@@ -272,9 +282,11 @@ class RoutedTables:
     def _follow(self, table: Table, value: str | None, home: Marker) -> None:
         """Evolve the table, note it and give it its marker, before any file is staged for it."""
         identifier = name_of(table)
+        member = member_of(self.tables, identifier) if identifier in self._members else None
+        _check_same(self.spec, self.tables, member, table)
         table = as_declared(table, routed_table(self.spec, identifier, value), self.spec.name)
-        if identifier not in self._members:
-            write_member(self.tables, Member(identifier, value, table.location()))
+        if member is None or member.uuid is None:
+            write_member(self.tables, identifier, value, table)
             self._members.add(identifier)
         handle = self.tables.handle(identifier)
         handle.know(table)

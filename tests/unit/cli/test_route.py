@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 
 from frazil.cli.main import frazil
 from frazil.commit import marker_change
+from frazil.commit.marker import property_name
 from frazil.errors import SpecError, TableLost
 from frazil.spec.load import load_stream
 from frazil.table.catalogs import load_catalog
@@ -39,6 +40,13 @@ def told(folder: Path, *words: str) -> Any:
     done = call(folder, *words, "--json")
     assert done.exit_code == 0, done.output
     return json.loads(done.stdout)
+
+
+def made_again(table: str) -> None:
+    catalog = load_catalog(None)
+    schema = catalog.load_table(table).schema()
+    catalog.drop_table(table)
+    catalog.create_table(table, schema)
 
 
 def test_a_dropped_table_is_named_everywhere_and_goes_on_beside_what_is_left_of_it(
@@ -96,6 +104,60 @@ def test_a_dropped_table_is_registered_again_as_the_sentence_says(made: MadeRout
     assert load_catalog(None).load_table("shop.raw_a").metadata.table_uuid == uuid
     assert told(tmp_path, "route", "shop")["dropped"] == []
     assert call(tmp_path, "cut", "shop").exit_code == 0
+
+
+@pytest.mark.parametrize("table", ["shop.raw_a", "shop.orders"])
+def test_a_table_that_was_dropped_and_made_again_is_missed_until_a_person_lets_it_go_on(
+    made: MadeRoute, tmp_path: Path, table: str
+) -> None:
+    made.run({"main": 1})
+    made_again(table)
+    (dropped,) = told(tmp_path, "route", "shop")["dropped"]
+    assert f"table {table} of the route of 'shop'" in dropped["reason"]
+    assert "it was dropped or renamed, and made again" in dropped["reason"]
+    refused = call(tmp_path, "cut", "shop")
+    assert isinstance(refused.exception, TableLost)
+    assert dropped["reason"] in str(refused.exception)
+    made.__dict__.pop("tables", None)
+    routed = made.begin_route("a")
+    assert (routed.absent, sorted(routed.refused)) == (
+        {table: dropped["reason"]} if table == "shop.orders" else {},
+        ["a"] if table == "shop.raw_a" else [],
+    ), "a start does not let it go on empty"
+    assert told(tmp_path, "route", "shop", "--give-up", table, "--yes")["given-up"] == [table]
+    assert told(tmp_path, "route", "shop")["dropped"] == []
+    assert call(tmp_path, "cut", "shop").exit_code == 0
+    made.__dict__.pop("tables", None)
+    assert made.begin_route().absent == {}
+    theirs = property_name("shop") not in load_catalog(None).load_table(table).properties
+    assert theirs == (table == "shop.raw_a"), "what the template did not make stays as it is"
+
+
+def test_what_is_said_of_a_table_that_was_made_again_brings_the_first_one_back(made: MadeRoute, tmp_path: Path) -> None:
+    made.run({"main": 1})
+    uuid = made.tables.handle("shop.orders").refresh().metadata.table_uuid
+    made_again("shop.orders")
+    (dropped,) = told(tmp_path, "route", "shop")["dropped"]
+    load_catalog(None).drop_table("shop.orders")
+    command = dropped["reason"].partition("register the first again: `")[2].partition("`")[0]
+    CliRunner().invoke(frazil, shlex.split(command)[1:], catch_exceptions=False)
+    assert load_catalog(None).load_table("shop.orders").metadata.table_uuid == uuid
+    assert told(tmp_path, "route", "shop")["dropped"] == []
+    assert call(tmp_path, "cut", "shop").exit_code == 0
+
+
+def test_a_table_that_an_earlier_version_knew_without_its_uuid_is_known_with_it_after_a_start(
+    made: MadeRoute, tmp_path: Path
+) -> None:
+    made.run({"main": 1})
+    member = next(f.path for f in made.tables.store.list_files(f"{made.tables.state}/members") if "orders" in f.path)
+    known = json.loads(made.tables.store.get(member) or b"")
+    uuid = known.pop("uuid")
+    made.tables.store.put(member, json.dumps(known).encode())
+    assert told(tmp_path, "route", "shop")["dropped"] == []
+    made.__dict__.pop("tables", None)
+    made.begin_route("a")
+    assert json.loads(made.tables.store.get(member) or b"")["uuid"] == uuid
 
 
 def test_a_dropped_table_whose_value_the_route_no_longer_has_is_not_missed(made: MadeRoute, tmp_path: Path) -> None:

@@ -11,10 +11,13 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+import yaml
+from click.testing import CliRunner, Result
 
 from frazil.audit.run import audit_stream
 from frazil.backfill import routes
 from frazil.backfill.commit import abandon
+from frazil.cli.main import frazil
 from frazil.commit.lane import LaneState, branch_name, read_lane
 from frazil.commit.lane_records import chunks
 from frazil.commit.opened import open_stream
@@ -162,6 +165,36 @@ def test_a_table_that_refuses_its_rows_once_home_has_them_gets_them_with_the_nex
     assert [(d.interrupted, d.landed, d.failed) for d in (finished, again)] == [(True, 4, 2), (False, 0, 2)]
     assert made.rows() == {HOME: 2, ORDERS: 2, RAW_A: 3, NEW: 1}
     check_audit(made)
+
+
+def test_rows_of_a_replay_that_home_has_and_a_table_lacks_are_told_and_no_cut_is_without_them(
+    made: Shop, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    text = made.spec.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    (tmp_path / "shop.yaml").write_text(yaml.safe_dump(text))
+
+    def call(*words: str) -> Result:
+        return CliRunner().invoke(frazil, [*words, "--streams", str(tmp_path)])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(routes, "_follow", _fails(ORDERS))
+        with pytest.raises(CommitUnavailable):
+            replay(open_stream(made.spec), Selection())
+    (behind,) = json.loads(call("route", "shop", "--json").stdout)["behind"]
+    assert (behind["target"], behind["rows"]) == (ORDERS, 1)
+    (status,) = json.loads(call("status", "shop", "--json").stdout)["streams"]
+    said = f"{ORDERS} lacks 1 row of replay {behind['replay']}: home has them; `frazil dlq replay shop` brings them"
+    assert any(problem.startswith(said) for problem in status["problems"])
+    for words in ((), ("--tag", "x")):
+        refused = call("cut", "shop", *words)
+        assert isinstance(refused.exception, RouteBehind)
+        assert said in str(refused.exception)
+    given_up = call("route", "shop", "--give-up", ORDERS, "--yes")
+    assert f"Rows that never reach {ORDERS}: 0." in given_up.stdout
+    replay(open_stream(made.spec), Selection())
+    assert made.rows()[ORDERS] == 1
+    assert json.loads(call("route", "shop", "--json").stdout)["behind"] == []
+    assert call("cut", "shop").exit_code == 0
 
 
 def test_while_a_table_lacks_rows_or_is_not_there_nothing_is_replayed(made: Shop) -> None:
