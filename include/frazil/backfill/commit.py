@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 from pyiceberg.table import Table
 from pyiceberg.table.update import (
-    AssertRefSnapshotId,
     SetPropertiesUpdate,
 )
 
@@ -28,7 +27,7 @@ from frazil.backfill.lane_rules import (
 )
 from frazil.backfill.request import BackfillRequest
 from frazil.backfill.routes import bring
-from frazil.commit.branch_end import BranchEnd
+from frazil.commit.branch_end import BranchEnd, stands
 from frazil.commit.journal import Journal, Unusable
 from frazil.commit.lane import Lane, LaneState, branch_name, lane_stream, property_name, read_lane
 from frazil.commit.lane_records import Record, chunks, lane_folder, lane_journals, record_path
@@ -45,7 +44,6 @@ from frazil.commit.sweep import batch_folders, discard_batch, sweep_batch
 from frazil.errors import Fenced, FrazilError, StaleBatch
 from frazil.ingest.contract import StagedFile, is_routed
 from frazil.offsets.spans import merged, overlap
-from frazil.table.branches import head_of
 from frazil.table.tables import may_delete_files
 
 log = logging.getLogger(__name__)
@@ -207,7 +205,7 @@ def _publish(  # noqa: PLR0913 - what is published, and where
         check(table)
         prepared = written.prepare(table, summary=summary, now_ms=tables.clock_ms())
         return Change(
-            (*prepared.requirements, _branch_stands(table, end.branch)),
+            (*prepared.requirements, stands(table, end.branch)),
             (*prepared.updates, *end.updates(table), _property(published)),
             published,
         )
@@ -367,7 +365,7 @@ def _drop(tables: StreamTables, handle: TableHandle, lane: Lane) -> None:
         if found is None or found.id != lane.id or not found.is_open:
             return Done(lane)
         abandoned = _property(dataclasses.replace(found, state=LaneState.ABANDONED))
-        return Change((_branch_stands(table, end.branch),), (*end.updates(table), abandoned), lane)
+        return Change((stands(table, end.branch),), (*end.updates(table), abandoned), lane)
 
     handle.forget()
     commit_snapshot(handle, propose, (end,), patience=tables.patience)
@@ -375,8 +373,3 @@ def _drop(tables: StreamTables, handle: TableHandle, lane: Lane) -> None:
 
 def _property(lane: Lane) -> SetPropertiesUpdate:
     return SetPropertiesUpdate(updates={property_name(lane.stream): lane.to_property()})
-
-
-def _branch_stands(table: Table, branch: str) -> AssertRefSnapshotId:
-    head = head_of(table.metadata, branch)
-    return AssertRefSnapshotId(ref=branch, snapshot_id=head.snapshot_id if head else None)

@@ -103,10 +103,12 @@ class Backfill:
         claimed = claims(self.opened.tables.journals, marker, table.metadata)
         self._check_one_generation(wanted, claimed)
         if self._by_letters:
-            held = gone(wanted, self._letters(wanted, marker.source))
+            held = self._gone(wanted, marker.source)
         else:
             trusted = claimed.ranges if self.source.is_whole else {}
             held = backfill_audit.held(wanted, claimed=trusted, tallies=self._tallies(table, wanted, marker.source))
+            if self.request.dead_letters:
+                held = {tp: offsets | held[tp] for tp, offsets in self._gone(wanted, marker.source).items()}
         staged = staged_chunks(self.opened.tables.journals, lane) if lane and lane.is_open else []
         for tp, spans in spans_of(staged).items():
             for span in spans:
@@ -218,8 +220,13 @@ class Backfill:
         )
 
     def _letters(self, spans: Spans, source: SourceIdentity) -> Tallies:
-        wanted = Wanted({topic for topic, _ in spans}, spans, topic_ids=source.topic_ids, stream=self.spec.name)
+        """What the dead-letter table holds; for a replay, without what a person discarded."""
+        asked = Wanted({topic for topic, _ in spans}, spans, topic_ids=source.topic_ids, stream=self.spec.name)
+        wanted = dataclasses.replace(asked, discarded=not self.request.dead_letters)
         return tally(self.opened.tables.dead_letters.refresh(), wanted)
+
+    def _gone(self, spans: Spans, source: SourceIdentity) -> dict[TopicPartition, BitMap64]:
+        return gone(spans, self._letters(spans, source))
 
     @property
     def _merges(self) -> bool:

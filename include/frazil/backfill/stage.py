@@ -52,7 +52,9 @@ def stage(backfill: Backfill, engine: Engine, tell: Callable[[Lane], None] = lam
         return None
     try:
         committer = backfill.begin()
-        for done in _chunks(backfill, engine, committer, plan or backfill.plan(committer.lane)):
+        if plan is None or backfill.request.dead_letters:  # letters may have been discarded until the lane began
+            plan = backfill.plan(committer.lane)
+        for done in _chunks(backfill, engine, committer, plan):
             tell(done)
         return committer.staged()
     except StaleBatch:

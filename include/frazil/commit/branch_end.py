@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from pyiceberg.io import FileIO
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot
-from pyiceberg.table.update import RemoveSnapshotRefUpdate, RemoveSnapshotsUpdate, TableUpdate
+from pyiceberg.table.update import AssertRefSnapshotId, RemoveSnapshotRefUpdate, RemoveSnapshotsUpdate, TableUpdate
 from pyiceberg.utils.concurrent import ExecutorFactory
 
 from frazil.commit.history import ancestors
+from frazil.table.branches import head_of
 from frazil.table.storage import open_store
 from frazil.table.tables import may_delete_files
 
@@ -60,6 +61,12 @@ class BranchEnd:
         waste, self.waste = sorted(self.waste), frozenset()
         if waste:
             open_store(waste[0], table.io.properties).delete(waste)
+
+
+def stands(table: Table, branch: str) -> AssertRefSnapshotId:
+    """The requirement that the branch stands as the table has it, or is not there."""
+    head = head_of(table.metadata, branch)
+    return AssertRefSnapshotId(ref=branch, snapshot_id=head.snapshot_id if head else None)
 
 
 def _written_for(snapshots: list[Snapshot], io: FileIO) -> set[str]:

@@ -10,6 +10,8 @@ import pyarrow as pa
 from pyiceberg.table import Table
 from pyroaring import BitMap64
 
+from frazil.commit.branch_end import stands
+from frazil.commit.lane import Lane, branch_name, read_lane
 from frazil.commit.opened import OpenStream
 from frazil.commit.row_changes import (
     LETTER_COLUMNS,
@@ -22,6 +24,7 @@ from frazil.commit.row_changes import (
 )
 from frazil.commit.swap import Change, Done, commit_snapshot
 from frazil.dead_letters.letters import Selection, read
+from frazil.errors import WriterBusy
 
 MARKS = ("discarded_at", "discarded_by", "discard_reason")
 
@@ -38,7 +41,8 @@ class Mark:
 def discard(opened: OpenStream, selection: Selection, mark: Mark) -> int:
     """Mark the selected letters in one commit; returns how many. Those that are discarded already keep their mark.
 
-    A letter that is rejected meanwhile is not marked: nobody has seen it.
+    A letter that is rejected meanwhile is not marked: nobody has seen it. Raises WriterBusy while a replay of the
+    stream's letters is under way, which may have decoded them.
     """
     handle = opened.tables.dead_letters
     letters = identities(opened, selection)
@@ -59,12 +63,25 @@ def discard(opened: OpenStream, selection: Selection, mark: Mark) -> int:
         "frazil.reason": mark.reason[:200],
     }
 
+    branch = branch_name(opened.spec.name)
+
     def propose(table: Table) -> Done[int] | Change[int]:
+        _check_not_replayed(read_lane(table.metadata.properties, opened.spec.name))
         prepared = writer.prepare(table, summary=summary, now_ms=opened.tables.clock_ms())
-        return Change(prepared.requirements, prepared.updates, writer.rows)
+        # The branch moves when a replay begins.
+        return Change((*prepared.requirements, stands(table, branch)), prepared.updates, writer.rows)
 
     handle.forget()
     return commit_snapshot(handle, propose, (writer,), patience=opened.tables.patience)
+
+
+def _check_not_replayed(lane: Lane | None) -> None:
+    if lane and lane.is_open and lane.replays:
+        raise WriterBusy(
+            f"dead letters of stream {lane.stream!r} are being replayed ({lane.request['dead-letters']}): none was "
+            f"discarded. Wait until that has ended; if it was interrupted, finish it with `frazil dlq replay "
+            f"{lane.stream}`, or end it with `frazil backfill {lane.stream} --abandon`. Then discard them"
+        )
 
 
 def identities(opened: OpenStream, selection: Selection) -> Letters:

@@ -26,6 +26,9 @@ from frazil.table.file_bounds import COORDINATES, FileBounds, Within, box, of_to
 FILES_AT_ONCE = 2
 """Files read in parallel: one is fetched while another is sorted. Each takes about 25 bytes per row meanwhile."""
 
+DISCARDED = "discarded_at"
+"""The column of a dead-letter table that says when a person discarded the letter."""
+
 OffsetArray = NDArray[np.int64]
 
 
@@ -42,6 +45,8 @@ class Wanted:
     """For dead letters: only those of topics with these ids, not of topics that were since recreated."""
     stream: str | None = None
     """For dead letters: only those that this stream rejected, because streams may share a table."""
+    discarded: bool = True
+    """Also dead letters that a person discarded."""
     unnamed: bool = True
     """Also dead letters without a stream's name, which earlier versions wrote."""
     branch: str | None = None
@@ -50,8 +55,12 @@ class Wanted:
     def extra_columns(self, table: Table) -> tuple[str, ...]:
         """The columns besides the coordinates that select rows; older tables lack the last one."""
         names = {field.name for field in table.schema().fields}
-        asked = {"topic_id": self.topic_ids, "stream": self.stream}
-        return tuple(name for name, value in asked.items() if value is not None and name in names)
+        asked = {
+            "topic_id": self.topic_ids is not None,
+            "stream": self.stream is not None,
+            DISCARDED: not self.discarded,
+        }
+        return tuple(name for name, is_asked in asked.items() if is_asked and name in names)
 
 
 def has_coordinates(table: Table) -> bool:
@@ -112,6 +121,8 @@ def _read(table: Table, scan: DataScan, wanted: Wanted, task: FileScanTask) -> l
     for batch in arrow.to_record_batches([task]):
         rows = batch if wanted.topic_ids is None else _of_current_topics(batch, wanted.topic_ids)
         rows = rows if wanted.stream is None else _of_stream(rows, wanted.stream, unnamed=wanted.unnamed)
+        if not wanted.discarded and DISCARDED in rows.schema.names:
+            rows = rows.filter(rows.column(DISCARDED).is_null())
         rows = _first_lines(rows) if LINE in rows.schema.names else rows
         for tp, offsets in by_partition(rows.select(COORDINATES).drop_null()):
             if tp[0] in wanted.topics:

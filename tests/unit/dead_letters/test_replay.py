@@ -16,7 +16,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 
 from frazil.audit.run import audit_stream
 from frazil.backfill import commit as committing
-from frazil.backfill.commit import abandon
+from frazil.backfill.commit import LaneCommitter, abandon
 from frazil.commit.committer import Committer
 from frazil.commit.journal import Journal
 from frazil.commit.lane import LaneState, branch_name, read_lane
@@ -27,6 +27,7 @@ from frazil.commit.sweep import batch_folder
 from frazil.commit.target import target_table
 from frazil.dead_letters import replay as replaying
 from frazil.dead_letters.counts import samples
+from frazil.dead_letters.discard import Mark, discard
 from frazil.dead_letters.letters import Selection
 from frazil.dead_letters.replay import replay
 from frazil.errors import Fenced, FrazilError, SpecError, WriterBusy
@@ -286,8 +287,43 @@ def test_a_replay_that_begins_while_another_ends_begins_no_lane_before_the_lette
     check_audit(live)
 
 
-def _killed(*_: Any) -> None:
+def _killed(*_: Any, **__: Any) -> None:
     raise Killed
+
+
+MARK = Mark("ada", "of no use", 1_800_000_000_000)
+
+
+def discard_once_copied(patch: pytest.MonkeyPatch, spec: StreamSpec, discarded: Selection) -> None:
+    copy = replaying._copy
+
+    def while_a_person_discards(*args: Any) -> int:
+        copied = copy(*args)
+        assert discard(open_stream(spec), discarded, MARK)
+        return copied
+
+    patch.setattr(replaying, "_copy", while_a_person_discards)
+
+
+def check_none_is_discarded_and_replayed(spec: StreamSpec, discarded: Selection) -> None:
+    """Discard letters after a replay has copied them, which leaves them out, and when it has staged the others."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LaneCommitter, "publish", _killed)
+        discard_once_copied(patch, spec, discarded)
+        with pytest.raises(Killed):
+            replay(open_stream(spec), Selection())
+    with pytest.raises(WriterBusy, match=r"are being replayed \(all\): none was discarded"):
+        discard(open_stream(spec), Selection(), MARK)
+    (finished,) = replay(open_stream(spec), Selection(reasons=("Other",)))
+    assert finished.interrupted
+    assert discard(open_stream(spec), Selection(), MARK) == finished.failed, "all others have left"
+
+
+def test_a_letter_is_discarded_or_replayed_and_never_both(live: Any, in_this_process: None) -> None:  # noqa: ARG001
+    check_none_is_discarded_and_replayed(live.spec, Selection(reasons=("MissingField",)))
+    assert live.ids() == [*range(LETTERS, END)]
+    assert letters(live).keys() == set(range(LETTERS))
+    check_audit(live)
 
 
 def test_what_a_publication_finds_wrong_is_said_as_it_is(

@@ -30,7 +30,7 @@ from frazil.ingest.stage import stage
 from frazil.stream.routed_tables import RoutedTables
 from frazil.table.catalogs import load_catalog
 from tests.made_routes import MadeRoute, shop
-from tests.unit.dead_letters.test_replay import Killed, killed_at
+from tests.unit.dead_letters.test_replay import Killed, discard_once_copied, killed_at
 
 KINDS = [None, "order", "a", "new", "other", None]
 """Of the records that are letters; the last of them is still no JSON."""
@@ -136,6 +136,15 @@ def test_a_replay_that_is_killed_anywhere_and_run_again_lands_each_letter_once(
     done = replay(open_stream(made.spec), Selection())
     assert sum(d.landed for d in done) in {0, 4}
     made.check_settled()
+
+
+def test_a_letter_is_discarded_or_lands_and_never_both(made: Shop) -> None:
+    before = made.rows()
+    with pytest.MonkeyPatch.context() as patch:
+        discard_once_copied(patch, made.spec, Selection())
+        assert replay(open_stream(made.spec), Selection()) == ()
+    assert (made.rows(), made.letters()) == (before, len(KINDS))
+    check_audit(made)
 
 
 def _fails(target: Target) -> Callable[..., Any]:

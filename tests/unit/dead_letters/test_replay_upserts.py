@@ -41,7 +41,7 @@ from frazil.spec.model import StreamSpec
 from frazil.stream.stage_context import merge_rules
 from frazil.table.catalogs import load_catalog
 from frazil.table.tables import data_location, ensure_table
-from tests.unit.dead_letters.test_replay import Killed, killed_at
+from tests.unit.dead_letters.test_replay import Killed, check_none_is_discarded_and_replayed, killed_at
 
 SOURCE = SourceIdentity("cluster", {"events": "topic"})
 BEGAN = datetime(2024, 1, 1, tzinfo=UTC)
@@ -181,7 +181,7 @@ def _change(offset: int, of: Change) -> dict[str, Any]:
 
 def _letter(offset: int, of: Change | None) -> dict[str, Any]:
     value = {"id": of[0], "at": at(of[1]).isoformat(), "note": of[2]} if of else {"note": "no key"}
-    reason = {"error_class": "MissingField", "error": "it was so then", "rejected_at": BEGAN}
+    reason = {"error_class": "MissingField", "error": "it was so then", "rejected_at": at(offset)}
     return {
         **_place(offset),
         **reason,
@@ -299,6 +299,13 @@ def test_an_abandoned_replay_leaves_table_and_letters_as_they_were(live: World) 
     assert (live.rows(), live.letters(), live.lane_files()) == (*before, [])
     replay(open_stream(live.stream.spec), Selection())
     assert live.rows() == RIGHT
+
+
+def test_a_letter_is_discarded_or_merged_and_never_both(live: World) -> None:
+    before = live.rows()
+    check_none_is_discarded_and_replayed(live.stream.spec, Selection(end=at(3)))
+    assert live.rows() == {key: note for key, note in RIGHT.items() if key != 2} | {2: before[2]}
+    assert live.letters().keys() == {0, 2, 7}
 
 
 def test_letters_that_another_replay_took_since_they_were_copied_are_not_merged_again(
