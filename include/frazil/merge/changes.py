@@ -35,6 +35,8 @@ class Newest:
     """For each row the offset of the last delete without such a value at or before it, `NEVER` without one; None if no
     change of the batch is such a delete.
     """
+    deleted_by: NDArray[np.int64] | None = None
+    """For each row the number of the last such delete of its key, `NEVER` without one; as `deleted_at` and `places`."""
     places: pa.Table | None = None
     """Where Kafka has all changes, if that decides: `MergeRules.replays`."""
 
@@ -42,8 +44,16 @@ class Newest:
         stays = ~taken
         told_by = {name: numbers[stays] for name, numbers in self.told_by.items()}
         deleted_at = None if self.deleted_at is None else self.deleted_at[stays]
+        deleted_by = None if self.deleted_by is None else self.deleted_by[stays]
         rows, numbers = self.rows.filter(pa.array(stays)), self.numbers[stays]
-        return replace(self, rows=rows, numbers=numbers, superseded=0, told_by=told_by, deleted_at=deleted_at)
+        found = replace(self, rows=rows, numbers=numbers, superseded=0, told_by=told_by)
+        return replace(found, deleted_at=deleted_at, deleted_by=deleted_by)
+
+    def deletes_of(self, rows: NDArray[np.int64]) -> pa.Table | None:
+        """Where Kafka has the deletes in `deleted_by` of these rows; any place for a row without one."""
+        if self.deleted_by is None or self.places is None:
+            return None
+        return self.places.take(pa.array(np.maximum(self.deleted_by[rows], 0)))
 
 
 def newest_by_key(changes: pa.Table, rules: MergeRules, ids: Mapping[str, int]) -> Newest:
@@ -57,13 +67,18 @@ def newest_by_key(changes: pa.Table, rules: MergeRules, ids: Mapping[str, int]) 
     places, offsets = places_of(changes), column(changes, OFFSET).to_numpy()
     bare = bare_deletes(changes, rules)
     deleted_at = _deleted_at(bare, keys, places, offsets) if bare.any() else np.full(count, NEVER)
+    times = ranks(column(changes, TIMESTAMP))
+    deleted_by = _deleted_by(bare, keys, places, offsets, times)
     ordered = np.lexsort((offsets, order, deleted_at, places, keys))
     last = ordered[_ends(keys[ordered], places[ordered])]
     if count and places.max() != places.min():
         # Beside a delete without an order nothing has one: what came last counts.
         cut = np.isin(keys[last], keys[bare])
-        by_order, by_time = np.where(cut, 0, order[last]), ranks(column(changes, TIMESTAMP))[last]
-        later = np.lexsort((places[last], by_time, by_order, keys[last]))
+        by_order, by_time, stands = np.where(cut, 0, order[last]), times[last], np.ones(len(last), np.bool_)
+        if rules.replays:  # but for what came after it, as if each were replayed by itself
+            by_order, of = order[last], deleted_by[last]
+            stands = ~cut | (places[last] == places[of]) | (by_time >= times[of])
+        later = np.lexsort((places[last], by_time, by_order, stands, keys[last]))
         winner = last[later[_ends(keys[last][later])]]
         deleted_at[winner[np.isin(keys[winner], keys[bare]) & (deleted_at[winner] == NEVER)]] = ALWAYS
         last = winner
@@ -75,6 +90,7 @@ def newest_by_key(changes: pa.Table, rules: MergeRules, ids: Mapping[str, int]) 
     found = replace(found, orders=orders, deleted_at=deleted_at[numbers] if bare.any() else None)
     if rules.replays:
         found = replace(found, places=changes.select([TOPIC, PARTITION, OFFSET, TIMESTAMP]))
+        found = replace(found, deleted_by=deleted_by[numbers] if bare.any() else None)
     return _Earlier(changes, ordered, keys, places).told(found, ids)
 
 
@@ -102,6 +118,18 @@ def _deleted_at(bare: NDArray[np.bool_], keys: Numbers, places: Numbers, offsets
     found = np.empty(len(ordered), np.int64)
     found[ordered] = np.where(seen >= begins[group], offsets[ordered][np.maximum(seen, 0)], NEVER)
     return found
+
+
+def _deleted_by(bare: NDArray[np.bool_], keys: Numbers, places: Numbers, offsets: Numbers, times: Numbers) -> Numbers:
+    """For each change the number of the last bare delete of its key: by offset in a topic-partition, then by time."""
+    bares = np.flatnonzero(bare)
+    bares = bares[np.lexsort((offsets[bares], places[bares], keys[bares]))]
+    bares = bares[_ends(keys[bares], places[bares])]
+    bares = bares[np.lexsort((places[bares], times[bares], keys[bares]))]
+    bares = bares[_ends(keys[bares])]
+    of_key = np.full(1 + keys.max(initial=0), NEVER)
+    of_key[keys[bares]] = bares
+    return of_key[keys]
 
 
 def places_of(changes: pa.Table) -> NDArray[np.int64]:

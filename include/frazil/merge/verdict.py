@@ -10,20 +10,24 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from frazil.ingest.changes import CHANGE, DELETE, KEPT
-from frazil.merge.changes import ALWAYS, NEVER, OFFSET, PARTITION, TIMESTAMP, TOPIC, Newest, bare_deletes, column
+from frazil.merge.changes import NEVER, OFFSET, PARTITION, TIMESTAMP, TOPIC, Newest, bare_deletes, column
 from frazil.merge.contract import MergeRules
 
 
 def stale(
-    changes: pa.Table, rows: pa.Table, rules: MergeRules, deleted_at: NDArray[np.int64] | None
+    changes: pa.Table,
+    rows: pa.Table,
+    rules: MergeRules,
+    deleted_at: NDArray[np.int64] | None,
+    deleted_by: pa.Table | None = None,
 ) -> NDArray[np.bool_]:
     """The changes that are older than the rows beside them. Null is the oldest.
 
     A row that was there before a delete without an order is gone: no change after that is older. `deleted_at` is that
-    of `Newest`, for these changes.
+    of `Newest`, for these changes, and `deleted_by` has the places of its deletes.
     """
     if rules.replays:
-        return _stale_letters(changes, rows, rules, deleted_at)
+        return _stale_letters(changes, rows, rules, deleted_at, deleted_by)
     if rules.order_by is None or not changes.num_rows:
         return np.zeros(changes.num_rows, np.bool_)
     below = _below(column(changes, rules.order_by), column(rows, rules.order_by))
@@ -34,21 +38,24 @@ def stale(
 
 
 def _stale_letters(
-    changes: pa.Table, rows: pa.Table, rules: MergeRules, deleted_at: NDArray[np.int64] | None
+    changes: pa.Table,
+    rows: pa.Table,
+    rules: MergeRules,
+    deleted_at: NDArray[np.int64] | None,
+    deleted_by: pa.Table | None,
 ) -> NDArray[np.bool_]:
     """The dead letters that the rows beside them outlive: see `MergeRules.replays`."""
     orders = None if rules.order_by is None else column(changes, rules.order_by)
     outlived = _outlived(orders, changes, rows, rules)
-    if deleted_at is None:
+    if deleted_at is None or deleted_by is None:
         return outlived
-    offsets = np.where(deleted_at == ALWAYS, column(changes, OFFSET).to_numpy(), deleted_at)
-    gone = _earlier(rows, changes, offsets)
+    gone = _earlier(rows, deleted_by)
     return np.where(deleted_at == NEVER, outlived, ~gone & (outlived | bare_deletes(changes, rules)))
 
 
 def _outlived(orders: pa.Array | None, places: pa.Table, rows: pa.Table, rules: MergeRules) -> NDArray[np.bool_]:
     """Where letters with these orders and places do not replace the rows beside them."""
-    kept = ~_earlier(rows, places, column(places, OFFSET).to_numpy())
+    kept = ~_earlier(rows, places)
     if orders is None or rules.order_by is None:
         return kept
     old = column(rows, rules.order_by)
@@ -60,16 +67,15 @@ def _below(new: pa.Array, old: pa.Array) -> NDArray[np.bool_]:
     return _mask(pc.fill_null(pc.less(new.cast(old.type), old), False)) | (_mask(new.is_null()) & _mask(old.is_valid()))
 
 
-def _earlier(rows: pa.Table, places: pa.Table, offsets: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """The rows of which their record tells that it came before that at the same index of `places`, or before these
-    offsets of its topic-partition."""
+def _earlier(rows: pa.Table, places: pa.Table) -> NDArray[np.bool_]:
+    """The rows of which their record tells that it came before that at the same index of `places`."""
     if not {TOPIC, PARTITION, OFFSET, TIMESTAMP} <= {*rows.column_names}:
         return np.zeros(rows.num_rows, np.bool_)
     same = pc.and_(
         pc.equal(column(rows, TOPIC), column(places, TOPIC)),
         pc.equal(column(rows, PARTITION), column(places, PARTITION)),
     )
-    before = pc.less(column(rows, OFFSET), pa.array(offsets))
+    before = pc.less(column(rows, OFFSET), column(places, OFFSET))
     sooner = pc.less(column(rows, TIMESTAMP), column(places, TIMESTAMP))
     return _mask(pc.fill_null(pc.if_else(same, before, sooner), False))
 

@@ -92,9 +92,13 @@ def deletes_in_their_order(offset: int, of: dict[str, Any]) -> Row:
     return record(offset, **{**of, "version": None if of["version"] is None and deletes(of) else offset})
 
 
+def deletes_without_an_order(offset: int, of: dict[str, Any]) -> Row:
+    return record(offset, **{**of, "version": None if deletes(of) else of["version"]})
+
+
 @pytest.mark.parametrize("partitions", [1, 4])
 @pytest.mark.parametrize("order_by", ["version", None])
-@pytest.mark.parametrize("made", [upserts_in_any_order, deletes_in_their_order])
+@pytest.mark.parametrize("made", [upserts_in_any_order, deletes_in_their_order, deletes_without_an_order])
 @settings(max_examples=10, deadline=None)
 @given(records=RECORDS, cuts=st.tuples(st.integers(0, 10), st.integers(0, 10)))
 def test_letters_replayed_in_any_order_beside_the_writer_give_the_table_of_a_stream_without_the_mistake(
@@ -126,6 +130,17 @@ def test_letters_replayed_in_any_order_beside_the_writer_give_the_table_of_a_str
 
 def without(keys: set[int], rows: dict[int, tuple[Any, Any]]) -> dict[int, tuple[Any, Any]]:
     return {key: row for key, row in rows.items() if key not in keys}
+
+
+def test_a_delete_counts_at_its_own_time_also_beside_a_later_letter_of_its_partition(tmp_path: Path) -> None:
+    tombstone = record(10, version=None, kafka_partition=0, **{CHANGE: DELETE})
+    letter, row = record(30, version=1, kafka_partition=0), record(20, version=5, kafka_partition=1)
+    for number, replays in enumerate([[[tombstone, letter]], [[tombstone], [letter]], [[letter], [tombstone]]]):
+        stream = Stream(tmp_path / str(number), "version")
+        stream.write([row])
+        for letters in replays:
+            stream.replay(letters)
+        assert stream.rows() == {0: (5, 20)}
 
 
 def place(offset: int | None, partition: int | None = 0) -> dict[str, Any]:
