@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.table import Table
 from pyiceberg.table.update import (
     SetPropertiesUpdate,
@@ -22,6 +23,7 @@ from frazil.backfill.lane_rules import (
     check_mine,
     check_no_open_windows,
     check_not_reset,
+    overtaken,
     replaced,
     taken,
 )
@@ -41,7 +43,7 @@ from frazil.commit.snapshot import SnapshotWriter
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.swap import Change, Done, TableCommit, TableHandle, commit_snapshot, commit_snapshots
 from frazil.commit.sweep import batch_folders, discard_batch, sweep_batch
-from frazil.errors import Fenced, FrazilError, StaleBatch
+from frazil.errors import CommitUnavailable, Fenced, FrazilError, StaleBatch
 from frazil.ingest.contract import StagedFile, is_routed
 from frazil.offsets.spans import merged, overlap
 from frazil.table.tables import may_delete_files
@@ -116,8 +118,15 @@ class LaneCommitter:
         writer: SnapshotWriter | MergeWriter = SnapshotWriter(files)
         if merging and files:
             del summary[WINDOWS]  # the merge tells them
-            writer = MergeWriter(self.tables.stream, files, merging)
-        self.lane = _publish(self.tables, self.tables.main, self.lane, written=writer, summary=summary, check=check)
+            # A task for each group: one whose files nobody touched is not done again where a round is lost.
+            each = dataclasses.replace(merging, parallelism=lambda: len(files))
+            writer = MergeWriter(self.tables.stream, files, each)
+        try:
+            self.lane = _publish(self.tables, self.tables.main, self.lane, written=writer, summary=summary, check=check)
+        except CommitUnavailable as error:
+            if self.lane.replays and isinstance(error.__cause__, CommitFailedException):
+                raise CommitUnavailable(overtaken(self.lane, str(error))) from error
+            raise
         clear_ended(self.tables)
         return self.lane
 

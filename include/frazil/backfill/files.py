@@ -22,7 +22,7 @@ from frazil.backfill import plan
 from frazil.backfill.request import BackfillRequest
 from frazil.backfill.source import AT_A_PLACE, PLACES, ranges
 from frazil.commit.marker import Marker
-from frazil.errors import SpecError
+from frazil.errors import SpecError, StaleBatch
 from frazil.ingest.contract import OffsetRange, RecordFile, StageContext, StageTask
 from frazil.ingest.coordinates import record_schema
 from frazil.ingest.record_files import JSON_LINES, PARQUET, coordinates, is_record_file
@@ -109,8 +109,15 @@ class FileSource:
         return known
 
     def asked(self, request: BackfillRequest, marker: Marker) -> Spans:
+        """The spans of the records. Raises SpecError, or StaleBatch if they are letters, if the stream is not there."""
         for tp, found in self.index.records.items():
             name, live, last = f"{tp[0]}-{tp[1]}", marker.offsets.get(tp), found.max()
+            if request.dead_letters and (live is None or last >= live):
+                raise StaleBatch(
+                    f"stream {request.stream!r} was moved behind dead letters that were being replayed, to {name} "
+                    f"offset {live or 0:,}: nothing was changed. Run `frazil dlq replay {request.stream}` again: it "
+                    "leaves out letters that the stream reads again"
+                )
             if live is None:
                 raise SpecError(
                     f"stream {request.stream!r} reads no {name}, and {self.index.having(tp, last)} has records of it. "

@@ -87,6 +87,14 @@ def replaced(lane: Lane, seen: str) -> str:
     )
 
 
+def overtaken(lane: Lane, lost: str) -> str:
+    """What a replay is told whose rounds were all lost."""
+    return (
+        f"{lost}. If it is the stream's writer: `frazil pause {lane.stream}`, then `frazil dlq replay {lane.stream}` "
+        f"finishes this one, and `frazil resume {lane.stream}` lets the writer go on"
+    )
+
+
 def check_fit(table: Table, files: tuple[StagedFile, ...] | list[StagedFile], lane: Lane) -> None:
     """Check that the table still has the schema and partition spec that files were staged for. Raises StaleBatch."""
     if not files_fit(table.metadata, files):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -11,11 +12,15 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from click.testing import CliRunner
+from pyiceberg.exceptions import CommitFailedException
 
 from frazil.audit.upserts import audit_upserts
 from frazil.backfill.changes import changes_of
 from frazil.backfill.commit import LaneCommitter, abandon
 from frazil.backfill.lane_rules import check_declared, check_no_open_windows
+from frazil.cli.main import frazil
+from frazil.commit import marker_change
 from frazil.commit.committer import Committer
 from frazil.commit.journal import Journal
 from frazil.commit.lane import LaneState, branch_name, read_lane
@@ -24,13 +29,14 @@ from frazil.commit.late_rows import WINDOWS
 from frazil.commit.marker import BatchKey
 from frazil.commit.merging import MergeWriter, Merging
 from frazil.commit.opened import open_stream
+from frazil.commit.reset import standing
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.sweep import batch_folder, sweep
 from frazil.commit.target import change_target, target_table
 from frazil.dead_letters import replay as replaying
 from frazil.dead_letters.letters import Selection
 from frazil.dead_letters.replay import replay
-from frazil.errors import SpecError, StaleBatch
+from frazil.errors import CommitUnavailable, SpecError, StaleBatch
 from frazil.ingest.changes import CHANGE, DELETE, KEPT, UPSERT
 from frazil.ingest.contract import RangeProgress, StagedFile
 from frazil.ingest.stage import stage
@@ -193,16 +199,24 @@ def _letter(offset: int, of: Change | None) -> dict[str, Any]:
 
 
 @pytest.fixture
+def partition() -> str:
+    return "day(at)"
+
+
+@pytest.fixture
 def live(
     tmp_path: Path,
     declared_stream: Callable[..., Any],
     frazil_home: Path,  # noqa: ARG001
     monkeypatch: pytest.MonkeyPatch,
+    partition: str,
 ) -> World:
     # A child process that decodes is another test's matter.
     monkeypatch.setattr(replaying, "stage", lambda *args, **more: stage(*args, **{**more, "attempt": 0}))
     stream = declared_stream(tmp_path, name="events", topic="events", bootstrap="127.0.0.1:1")
     stream.declare(UPSERTS)
+    declaration = stream.streams / "events.yaml"
+    declaration.write_text(declaration.read_text().replace("day(at)", partition))
     ensure_table(load_catalog(None), stream.spec)
     committer = Committer.take_over(open_stream(stream.spec).tables, source=SOURCE, initial=lambda: {("events", 0): 0})
     world = World(stream, committer.epoch)
@@ -280,6 +294,76 @@ def test_a_commit_between_the_merge_and_its_publication_is_merged_into(
     (done,) = replay(open_stream(live.stream.spec), Selection())
     assert (done.landed, len(prepared)) == (len(LETTERS) - 1, 2)
     live.check_settled(rows)
+
+
+@pytest.mark.parametrize("partition", ["bucket(8, id)"])
+def test_what_the_writer_did_not_touch_is_merged_once_however_often_it_commits(
+    live: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    merged: list[int] = []
+    prepare = MergeWriter.prepare
+
+    def counted(writer: MergeWriter, *args: Any, **more: Any) -> Any:
+        before = set(writer._results)
+        found = prepare(writer, *args, **more)
+        merged.append(len(set(writer._results) - before))
+        if len(merged) < 4:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(MergeWriter, "prepare", prepare)
+                live.write({live.read: (4, 10, f"written {live.read}")}, {}, read=live.read + 1)
+        return found
+
+    monkeypatch.setattr(MergeWriter, "prepare", counted)
+    replay(open_stream(live.stream.spec), Selection())
+    first, *others = merged
+    assert (first > 2, others) == (True, [1, 1, 1])
+    live.check_settled({**RIGHT, 4: "written 13"})
+
+
+def test_a_replay_that_lost_every_race_says_to_pause_the_writer(live: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(*_: Any, **__: Any) -> None:
+        raise CommitUnavailable("lost every race") from CommitFailedException("main has moved")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("frazil.backfill.commit._publish", lost)
+        with pytest.raises(CommitUnavailable, match=r"lost every race.*`frazil pause events`, then `frazil dlq replay"):
+            replay(open_stream(live.stream.spec), Selection())
+    replay(open_stream(live.stream.spec), Selection(reasons=("Other",)))
+    live.check_settled()
+
+
+@pytest.mark.parametrize("staged", [False, True])
+def test_a_replay_behind_which_the_stream_is_moved_is_dropped_and_the_next_one_leaves_out_what_is_read_again(
+    live: World, monkeypatch: pytest.MonkeyPatch, staged: bool
+) -> None:
+    def moved() -> None:
+        marker = live.tables.marker()
+        assert marker is not None
+        target = {("events", 0): 3}
+        marker_change.reset(live.tables, target=target, source=marker.source, seen=standing(live.tables))
+
+    copy = replaying._copy
+    with monkeypatch.context() as patch:
+        if staged:
+            interrupted(live)
+            moved()
+        else:
+            patch.setattr(replaying, "_copy", lambda *args: (copy(*args), moved())[0])
+        with pytest.raises(StaleBatch, match=r"was moved behind dead letters .* Run `frazil dlq replay events` again"):
+            replay(open_stream(live.stream.spec), Selection())
+    (done,) = replay(open_stream(live.stream.spec), Selection())
+    assert (done.interrupted, done.landed, done.failed) == (False, 2, 0)
+    assert (live.rows(), live.letters().keys()) == ({**live.rows(), 2: RIGHT[2]}, {4, 6, 7, 9})
+
+
+def test_a_staged_replay_is_told_as_changes_on_no_branch(live: World) -> None:
+    interrupted(live)
+    streams = ["--streams", str(live.stream.streams)]
+    told = CliRunner().invoke(frazil, ["backfill", "events", "--status", *streams]).output
+    assert re.search(r"state +staged\n.*\nchanges +5 in 1 file", told)
+    told = CliRunner().invoke(frazil, ["backfill", "events", "--abandon", "--yes", *streams]).output
+    assert "has staged 5 changes in 1 chunk; main has none of them." in told
+    assert live.lane_files() == []
 
 
 def test_a_batch_after_the_replay_finds_its_rows_as_any_others(live: World) -> None:
