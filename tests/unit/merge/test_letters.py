@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pyiceberg.schema import Schema
 from pyiceberg.types import IntegerType, LongType, NestedField, StringType, TimestamptzType
@@ -84,6 +84,19 @@ RECORDS = st.lists(
 """`replayed`: after which batch of the writer; None for a record that never was a letter."""
 
 
+BESIDE_A_LATER_LETTER = [
+    {"id": key, "version": version, CHANGE: change, "replayed": replayed}
+    for key, version, change, replayed in (
+        (0, None, DELETE, 0),
+        (0, 3, UPSERT, None),
+        (1, 1, UPSERT, None),
+        (1, 1, UPSERT, None),
+        (0, 1, UPSERT, 0),
+    )
+]
+"""Of four partitions, the first has a delete and a later letter, and the row between them is of another one."""
+
+
 def upserts_in_any_order(offset: int, of: dict[str, Any]) -> Row:
     return record(offset, **{**of, CHANGE: UPSERT})
 
@@ -101,6 +114,7 @@ def deletes_without_an_order(offset: int, of: dict[str, Any]) -> Row:
 @pytest.mark.parametrize("made", [upserts_in_any_order, deletes_in_their_order, deletes_without_an_order])
 @settings(max_examples=10, deadline=None)
 @given(records=RECORDS, cuts=st.tuples(st.integers(0, 10), st.integers(0, 10)))
+@example(records=BESIDE_A_LATER_LETTER, cuts=(5, 5))
 def test_letters_replayed_in_any_order_beside_the_writer_give_the_table_of_a_stream_without_the_mistake(
     made: Any, order_by: str | None, partitions: int, records: list[Any], cuts: tuple[int, int]
 ) -> None:
