@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from frazil.commit import followers
+from frazil.commit import lacking
 from frazil.maintenance.expiry import read_pins
 from frazil.maintenance.tables import find_maintained
 from frazil.signals.completion import Assessment, assess, signal
@@ -112,7 +112,7 @@ def test_a_table_whose_writer_has_all_batches_reads_no_journal(
     made: MadeRoute, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made.run({"shop.orders": 1}, at_us=hour(0.5))
-    monkeypatch.setattr(followers, "_decided", lambda *_: pytest.fail("a journal is read"))
+    monkeypatch.setattr(lacking, "decided_journals", lambda *_: pytest.fail("a journal is read"))
     assert seen(made).feeds[0].watermark_us == hour(0.5)
 
 
