@@ -72,7 +72,9 @@ class AlertStates:
     rules: Mapping[str, AlertState] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        return {rule: list(astuple(state)) for rule, state in sorted(self.rules.items())}
+        """What was told alone is written as the version before reads it: a rollback forgets no such alert."""
+        written = {rule: list(astuple(state)) for rule, state in sorted(self.rules.items())}
+        return {rule: values[:-1] if self.rules[rule].alone else values for rule, values in written.items()}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any] | None) -> Self:
@@ -81,7 +83,7 @@ class AlertStates:
 
 
 def _is_state(kept: object) -> bool:
-    """In the form that `to_json` writes; earlier versions wrote the first two values, or four."""
+    """In a form that `to_json` writes, with four values or five; earlier versions wrote the first two too."""
     if not isinstance(kept, list) or not 2 <= len(kept) <= 5:
         return False
     since_ms, active, *rest = kept
