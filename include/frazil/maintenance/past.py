@@ -10,7 +10,7 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
 from pyiceberg.catalog import Catalog
@@ -47,7 +47,7 @@ class PastOutcome:
 
     @classmethod
     def of(cls, outcome: Outcome, *, at_ms: int) -> Self:
-        return cls(at_ms, str(outcome.action), outcome.ending, _cut(outcome.sentence), dict(outcome.numbers))
+        return cls(at_ms, str(outcome.action), outcome.ending, outcome.sentence, dict(outcome.numbers))
 
 
 def remember(table: Table, outcomes: Iterable[PastOutcome], *, now_ms: int) -> None:
@@ -94,7 +94,7 @@ def encoded(table: Table, past: Iterable[PastOutcome], *, now_ms: int) -> bytes:
     for one in sorted(past, key=lambda one: one.at_ms, reverse=True):
         seen[one.action, one.ending] += 1
         if seen[one.action, one.ending] <= MOST and abs(now_ms - one.at_ms) <= KEPT_MS:
-            kept.append(asdict(one))
+            kept.append(asdict(replace(one, sentence=_cut(one.sentence))))
     return json.dumps(
         {"format": FORMAT_VERSION, "table-uuid": str(table.metadata.table_uuid), "outcomes": kept[::-1]}
     ).encode()
