@@ -7,12 +7,15 @@ import signal
 import subprocess
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
+from threading import Event
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyiceberg.catalog import Catalog
 
-from frazil.commit.marker import read_marker
+from frazil.commit.marker import Marker, read_marker
+from frazil.commit.stream_tables import StreamTables
 from frazil.errors import Fenced, SchemaIncompatible, TopicMissing
 from frazil.history.read import read_history
 from frazil.home import run_folder
@@ -130,14 +133,26 @@ def test_an_idle_writer_ends_soon_after_a_reset(
     stream: Any, events: Events, eventually: Any, frazil: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("frazil.stream.fence_watch.LOOK_S", 0.5)
+    asked, answered, marker = Event(), Event(), StreamTables.marker_seen_by
+
+    def hanging(tables: StreamTables, catalog: Catalog) -> Marker | None:
+        asked.set()
+        answered.wait(180)
+        return marker(tables, catalog)
+
+    monkeypatch.setattr(StreamTables, "marker_seen_by", hanging)
     stream.produce(events(range(10)))
     with stream.writing() as writing:
         eventually(lambda: stream.has_rows(10) and _beat(stream).phase is Phase.WAITING)
+        assert asked.wait(60)
+        stream.produce(events(range(10, 20)))
+        eventually(lambda: stream.has_rows(20) and _beat(stream).phase is Phase.WAITING)  # while the catalog hangs
+        answered.set()
         assert frazil("reset", "events", "--to", "marker", "--yes").returncode == 0
         assert isinstance(writing.outcome(), Fenced)
     assert _beat(stream).phase is Phase.ENDED
     stream.catch_up()
-    assert stream.ids() == list(range(10))
+    assert stream.ids() == list(range(20))
 
 
 def test_with_nothing_to_read_catching_up_ends_well(stream: Any):

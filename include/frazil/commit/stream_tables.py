@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from pyiceberg.catalog import Catalog
 from pyiceberg.table import Table
 
 from frazil.commit.journal import JournalStore
@@ -101,3 +102,7 @@ class StreamTables:
     def marker(self) -> Marker | None:
         """The marker, loaded from the catalog."""
         return read_marker(self.main.refresh().metadata.properties, self.stream)
+
+    def marker_seen_by(self, catalog: Catalog) -> Marker | None:
+        """The marker, loaded by another client of the catalog, for a thread beside the one that commits."""
+        return read_marker(self.main.seen_by(catalog).metadata.properties, self.stream)

@@ -105,6 +105,10 @@ class TableHandle:
         self._newest = self._table = self._newer(self._loaded)
         return self._table
 
+    def seen_by(self, catalog: Catalog) -> Table:
+        """The table as another client of the catalog loads it now, or as known if that is newer. The handle stays."""
+        return self._newer(catalog.load_table(self.identifier))
+
     def _newer(self, found: Table) -> Table:
         """The newer of the loaded and the known metadata; a recreated table counts as newer."""
         known = self._newest

@@ -7,12 +7,18 @@ next record comes.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 
+from pyiceberg.catalog import Catalog
+
+from frazil.commit.marker import Marker
 from frazil.commit.rules import check_fence
 from frazil.commit.stream_tables import StreamTables
+from frazil.table.catalogs import catalog_errors, existing_catalog
 
 log = logging.getLogger(__name__)
 
@@ -20,12 +26,25 @@ LOOK_S = 30.0
 """How often an idle writer loads its table's marker."""
 
 
+def _in_thread(work: Callable[[], None]) -> None:
+    threading.Thread(target=work, name="fence", daemon=True).start()
+
+
 @dataclass(slots=True)
 class FenceWatch:
-    """Of one epoch. Its first look is due `LOOK_S` after the last commit, or after it began."""
+    """Of one epoch. Its first look is due `LOOK_S` after the last commit, or after it began.
+
+    It looks in a thread of its own, because a catalog may take minutes to fail and records are to be staged meanwhile.
+    That thread has a client of its own too: those of some catalogs serve one thread alone.
+    """
 
     clock: Callable[[], float] = time.monotonic
+    open: Callable[[str], Catalog] = existing_catalog
+    start: Callable[[Callable[[], None]], None] = _in_thread
     _seen: float = field(init=False)
+    _catalog: Catalog | None = None
+    _asked: Future[Marker | None] | None = None
+    _said: bool = False
 
     def __post_init__(self) -> None:
         self.committed()
@@ -35,16 +54,44 @@ class FenceWatch:
         self._seen = self.clock()
 
     def look(self, tables: StreamTables, *, epoch: int) -> None:
-        """Load the marker, if that is due. Raises `Fenced` if it has not this epoch any more.
+        """Let the marker be loaded, if that is due. Raises `Fenced` if one that has come has not this epoch any more.
 
         A catalog that does not answer ends no writer that has nothing to commit: it is asked again the next time.
         """
-        if self.clock() - self._seen < LOOK_S:
-            return
+        waited_s, asked = self.clock() - self._seen, self._asked
+        if asked is None:
+            if waited_s >= LOOK_S:
+                self._ask(tables)
+        elif asked.done():
+            self._asked, self._said = None, False
+            if (error := asked.exception()) is None:
+                check_fence(asked.result(), stream=tables.stream, epoch=epoch)
+            else:
+                log.info("whether another writer took over stream %r is unknown: %s", tables.stream, error)
+        elif waited_s >= LOOK_S and not self._said:
+            self._said = True
+            log.warning(
+                "the catalog %r has not answered for %.0f s whether another writer took over stream %r, which goes on "
+                "reading: check that the catalog answers",
+                tables.main.catalog_name, waited_s, tables.stream,
+            )  # fmt: skip
+
+    def _ask(self, tables: StreamTables) -> None:
         self._seen = self.clock()
-        try:
-            marker = tables.marker()
-        except Exception as error:  # catalogs' clients raise anything
-            log.info("whether another writer took over stream %r is unknown: %r", tables.stream, error)
-            return
-        check_fence(marker, stream=tables.stream, epoch=epoch)
+        asked: Future[Marker | None] = Future()
+        self._asked = asked
+
+        def work() -> None:
+            try:
+                asked.set_result(self._marker(tables))
+            except Exception as error:  # catalogs' clients raise anything
+                asked.set_exception(error)
+
+        self.start(work)
+
+    def _marker(self, tables: StreamTables) -> Marker | None:
+        name = tables.main.catalog_name
+        with catalog_errors(name):
+            if self._catalog is None:
+                self._catalog = self.open(name)
+            return tables.marker_seen_by(self._catalog)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from pyiceberg.catalog import Catalog
 
 from frazil.commit.marker import BatchKey
 from frazil.errors import Fenced
@@ -20,10 +22,17 @@ class Watched:
         self.now = 0.0
         self.loads = 0
         self.broken = False
-        self.watch = FenceWatch(clock=lambda: self.now)
-        self.tables: Any = SimpleNamespace(stream="rides", marker=self._marker)
+        self.hangs = False
+        self.hanging: list[Callable[[], None]] = []
+        self.watch = FenceWatch(clock=lambda: self.now, open=lambda _: cast("Catalog", None), start=self._start)
+        self.tables: Any = SimpleNamespace(
+            stream="rides", main=SimpleNamespace(catalog_name="lake"), marker_seen_by=self._marker
+        )
 
-    def _marker(self) -> Any:
+    def _start(self, work: Callable[[], None]) -> None:
+        self.hanging.append(work) if self.hangs else work()
+
+    def _marker(self, _: Catalog) -> Any:
         self.loads += 1
         if self.broken:
             raise ConnectionError("the catalog is away")
@@ -31,6 +40,7 @@ class Watched:
 
     def look(self, *, after_s: float) -> None:
         self.now += after_s
+        self.watch.look(self.tables, epoch=3)
         self.watch.look(self.tables, epoch=3)
 
 
@@ -63,3 +73,17 @@ def test_a_catalog_that_does_not_answer_ends_no_idle_writer() -> None:
     watched.look(after_s=1)
     with pytest.raises(Fenced):
         watched.look(after_s=LOOK_S)
+
+
+def test_a_catalog_that_hangs_is_asked_once_and_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    watched = Watched()
+    watched.hangs = True
+    for _ in range(3):
+        watched.look(after_s=LOOK_S)
+    assert (len(watched.hanging), watched.loads) == (1, 0)
+    (said,) = caplog.messages
+    assert said.startswith("the catalog 'lake' has not answered for 30 s whether another writer took over stream")
+    watched.epoch = 4
+    watched.hanging[0]()
+    with pytest.raises(Fenced):
+        watched.look(after_s=0)
