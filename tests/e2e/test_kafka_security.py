@@ -26,6 +26,7 @@ from frazil.ingest.kafka_messages import MessageReader
 from frazil.ingest.readers import kafka_reader
 from frazil.kafka.admin import KafkaOffsets
 from frazil.kafka.readable import check_readable
+from frazil.spec.formats import Envelope, JsonFormat
 from frazil.spec.load import load_stream
 from frazil.spec.topics import TopicPattern
 from tests import polling
@@ -212,6 +213,11 @@ def test_a_topic_that_may_be_described_and_not_read_is_found_before_a_writer_sta
         "stream read theirs. Grant Read on them"
     )
     assert fault.mend.endswith("--operation Describe --operation Read --topic NAME")
+
+    whole, reads = JsonFormat(envelope=Envelope(transactions=source.of_others)), (source.topic,)
+    told = spec.model_copy(update={"source": spec.source.model_copy(update={"topics": reads, "format": whole})})
+    (fault,) = Connections.of({Path("events.yaml"): told}).faults
+    assert "Kafka refuses to let the stream read theirs" in fault.said, "of transactions"
 
     admin = source.secured.broker.admin()
     groups = {group.group_id for group in admin.list_consumer_groups().result(30).valid}

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from frazil import clock
 from frazil.doctor.mends import LACKS, Place, mend_of
-from frazil.errors import FrazilError, KafkaUnavailable
+from frazil.errors import FrazilError, KafkaUnavailable, TopicMissing
 from frazil.extras import extras_named
-from frazil.spec.formats import Registry
+from frazil.offsets.spans import TopicPartition
+from frazil.spec.formats import Registry, envelope_of
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import declared_kafka_properties, kafka_properties
 from frazil.spec.units import counted
@@ -92,12 +93,28 @@ def _kafka(spec: StreamSpec) -> str:
         partitions = kafka.describe().partitions
         kafka.earliest(partitions)
     properties = {"log_level": "2", **kafka_properties(spec, os.environ)}
-    check_readable(properties, partitions, stream=spec.name, within_s=PERSON_WAITS_S)
+    check_readable(
+        properties, [*partitions, *_of_transactions(spec, properties)], stream=spec.name, within_s=PERSON_WAITS_S
+    )
     if spec.source.topic_pattern is not None:
         count = len({topic for topic, _ in partitions})
         return f"{spec.source.topics_in_words}: {counted(count, 'topic')} now, {counted(len(partitions), 'partition')}"
     topics = "topic" if len(spec.source.topics) == 1 else "topics"
     return f"{topics} {spec.source.topics_in_words}: {counted(len(partitions), 'partition')}"
+
+
+def _of_transactions(spec: StreamSpec, properties: Mapping[str, str]) -> Sequence[TopicPartition]:
+    """The partitions of the topic that tells where transactions end; none before the first transaction makes it."""
+    from frazil.kafka.admin import PERSON_WAITS_S, KafkaOffsets  # noqa: PLC0415 - librdkafka, only where it is asked
+
+    envelope = envelope_of(spec.source.format)
+    if envelope is None or envelope.transactions is None:
+        return ()
+    with KafkaOffsets(properties, [envelope.transactions], stream=spec.name, timeout_s=PERSON_WAITS_S) as kafka:
+        try:
+            return kafka.describe().partitions
+        except TopicMissing:
+            return ()
 
 
 def _declared_registry(spec: StreamSpec) -> Registry | None:
