@@ -34,7 +34,7 @@ def completed(*words: str, incomplete: str = "") -> list[str]:
 
 
 def test_commands_are_completed_with_their_summaries() -> None:
-    assert completed(incomplete="re") == ["resume", "restart", "reset", "reveal"]
+    assert completed(incomplete="re") == ["resume", "restart", "reset", "reveal", "register"]
     assert completed() == list(COMMANDS)
 
 
