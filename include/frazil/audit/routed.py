@@ -11,9 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-import pyarrow.parquet as pq
 from pyiceberg.exceptions import NoSuchTableError
-from pyiceberg.io import FileIO
 from pyiceberg.table import Table
 from pyroaring import BitMap64
 
@@ -31,8 +29,8 @@ from frazil.ingest.contract import StagedFile, Target
 from frazil.offsets.spans import TopicPartition
 from frazil.offsets.tally import OffsetTally, Tallies
 from frazil.spec.units import counted
-from frazil.table.file_bounds import COORDINATES, Within
-from frazil.table.landed_offsets import OffsetArray, Wanted, by_partition, inside, tally
+from frazil.table.file_bounds import Within
+from frazil.table.landed_offsets import Wanted, tally, tally_files
 from frazil.table.parallel import in_parallel
 
 LOOKS = 3
@@ -135,20 +133,12 @@ def _looked_at(
     files += [(file, home_io) for file in replays.waiting(properties, target)]
     for file, from_io in files:
         try:
-            for tp, offsets in _in_file(from_io, file.path, within):
-                found[tp].add(offsets)
-                waits += len(offsets)
+            for tp, of in tally_files(from_io, [file.path], within).items():
+                found[tp].merge(of)
+                waits += of.rows
         except FileNotFoundError:
             problem = problem or f"a file that waits for it is gone: {file.path}"
     return RoutedRows(target, dict(found), waits, problem)
-
-
-def _in_file(io: FileIO, path: str, within: Within) -> Iterator[tuple[TopicPartition, OffsetArray]]:
-    with io.new_input(path).open() as stream:
-        batches = pq.read_table(stream, columns=list(COORDINATES)).combine_chunks().to_batches()
-    for batch in batches:
-        for tp, offsets in by_partition(batch.select(COORDINATES).drop_null()):
-            yield from ((tp, piece) for piece in inside(offsets, tp, within) if len(piece))
 
 
 def together(home: Tallies, routed: Iterable[RoutedRows]) -> dict[TopicPartition, OffsetTally]:

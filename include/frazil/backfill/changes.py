@@ -8,10 +8,8 @@ that, since only a published replay takes letters out of it.
 from __future__ import annotations
 
 import dataclasses
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
-import pyarrow.parquet as pq
 from pyiceberg.table import Table
 from pyroaring import BitMap64
 
@@ -23,8 +21,7 @@ from frazil.offsets.spans import Spans, TopicPartition, between
 from frazil.offsets.tally import OffsetTally, Tallies
 from frazil.spec.model import StreamSpec
 from frazil.stream.stage_context import merge_rules
-from frazil.table.file_bounds import COORDINATES
-from frazil.table.landed_offsets import by_partition
+from frazil.table.landed_offsets import tally_files
 
 
 def merging_of(spec: StreamSpec) -> Merging | None:
@@ -45,13 +42,7 @@ def changes_of(journals: Iterable[Journal]) -> tuple[StagedFile, ...]:
 
 def tally_changes(table: Table, journals: Iterable[Journal]) -> dict[TopicPartition, OffsetTally]:
     """The offsets of the staged changes."""
-    found: dict[TopicPartition, OffsetTally] = defaultdict(OffsetTally)
-    for file in changes_of(journals):
-        with table.io.new_input(file.path).open() as source:
-            for batch in pq.ParquetFile(source).iter_batches(columns=[*COORDINATES]):
-                for tp, offsets in by_partition(batch):
-                    found[tp].add(offsets)
-    return dict(found)
+    return tally_files(table.io, (file.path for file in changes_of(journals)))
 
 
 def gone(spans: Spans, letters: Tallies) -> dict[TopicPartition, BitMap64]:

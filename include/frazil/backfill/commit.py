@@ -23,6 +23,7 @@ from frazil.backfill.lane_rules import (
     check_mine,
     check_no_open_windows,
     check_not_reset,
+    ended_meanwhile,
     overtaken,
     replaced,
     taken,
@@ -73,7 +74,7 @@ class LaneCommitter:
 
         def begun(_: Table, found: Lane | None) -> Lane:
             if found is not None and not found.is_open and found.id != ended:
-                raise Fenced(replaced(found, f"it is {found.state} since this one began"))
+                raise Fenced(ended_meanwhile(found))
             return taken(found, request)
 
         lane = _append(tables, tables.main, begun)
@@ -267,7 +268,7 @@ def _clear(tables: StreamTables, lane: Lane) -> None:
     own = _own(tables, lane.id)
     if lane.state is LaneState.PUBLISHED:
         if lane.replays:
-            settle_letters(tables, lane)
+            settle_replay(tables, lane)
         else:
             _publish_letters(tables, lane)
         _sweep(own, lane)
@@ -279,11 +280,12 @@ def _clear(tables: StreamTables, lane: Lane) -> None:
     tables.store.delete([record_path(tables.journals, lane.id), *(f.path for f in tables.store.list_files(folder))])
 
 
-def settle_letters(tables: StreamTables, lane: Lane) -> None:
-    """Take the letters that a published replay made rows out of their table, and note on the others that it tried.
+def settle_replay(tables: StreamTables, lane: Lane) -> None:
+    """Do what follows the publication of a replay on home.
 
-    In one commit, which also removes the branch and ends the lane in that table: so it happens once. Then delete the
-    copies that the replay read, and what it staged of those that failed.
+    First bring the tables of a route their rows. Then take the letters that are rows out of their table, and note on
+    the others that they were tried: in one commit, which also removes the branch and ends the lane in that table, so it
+    happens once. At last delete the copies that the replay read, and what it staged of those that failed.
     """
     own_chunks = chunks(tables.journals, lane)
     failed = [f for journal in own_chunks for f in journal.staged_for("dead-letters")]

@@ -28,21 +28,17 @@ def check_backfilled(spec: StreamSpec) -> None:
             "of an upsert lacks every change that a later one replaced. Nothing was changed. To apply records again "
             f"that Kafka still has, move the stream back: `frazil reset {spec.name}`"
         )
-    _check_keeps_repeats(spec, "a backfill")
+    check_keeps_repeats(spec, "a backfill")
 
 
-def _check_keeps_repeats(spec: StreamSpec, act: str) -> None:
+def check_keeps_repeats(spec: StreamSpec, act: str = "a replay of dead letters") -> None:
+    """Check that the stream drops no records that `act` would bring back. Raises SpecError."""
     if spec.dedupe is not None:
         raise SpecError(
             f"stream {spec.name!r} has dedupe: {act} looks for records that the table lacks, and would bring back the "
             "repeats that were dropped. Nothing was changed. To read records again that Kafka still has, move the "
             f"stream back: `frazil reset {spec.name}` drops those that the table has"
         )
-
-
-def check_replayed(spec: StreamSpec) -> None:
-    """Check that dead letters of the stream can be replayed. Raises SpecError."""
-    _check_keeps_repeats(spec, "a replay of dead letters")
 
 
 def taken(lane: Lane | None, request: BackfillRequest) -> Lane:
@@ -92,6 +88,15 @@ def overtaken(lane: Lane, lost: str) -> str:
     return (
         f"{lost}. If it is the stream's writer: `frazil pause {lane.stream}`, then `frazil dlq replay {lane.stream}` "
         f"finishes this one, and `frazil resume {lane.stream}` lets the writer go on"
+    )
+
+
+def ended_meanwhile(lane: Lane) -> str:
+    """What a run is told while which another one, of `lane`, ended before it could begin its own."""
+    act = "replay of dead letters" if lane.replays else "backfill"
+    return (
+        f"another {act} of stream {lane.stream!r}, {lane.id}, ended while this command began (it is {lane.state}). "
+        "This command changed nothing: run it again"
     )
 
 

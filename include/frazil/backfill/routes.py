@@ -12,7 +12,6 @@ import logging
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 
-import pyarrow.parquet as pq
 from pyiceberg.table import Table
 from pyiceberg.table.update import SetPropertiesUpdate
 from pyroaring import BitMap64
@@ -35,8 +34,7 @@ from frazil.spec.model import StreamSpec
 from frazil.spec.units import counted
 from frazil.stream.routed_tables import RoutedTables
 from frazil.table.catalogs import load_catalog
-from frazil.table.file_bounds import COORDINATES
-from frazil.table.landed_offsets import by_partition
+from frazil.table.landed_offsets import tally_files
 from frazil.table.tables import data_location
 
 log = logging.getLogger(__name__)
@@ -116,13 +114,15 @@ def _refused(stream: str, why: str) -> str:
 
 def tally_routed(table: Table, journals: Iterable[Journal]) -> dict[Target, dict[TopicPartition, OffsetTally]]:
     """The offsets of the rows that were staged for routed tables. `table` is home, whose storage has them."""
-    found: dict[Target, dict[TopicPartition, OffsetTally]] = defaultdict(lambda: defaultdict(OffsetTally))
+    waiting = _waiting(journals)
+    return {target: tally_files(table.io, (file.path for file in files)) for target, files in waiting.items()}
+
+
+def _waiting(journals: Iterable[Journal]) -> dict[Target, list[StagedFile]]:
+    found: dict[Target, list[StagedFile]] = defaultdict(list)
     for file in (f for journal in journals for f in journal.files if is_routed(f.target)):
-        with table.io.new_input(file.path).open() as source:
-            for batch in pq.ParquetFile(source).iter_batches(columns=[*COORDINATES]):
-                for tp, offsets in by_partition(batch):
-                    found[file.target][tp].add(offsets)
-    return {target: dict(of) for target, of in found.items()}
+        found[file.target].append(file)
+    return found
 
 
 def seen(routed: Mapping[Target, Mapping[TopicPartition, OffsetTally]]) -> dict[Target, dict[TopicPartition, BitMap64]]:
@@ -134,9 +134,7 @@ def bring(tables: StreamTables, lane: Lane, journals: Iterable[Journal]) -> None
 
     Raises CommitUnavailable for a table that cannot take them, after all others.
     """
-    waiting: dict[Target, list[StagedFile]] = defaultdict(list)
-    for file in (f for journal in journals for f in journal.files if is_routed(f.target)):
-        waiting[file.target].append(file)
+    waiting = _waiting(journals)
     reason = behind = ""
     for target, files in sorted(waiting.items()):
         try:

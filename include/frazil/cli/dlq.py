@@ -13,7 +13,7 @@ import click
 
 from frazil import clock
 from frazil.backfill.commit import unfinished
-from frazil.backfill.lane_rules import check_replayed
+from frazil.backfill.lane_rules import check_keeps_repeats
 from frazil.cli.light import allow_pandas
 from frazil.cli.options import json_option, stream_argument, streams_option
 from frazil.cli.output import ask, echo_json, echo_table, working
@@ -171,7 +171,7 @@ def replay_(stream: str, streams_folder: Path, *, as_json: bool, dry_run: bool, 
       frazil dlq replay flights --from 2013-12-30T00:00:00Z
     """
     opened, selection = _open(stream, streams_folder, which["reasons"]), _selection(**which)
-    check_replayed(opened.spec)
+    check_keeps_repeats(opened.spec)
     letters = opened.tables.dead_letters.current()
     kept_nothing = omitted(letters, opened.spec, selection)
     if kept_nothing:
@@ -195,16 +195,23 @@ def replay_(stream: str, streams_folder: Path, *, as_json: bool, dry_run: bool, 
         done = replay(opened, selection)
     own = next((d for d in done if not d.interrupted), NOTHING_DONE)
     earlier = next((d for d in done if d.interrupted), None)
+    _tell_replayed(opened.spec, own, earlier, as_json=as_json, is_partial=bool(kept_nothing))
+
+
+def _tell_replayed(
+    spec: StreamSpec, own: Replayed, earlier: Replayed | None, *, as_json: bool, is_partial: bool
+) -> None:
+    """`is_partial`: letters were left out, of which nothing was kept."""
     if as_json:
         before = {"finished": {"landed": earlier.landed, "failed": earlier.failed}} if earlier else {}
         echo_json({"landed": own.landed, "failed": own.failed, **before})
         return
     if earlier:
-        click.echo(f"Finished a replay that another command began. {_came_to(opened.spec, earlier)}")
-    if kept_nothing and not own.lane:
-        click.echo(f"Stream {stream}: no{' other' if earlier else ''} dead letter was decoded again.")
+        click.echo(f"Finished a replay that another command began. {_came_to(spec, earlier)}")
+    if is_partial and not own.lane:
+        click.echo(f"Stream {spec.name}: no{' other' if earlier else ''} dead letter was decoded again.")
     else:
-        click.echo(_came_to(opened.spec, own))
+        click.echo(_came_to(spec, own))
 
 
 def _came_to(spec: StreamSpec, done: Replayed) -> str:

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from frazil.backfill.commit import clear_ended, unfinished
 from frazil.backfill.files import FileSource
-from frazil.backfill.lane_rules import check_replayed
+from frazil.backfill.lane_rules import check_keeps_repeats
 from frazil.backfill.request import BackfillRequest, parse_request
 from frazil.backfill.routes import LettersRoute
 from frazil.backfill.run import Backfill
@@ -65,7 +65,7 @@ def replay(opened: OpenStream, selection: Selection) -> tuple[Replayed, ...]:
     Raises SpecError for a stream with dedupe, RouteBehind while a table of its route is in trouble, CommitUnavailable
     if one is once home has its rows, WriterBusy while a backfill of the stream is under way, and what that raises.
     """
-    check_replayed(opened.spec)
+    check_keeps_repeats(opened.spec)
     done = []
     lane = unfinished(opened.tables)
     if lane and lane.is_open and not lane.replays:

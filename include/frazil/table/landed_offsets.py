@@ -12,8 +12,10 @@ from functools import partial
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from pyiceberg.expressions import AlwaysTrue
+from pyiceberg.io import FileIO
 from pyiceberg.io.pyarrow import ArrowScan
 from pyiceberg.table import DataScan, FileScanTask, Table
 
@@ -74,6 +76,18 @@ def tally(table: Table, *wanted: Wanted) -> dict[TopicPartition, OffsetTally]:
     for tp, offsets in itertools.chain.from_iterable(_landed(table, each) for each in wanted):
         found[tp].add(offsets)
     return dict(found)
+
+
+def tally_files(io: FileIO, paths: Iterable[str], within: Within | None = None) -> dict[TopicPartition, OffsetTally]:
+    """The offsets of Parquet files that are in no snapshot. Raises FileNotFoundError."""
+    found: dict[TopicPartition, OffsetTally] = defaultdict(OffsetTally)
+    for path in paths:
+        with io.new_input(path).open() as source:
+            for batch in pq.ParquetFile(source).iter_batches(columns=[*COORDINATES]):
+                for tp, offsets in by_partition(batch.drop_null()):
+                    for piece in inside(offsets, tp, within):
+                        found[tp].add(piece)
+    return {tp: of for tp, of in found.items() if of.rows}
 
 
 def _landed(table: Table, wanted: Wanted) -> Iterator[tuple[TopicPartition, OffsetArray]]:

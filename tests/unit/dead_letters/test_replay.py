@@ -272,13 +272,13 @@ def test_a_replay_that_begins_while_another_ends_begins_no_lane_before_the_lette
         found = cleared(*args)
         monkeypatch.setattr(committing, "clear_ended", cleared)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(committing, "settle_letters", _killed)
+            patch.setattr(committing, "settle_replay", _killed)
             with pytest.raises(Killed):
                 replay(open_stream(live.spec), Selection())
         return found
 
     monkeypatch.setattr(committing, "clear_ended", while_another_is_published)
-    with pytest.raises(Fenced, match="it is published since this one began"):
+    with pytest.raises(Fenced, match=r"another replay .* ended while this command began \(it is published\)"):
         replay(open_stream(live.spec), Selection())
     assert letters(live).keys() == set(range(LETTERS))
     done = replay(open_stream(live.spec), Selection(reasons=("MissingField",)))
