@@ -21,13 +21,14 @@ from frazil.commit.catalog_probe import check_can_hold
 from frazil.commit.lacking import lacking
 from frazil.commit.marker import nested, of_same_topics, property_name
 from frazil.commit.opened import open_kafka, open_stream
-from frazil.commit.reset import Move, Standing, moves, standing
+from frazil.commit.reset import Available, Move, Standing, moves, standing
 from frazil.commit.stream_tables import StreamTables
 from frazil.errors import AdoptionRequired, MarkerUnreadable, SpecError, TableLost
 from frazil.home import run_folder
 from frazil.host.launchers import open_launcher
 from frazil.host.lock import WriterLock
 from frazil.spec.load import find_stream
+from frazil.spec.model import StreamSpec
 from frazil.spec.units import counted
 from frazil.status.reset_target import Merged, NotInKafka, ResetTarget, available_now, consequences, target_of
 from frazil.table.branches import live_rows
@@ -85,6 +86,18 @@ def reset(stream: str, streams_folder: Path, *, yes: bool, as_json: bool, **want
         except NotInKafka as error:
             raise click.BadParameter(str(error), param_hint="--offsets") from error
     plan = moves(target, held=of_same_topics(seen.held, seen.source, now.source), available=now)
+    _tell_moves(plan, spec, seen, now, teller)
+    ask(f"Reset stream {stream} to these offsets?", yes=yes)
+    marker = marker_change.reset(opened.tables, target=target, source=now.source, seen=seen, cut=now.cut)
+    teller.say(
+        f"Stream {stream} has epoch {marker.at.epoch}. `frazil resume {stream}`, or `frazil run`, goes on there."
+    )
+    moved = [{**asdict(m), "skipped": m.skipped, "repeated": m.repeated} for m in plan]
+    teller.end(stream=stream, epoch=marker.at.epoch, moves=moved)
+
+
+def _tell_moves(plan: tuple[Move, ...], spec: StreamSpec, seen: Standing, now: Available, teller: Teller) -> None:
+    """What a reset skips and reads again, and what follows from that."""
     _show(plan, teller)
     merged: Merged = "dropped" if spec.dedupe else "no"
     if spec.mode == "upsert":
@@ -93,18 +106,11 @@ def reset(stream: str, streams_folder: Path, *, yes: bool, as_json: bool, **want
         teller.say(sentence)
     if spec.route is not None and any(move.repeated for move in plan):
         teller.say("What is read again comes a second time to the tables of the route too.")
-    if open_launcher(stream).observe().process.is_alive:
+    if open_launcher(spec.name).observe().process.is_alive:
         teller.say(
-            f"A writer of {stream} runs on this host: it is fenced, and ends within a minute, or after the batch that "
-            f"it stages. `frazil pause {stream}` is gentler."
+            f"A writer of {spec.name} runs on this host: it is fenced, and ends within a minute, or after the batch "
+            f"that it stages. `frazil pause {spec.name}` is gentler."
         )
-    ask(f"Reset stream {stream} to these offsets?", yes=yes)
-    marker = marker_change.reset(opened.tables, target=target, source=now.source, seen=seen, cut=now.cut)
-    teller.say(
-        f"Stream {stream} has epoch {marker.at.epoch}. `frazil resume {stream}`, or `frazil run`, goes on there."
-    )
-    moved = [{**asdict(m), "skipped": m.skipped, "repeated": m.repeated} for m in plan]
-    teller.end(stream=stream, epoch=marker.at.epoch, moves=moved)
 
 
 @click.command()
