@@ -85,9 +85,7 @@ def find_declared(folder: Path, kind: FileKind[T], *, now_ms: int) -> list[Found
     problem, paths = _listed(folder)
     found = [_read(path, kind, memory) for path in paths]
     known = {one.spec.name for one in found if one.spec}
-    for path in memory.paths():
-        if path in paths:
-            continue
+    for path in sorted(set(memory.paths()).difference(paths)):
         spec = memory.recall(path, kind)
         if spec is None or spec.name in known:  # from another version, or renamed
             memory.forget(path)
