@@ -204,6 +204,6 @@ def _repeated(text: str, count: int) -> Sequence[str]:
 
 
 def _rejections(topic_id: str, count: int) -> Mapping[str, pa.Array]:
-    texts = {"topic_id": topic_id, "error_class": "NotJson", "error": "it is not JSON"}
+    texts = {"topic_id": topic_id, "value": "{", "error_class": "NotJson", "error": "it is not JSON"}
     stamps = pa.array(np.zeros(count, np.int64)).cast(pa.timestamp("us", "UTC"))
     return {**{name: pa.array(_repeated(text, count)) for name, text in texts.items()}, "rejected_at": stamps}

@@ -115,6 +115,10 @@ def test_the_audit_finds_what_others_changed(stream: Any, source: Source, frazil
     assert "is not in the table, though Kafka's newest record of it is no delete" in found.stdout
     assert "has other values in the table than in Kafka's newest record of it" in found.stdout
     assert not [*run_folder("events").glob("audit-*")]
+    assert frazil("reset", "events", "--to", "earliest", "--yes").returncode == 0
+    moved_back = frazil("audit", "events", "--source")
+    assert "are yet to be read again" in moved_back.stdout
+    assert "each key is as" not in moved_back.stdout, "nothing of that was compared"
 
 
 def test_a_record_that_lacks_its_key_is_a_dead_letter(stream: Any) -> None:

@@ -93,6 +93,12 @@ def _compared(
     spec: StreamSpec, tables: StreamTables, table: Table, marker: Marker, claimed: Claims
 ) -> Iterator[Finding]:
     starts = {tp: min(r.start for r in of) for tp, of in claimed.ranges.items() if of and tp in marker.offsets}
+    if again := _to_read_again(claimed, marker):
+        sentence = (
+            f"the stream was moved back, and {counted(again, 'offset')} of it are yet to be read again: nothing is "
+            "compared with their records. Audit again once the writer has caught up"
+        )
+        yield Finding(FindingKind.UNCHECKED, again, sentence, spec.name)
     with open_kafka(spec) as kafka:
         found = kafka.describe()
         if (found.identity.cluster_id, *_ids(found.identity.topic_ids, starts)) != (
@@ -116,6 +122,12 @@ def _compared(
     ranges = tuple(r for r in ranges if r.start < r.end)
     if ranges:
         yield from _differences(_Replay(spec, tables, table, found.identity.topic_ids, ranges))
+
+
+def _to_read_again(claimed: Claims, marker: Marker) -> int:
+    """How many offsets were committed that the stream stands before, since a reset."""
+    ends = {tp: max(r.end for r in of) for tp, of in claimed.ranges.items() if of}
+    return sum(max(0, end - marker.offsets[tp]) for tp, end in ends.items() if tp in marker.offsets)
 
 
 def _ids(topic_ids: Mapping[str, str], starts: Mapping[TopicPartition, int]) -> list[str | None]:
