@@ -258,8 +258,11 @@ class DeclaredStream:
         return load_stream(self.streams / f"{self.name}.yaml")
 
     def produce(self, values: Iterable[bytes | None], *, partitions: int = 1) -> None:
-        """Send values round robin over the partitions, and wait until the broker has them."""
-        producer = Producer({"bootstrap.servers": self.bootstrap, "linger.ms": 5})
+        """Send values round robin over the partitions, and wait until the broker has them.
+
+        One request at a time: a retry of the first one must not let others overtake it.
+        """
+        producer = Producer({"bootstrap.servers": self.bootstrap, "linger.ms": 5, "max.in.flight": 1})
         for number, value in enumerate(values):
             producer.produce(self.topic, value=value, partition=number % partitions)
             producer.poll(0)

@@ -186,7 +186,7 @@ class World:
 
     def produce(self, count: int = 0, *, odd: Iterable[bytes | None] = (), timestamp_ms: int | None = None) -> None:
         """Good records and then the odd ones, round robin over the partitions; known to the account once sent."""
-        producer = Producer({"bootstrap.servers": self.kafka.bootstrap, "linger.ms": 1})
+        producer = Producer({"bootstrap.servers": self.kafka.bootstrap, "linger.ms": 1, "max.in.flight": 1})
         values = itertools.chain((self.value() for _ in range(count)), odd)
         for number, value in enumerate(values):
             stamped = {} if timestamp_ms is None else {"timestamp": timestamp_ms}

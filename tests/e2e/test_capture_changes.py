@@ -63,7 +63,7 @@ class Database:
         self.log.append((key, {"before": None, "after": None, "op": op, "source": source, **states}))
 
     def send(self, *, since: int = 0) -> None:
-        producer = Producer({"bootstrap.servers": self.stream.bootstrap, "linger.ms": 5})
+        producer = Producer({"bootstrap.servers": self.stream.bootstrap, "linger.ms": 5, "max.in.flight": 1})
         for key, event in self.log[since:]:
             value = None if event is None else json.dumps(event)
             producer.produce(self.stream.topic, value, key=json.dumps({"id": key}), partition=key % 4)
@@ -146,7 +146,7 @@ class Connector:
 
     def __init__(self, stream: Any, seed: int) -> None:
         self.stream, self.draw = stream, random.Random(seed)
-        self.producer = Producer({"bootstrap.servers": stream.bootstrap, "linger.ms": 5})
+        self.producer = Producer({"bootstrap.servers": stream.bootstrap, "linger.ms": 5, "max.in.flight": 1})
         self.states: list[dict[int, str]] = [{}]
         """The rows after each transaction."""
         self.log: list[tuple[str, dict[str, Any] | None]] = []

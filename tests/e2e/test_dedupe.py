@@ -33,7 +33,7 @@ class Source:
         self.sent = 0
 
     def send(self, count: int) -> None:
-        producer = Producer({"bootstrap.servers": self.stream.bootstrap, "linger.ms": 5})
+        producer = Producer({"bootstrap.servers": self.stream.bootstrap, "linger.ms": 5, "max.in.flight": 1})
         for _ in range(count):
             key, at = self.draw.randrange(40), START + timedelta(minutes=self.draw.randrange(300))
             for _ in range(self.draw.choice([1, 1, 2, 3])):

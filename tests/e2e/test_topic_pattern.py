@@ -40,7 +40,7 @@ class Topics:
         self.send(country, ids, *values)
 
     def send(self, country: str, ids: range, *values: bytes) -> None:
-        producer = Producer({"bootstrap.servers": self._kafka.bootstrap, "linger.ms": 5})
+        producer = Producer({"bootstrap.servers": self._kafka.bootstrap, "linger.ms": 5, "max.in.flight": 1})
         for value in (*map(one_event, ids), *values):
             producer.produce(self.name(country), value)
         assert producer.flush(30) == 0

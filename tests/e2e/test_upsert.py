@@ -41,7 +41,7 @@ class Source:
         self.sent = 0
 
     def send(self, count: int) -> None:
-        producer = Producer({"bootstrap.servers": self.stream.bootstrap, "linger.ms": 5})
+        producer = Producer({"bootstrap.servers": self.stream.bootstrap, "linger.ms": 5, "max.in.flight": 1})
         for _ in range(count):
             self.sent += 1
             key = self.draw.randrange(60)

@@ -64,7 +64,7 @@ class Load:
     def __init__(self, stream: Any, event: Callable[[int], bytes]) -> None:
         self.sent = 0
         self._event, self._topic = event, stream.topic
-        self._producer = Producer({"bootstrap.servers": stream.bootstrap, "linger.ms": 5})
+        self._producer = Producer({"bootstrap.servers": stream.bootstrap, "linger.ms": 5, "max.in.flight": 1})
 
     def step(self) -> None:
         for number in range(self.sent, self.sent + RECORDS_A_ROUND):
