@@ -67,15 +67,16 @@ def newest_by_key(changes: pa.Table, rules: MergeRules, ids: Mapping[str, int]) 
     places, offsets = places_of(changes), column(changes, OFFSET).to_numpy()
     bare = bare_deletes(changes, rules)
     deleted_at = _deleted_at(bare, keys, places, offsets) if bare.any() else np.full(count, NEVER)
-    times = ranks(column(changes, TIMESTAMP))
-    deleted_by = _deleted_by(bare, keys, places, offsets, times)
+    several = count > 0 and places.max() != places.min()
+    times = ranks(column(changes, TIMESTAMP)) if several or rules.replays else np.zeros(count, np.int64)
+    deleted_by = _deleted_by(bare, keys, places, offsets, times) if rules.replays else None
     ordered = np.lexsort((offsets, order, deleted_at, places, keys))
     last = ordered[_ends(keys[ordered], places[ordered])]
-    if count and places.max() != places.min():
+    if several:
         # Beside a delete without an order nothing has one: what came last counts.
         cut = np.isin(keys[last], keys[bare])
         by_order, by_time, stands = np.where(cut, 0, order[last]), times[last], np.ones(len(last), np.bool_)
-        if rules.replays:  # but for what came after it, as if each were replayed by itself
+        if deleted_by is not None:  # but for what came after it, as if each were replayed by itself
             by_order, of = order[last], deleted_by[last]
             stands = ~cut | (places[last] == places[of]) | (by_time >= times[of])
         later = np.lexsort((places[last], by_time, by_order, stands, keys[last]))
@@ -88,7 +89,7 @@ def newest_by_key(changes: pa.Table, rules: MergeRules, ids: Mapping[str, int]) 
         return found
     orders = column(changes, rules.order_by) if rules.order_by else None
     found = replace(found, orders=orders, deleted_at=deleted_at[numbers] if bare.any() else None)
-    if rules.replays:
+    if deleted_by is not None:
         found = replace(found, places=changes.select([TOPIC, PARTITION, OFFSET, TIMESTAMP]))
         found = replace(found, deleted_by=deleted_by[numbers] if bare.any() else None)
     return _Earlier(changes, ordered, keys, places).told(found, ids)
