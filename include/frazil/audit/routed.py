@@ -7,7 +7,7 @@ has is audited too. Rows that wait for a table that is behind are counted from t
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -139,15 +139,6 @@ def _looked_at(
         except FileNotFoundError:
             problem = problem or f"a file that waits for it is gone: {file.path}"
     return RoutedRows(target, dict(found), waits, problem)
-
-
-def together(home: Tallies, routed: Iterable[RoutedRows]) -> dict[TopicPartition, OffsetTally]:
-    """The rows of all tables. A row that two of them have is there twice."""
-    whole: dict[TopicPartition, OffsetTally] = defaultdict(OffsetTally)
-    for rows in (home, *(one.rows for one in routed)):
-        for tp, found in rows.items():
-            whole[tp].merge(found)
-    return dict(whole)
 
 
 def compare_tables(

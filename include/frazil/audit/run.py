@@ -21,7 +21,7 @@ from frazil.audit.compare import (
     missing,
 )
 from frazil.audit.evidence import explained, gather
-from frazil.audit.routed import Replays, compare_tables, routed_rows, together
+from frazil.audit.routed import Replays, compare_tables, routed_rows
 from frazil.commit.history import ancestors
 from frazil.commit.journal import key_of
 from frazil.commit.lane import LaneState, read_lane
@@ -31,7 +31,7 @@ from frazil.commit.reset import is_rolled_back
 from frazil.commit.stream_tables import StreamTables
 from frazil.errors import AdoptionRequired
 from frazil.offsets.spans import TopicPartition
-from frazil.offsets.tally import OffsetTally, Tallies
+from frazil.offsets.tally import OffsetTally, Tallies, together
 from frazil.spec.units import counted
 from frazil.table.branches import MAIN, head_of
 from frazil.table.landed_offsets import Wanted, has_coordinates, tally
@@ -110,7 +110,7 @@ class _Run:
         found = gather(
             self.marker,
             claimed,
-            rows=together(home, routed) if routed else home,
+            rows=together([home, *(one.rows for one in routed)]) if routed else home,
             tables="the route" if routed else "the table",
             dead_letters=self._without_settled(
                 claimed, tally(self.tables.dead_letters.refresh(), Wanted(topics, within, ids, self.marker.stream))

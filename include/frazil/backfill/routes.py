@@ -10,11 +10,10 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 
 from pyiceberg.table import Table
 from pyiceberg.table.update import SetPropertiesUpdate
-from pyroaring import BitMap64
 
 from frazil.commit.beside_home import written_anew
 from frazil.commit.followers import check_routed_not_rolled_back
@@ -123,10 +122,6 @@ def _waiting(journals: Iterable[Journal]) -> dict[Target, list[StagedFile]]:
     for file in (f for journal in journals for f in journal.files if is_routed(f.target)):
         found[file.target].append(file)
     return found
-
-
-def seen(routed: Mapping[Target, Mapping[TopicPartition, OffsetTally]]) -> dict[Target, dict[TopicPartition, BitMap64]]:
-    return {target: {tp: tally.seen for tp, tally in of.items()} for target, of in routed.items()}
 
 
 def bring(tables: StreamTables, lane: Lane, journals: Iterable[Journal]) -> None:

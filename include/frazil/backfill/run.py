@@ -9,8 +9,8 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -28,8 +28,9 @@ from frazil.backfill.files import FileSource
 from frazil.backfill.lane_rules import check_backfilled, check_declared
 from frazil.backfill.plan import missing
 from frazil.backfill.request import BackfillRequest
-from frazil.backfill.routes import LettersRoute, seen, tally_routed
+from frazil.backfill.routes import LettersRoute, tally_routed
 from frazil.backfill.source import KafkaSource, RecordSource
+from frazil.commit.journal import Journal
 from frazil.commit.lane import Lane, LaneState, branch_name, read_lane
 from frazil.commit.lane_records import Record
 from frazil.commit.lane_records import chunks as staged_chunks
@@ -38,11 +39,11 @@ from frazil.commit.opened import OpenStream, open_kafka, open_stream
 from frazil.commit.rules import check_same_source
 from frazil.commit.stream_tables import StreamTables
 from frazil.errors import AdoptionRequired, FrazilError, SpecError, StaleBatch
-from frazil.ingest.contract import StageContext
+from frazil.ingest.contract import StageContext, Target
 from frazil.kafka.admin import TIMEOUT_S
 from frazil.kafka.identity import SourceIdentity
 from frazil.offsets.spans import Spans, TopicPartition, between
-from frazil.offsets.tally import OffsetTally, Tallies
+from frazil.offsets.tally import Tallies, seen, together
 from frazil.partitions.windows import Grain
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import executors_kafka_properties, kafka_properties
@@ -67,6 +68,18 @@ class BackfillPlan:
     asked: int
     """Offsets of Kafka, or records of files, that were requested, including those held already."""
     source: SourceIdentity
+
+
+@dataclass(frozen=True, slots=True)
+class _Audited:
+    """What an audit saw, for the commit that publishes it."""
+
+    at: int
+    """The snapshot of main that was compared."""
+    replayed: Tallies
+    """The offsets that are rows, or changes, once the lane is published; nothing of a backfill."""
+    routed: Mapping[Target, Tallies]
+    """Those of them whose rows are for tables of the route."""
 
 
 @dataclass(slots=True)
@@ -150,12 +163,12 @@ class Backfill:
         for attempt in range(ATTEMPTS):
             try:
                 committer = self.begin()
-                audited_at = self._audit(committer)
+                audited = self._audit(committer)
                 if self.request.target == "branch":
                     return committer.lane
-                routed = seen(tally_routed(self.opened.tables.main.current(), committer.journals()))
-                record = Record(committer.lane, self._late(), self._replayed(committer), routed)
-                return committer.publish(record, audited_at=audited_at, merging=merging_of(self.spec))
+                routed = {target: seen(of) for target, of in audited.routed.items()}
+                record = Record(committer.lane, self._late(), seen(audited.replayed), routed)
+                return committer.publish(record, audited_at=audited.at, merging=merging_of(self.spec))
             except StaleBatch as stale:
                 log.warning("%s", stale)
                 if attempt == ATTEMPTS - 1:
@@ -238,18 +251,20 @@ class Backfill:
         """Whether the dead-letter table tells what is still to land, because the table alone does not."""
         return self._merges or self.route is not None
 
-    def _audit(self, committer: LaneCommitter) -> int:
-        """Compare the branch with main, its journals and its source. Returns the snapshot of main that was compared."""
+    def _audit(self, committer: LaneCommitter) -> _Audited:
+        """Compare what was staged with main, its journals and its source."""
         table, marker = self._table_and_marker()
         journals = tuple(committer.journals())
         spans = spans_of(journals)
         files = [f for journal in journals for f in journal.staged_for("main")]
         check_declared(files, merges=self._merges, lane=committer.lane)
         branch = Wanted({topic for topic, _ in spans}, spans, branch=branch_name(self.spec.name))
+        routed = tally_routed(table, journals)
+        replayed = self._replayed(table, marker, journals, routed) if self.request.dead_letters else {}
+        rows: Tallies
         elsewhere: tuple[Tallies, ...]
         if self._by_letters:
-            rows = self._staged_rows(committer)
-            elsewhere = (settled_meanwhile(rows, self._letters(spans, marker.source)),)
+            rows, elsewhere = replayed, (settled_meanwhile(replayed, self._letters(spans, marker.source)),)
         else:
             rows, elsewhere = tally(table, branch), self._tallies(table, spans, marker.source)
         staged = Staged(
@@ -269,27 +284,17 @@ class Backfill:
                 f"`frazil backfill {self.spec.name} --abandon`, and run it again"
             )
         head = head_of(table.metadata)
-        return head.snapshot_id if head else -1
+        return _Audited(head.snapshot_id if head else -1, replayed, routed)
 
-    def _replayed(self, committer: LaneCommitter) -> dict[TopicPartition, BitMap64]:
-        """The offsets that are rows, or changes, once the lane is published, if it is a replay."""
-        if not self.request.dead_letters:
-            return {}
-        return {tp: found.seen for tp, found in self._staged_rows(committer).items()}
-
-    def _staged_rows(self, committer: LaneCommitter) -> Tallies:
+    def _replayed(
+        self, table: Table, marker: Marker, journals: Sequence[Journal], routed: Mapping[Target, Tallies]
+    ) -> Tallies:
         """What a replay staged: rows on the branch, changes, and rows for tables of the route."""
-        table, journals = self.opened.tables.main.refresh(), committer.journals()
         if self._merges:
             return tally_changes(table, journals)
-        marker = self.opened.tables.marker()
-        topics = named(self.spec.source.reads, marker.source.topic_ids if marker else ())
-        found: dict[TopicPartition, OffsetTally] = defaultdict(OffsetTally)
+        topics = named(self.spec.source.reads, marker.source.topic_ids)
         home = tally(table, Wanted(topics, branch=branch_name(self.spec.name)))
-        for of in (home, *tally_routed(table, journals).values()):
-            for tp, offsets in of.items():
-                found[tp].merge(offsets)
-        return dict(found)
+        return together([home, *routed.values()])
 
     def _late(self) -> dict[int, int]:
         """Rows on the branch by the window of their event time. Complete windows reopen, once each."""

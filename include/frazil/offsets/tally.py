@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -47,6 +48,20 @@ class OffsetTally:
 
 
 Tallies = Mapping[TopicPartition, OffsetTally]
+
+
+def seen(tallies: Tallies) -> dict[TopicPartition, BitMap64]:
+    """The offsets alone."""
+    return {tp: found.seen for tp, found in tallies.items()}
+
+
+def together(tallies: Iterable[Tallies]) -> dict[TopicPartition, OffsetTally]:
+    """All of them added up: an offset that two of them have is there twice."""
+    whole: dict[TopicPartition, OffsetTally] = defaultdict(OffsetTally)
+    for each in tallies:
+        for tp, found in each.items():
+            whole[tp].merge(found)
+    return dict(whole)
 
 
 def spans(offsets: BitMap64, *, limit: int) -> Iterator[tuple[int, int]]:
