@@ -151,3 +151,8 @@ def kinds(of: type[FrazilError] = FrazilError) -> frozenset[type[FrazilError]]:
 
 NO_RESTART = frozenset(kind.exit_code for kind in kinds() if not kind.restartable and kind.exit_code > 1)
 """Exit codes after which a restarted writer would fail in the same way (1 is a crash)."""
+
+
+def words_of(error: Exception) -> str:
+    """What an error says: one of ours says all, and of another one its kind tells the most."""
+    return str(error) if isinstance(error, FrazilError) else f"{type(error).__name__}: {error}"

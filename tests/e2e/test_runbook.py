@@ -37,18 +37,26 @@ maintenance: {{alerts: {{lag: 100}}}}
 """
 MINUTE_MS = 60_000
 NO_LAG = r"^lag +0$"
+Rides = tuple[str, Path]
+"""A topic, and the file of the stream that reads it."""
 
 
-def test_a_stream_that_lags_is_told_and_what_waits_is_written(
+@pytest.fixture
+def rides(
     kafka: EmbeddedKafka,
     topic: TopicFactory,
     frazil_home: Path,  # noqa: ARG001
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:
+) -> Rides:
     name, file = topic(), tmp_path / "rides.yaml"
     file.write_text(STREAM.format(topic=name, bootstrap=kafka.bootstrap))
     monkeypatch.setenv("FRAZIL_STREAMS", str(tmp_path))
+    return name, file
+
+
+def test_a_stream_that_lags_is_told_and_what_waits_is_written(kafka: EmbeddedKafka, rides: Rides) -> None:
+    name, file = rides
     produce(kafka, name, 10)
     do("freshness")  # the first start makes the table
     produce(kafka, name, 500)
@@ -76,16 +84,8 @@ def test_a_stream_that_lags_is_told_and_what_waits_is_written(
         assert re.search(NO_LAG, be_sure(rule), re.MULTILINE)
 
 
-def test_batches_that_wait_are_committed_by_the_writer_that_a_person_starts(
-    kafka: EmbeddedKafka,
-    topic: TopicFactory,
-    frazil_home: Path,  # noqa: ARG001
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    name, file = topic(), tmp_path / "rides.yaml"
-    file.write_text(STREAM.format(topic=name, bootstrap=kafka.bootstrap))
-    monkeypatch.setenv("FRAZIL_STREAMS", str(tmp_path))
+def test_batches_that_wait_are_committed_by_the_writer_that_a_person_starts(kafka: EmbeddedKafka, rides: Rides) -> None:
+    name, file = rides
     produce(kafka, name, 100)
     spec, begin_ms = load_stream(file), clock.now_ms()
     with open_kafka(spec) as brokers:

@@ -25,7 +25,14 @@ from frazil.commit.rules import files_fit
 from frazil.commit.snapshot import SnapshotWriter
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.swap import Change, Done, commit_snapshot
-from frazil.errors import AdoptionRequired, CommitUnavailable, Fenced, FrazilError, RouteBehind, SchemaIncompatible
+from frazil.errors import (
+    AdoptionRequired,
+    CommitUnavailable,
+    Fenced,
+    RouteBehind,
+    SchemaIncompatible,
+    words_of,
+)
 from frazil.ingest.contract import StageContext, StagedFile, Target, is_routed
 from frazil.offsets.spans import TopicPartition
 from frazil.offsets.tally import OffsetTally
@@ -139,7 +146,7 @@ def bring(tables: StreamTables, lane: Lane, journals: Iterable[Journal]) -> None
         except Exception as error:  # catalogs' clients raise anything, and the other tables shall go on
             log.info("table %s is left behind", target, exc_info=True)
             behind = target
-            reason = str(error) if isinstance(error, FrazilError) else f"{type(error).__name__}: {error}"
+            reason = words_of(error)
     if behind:
         rows = counted(sum(file.records for file in waiting[behind]), "row", "waits|wait")
         raise CommitUnavailable(

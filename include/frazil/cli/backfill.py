@@ -148,7 +148,7 @@ def _tell(lane: Lane | None, spec: StreamSpec, *, as_json: bool) -> None:
                 "backfill": lane.id,
                 "state": f"{lane.state}{on_branch}",
                 "chunks": f"{lane.chunks:,} of {max(lane.planned, lane.chunks):,}",
-                _staged(spec): f"{lane.records:,} in {counted(lane.files, 'file')}, {lane.bytes:,} bytes",
+                f"{_staged(spec)}s": f"{lane.records:,} in {counted(lane.files, 'file')}, {lane.bytes:,} bytes",
                 "dead letters": f"{lane.rejected:,}",
                 "asked for": ", ".join(f"{k}: {v}" for k, v in lane.request.items() if k != "stream"),
             }
@@ -156,20 +156,18 @@ def _tell(lane: Lane | None, spec: StreamSpec, *, as_json: bool) -> None:
 
 
 def _staged(spec: StreamSpec) -> str:
-    """What a lane of the stream stages: changes are on no branch until they are merged."""
-    return "changes" if spec.mode == "upsert" else "rows"
+    """What a lane of the stream stages: a change is on no branch until it is merged."""
+    return "change" if spec.mode == "upsert" else "row"
 
 
 def _abandon(opened: OpenStream, lane: Lane | None, *, yes: bool) -> None:
     if lane is None or lane.state in {LaneState.PUBLISHED, LaneState.ABANDONED}:
         click.echo(f"Stream {opened.spec.name} has no backfill under way.")
         return
-    kind, on_branch = _staged(opened.spec)[:-1], f" from branch {branch_name(opened.spec.name)}"
-    click.echo(
-        f"Backfill {lane.id} has staged {counted(lane.records, kind)} in {counted(lane.chunks, 'chunk')}; main has "
-        "none of them."
-    )
-    ask(f"Abandon it, and remove them{on_branch if kind == 'row' else ''}?", yes=yes)
+    staged = counted(lane.records, _staged(opened.spec))
+    on_branch = f" from branch {branch_name(opened.spec.name)}" if opened.spec.mode == "append" else ""
+    click.echo(f"Backfill {lane.id} has staged {staged} in {counted(lane.chunks, 'chunk')}; main has none of them.")
+    ask(f"Abandon it, and remove them{on_branch}?", yes=yes)
     abandon(opened.tables, lane)
     now = read_lane(opened.tables.main.refresh().metadata.properties, opened.spec.name)
     # It may have been published while the question stood.

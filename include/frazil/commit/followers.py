@@ -32,7 +32,7 @@ from frazil.commit.rules import check_ancestry, files_fit
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.swap import Done, Patience, TableCommit, TableHandle, commit_snapshots
 from frazil.commit.sweep import bare_path
-from frazil.errors import CommitUnavailable, FrazilError, MarkerUnreadable, RolledBack, SchemaIncompatible
+from frazil.errors import CommitUnavailable, MarkerUnreadable, RolledBack, SchemaIncompatible, words_of
 from frazil.ingest.contract import StagedFile, Target
 from frazil.spec.units import counted
 
@@ -329,4 +329,4 @@ def lacked(tables: StreamTables, table: Table, journals: Sequence[Journal]) -> S
 def told_error(error: Exception) -> str:
     if isinstance(error, NoSuchTableError):
         return "it is not in the catalog: it was dropped or renamed. The command `frazil route` says what mends that"
-    return str(error) if isinstance(error, FrazilError) else f"{type(error).__name__}: {error}"
+    return words_of(error)

@@ -9,10 +9,7 @@ from collections.abc import Mapping
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 
-from frazil.commit.beside_home import (
-    all_beside,
-    note_of,
-)
+from frazil.commit.beside_home import all_beside, note_of
 from frazil.commit.followers import (
     Behind,
     Followers,

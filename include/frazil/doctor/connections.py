@@ -13,7 +13,7 @@ from frazil.doctor.mends import LACKS, Place, mend_of
 from frazil.errors import FrazilError, KafkaUnavailable, TopicMissing
 from frazil.extras import extras_named
 from frazil.offsets.spans import TopicPartition
-from frazil.spec.formats import Registry, envelope_of
+from frazil.spec.formats import envelope_of, registry_of
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import declared_kafka_properties, kafka_properties
 from frazil.spec.units import counted
@@ -49,7 +49,7 @@ class Connections:
         return found
 
     def _ask(self, path: Path, spec: StreamSpec) -> None:
-        asks = {Place.SOURCE: self._kafka, **({Place.REGISTRY: _registry} if _declared_registry(spec) else {})}
+        asks = {Place.SOURCE: self._kafka, **({Place.REGISTRY: _registry} if registry_of(spec.source.format) else {})}
         for part, ask in asks.items():
             try:
                 self.good.append(f"{spec.name}: {ask(spec)}")
@@ -117,15 +117,11 @@ def _of_transactions(spec: StreamSpec, properties: Mapping[str, str]) -> Sequenc
             return ()
 
 
-def _declared_registry(spec: StreamSpec) -> Registry | None:
-    return getattr(spec.source.format, "registry", None)
-
-
 def _registry(spec: StreamSpec) -> str:
     """What the schema registry says of the stream's topic. Raises RegistryUnavailable and SpecError."""
     from frazil.registry.client import UnknownSchema, registry  # noqa: PLC0415 - only where it is asked
 
-    declared = _declared_registry(spec)
+    declared = registry_of(spec.source.format)
     assert declared is not None
     with suppress(UnknownSchema):  # one that refers to what is not there: the registry answers
         registry(declared, os.environ).newest(f"{(*spec.source.topics, 'frazil')[0]}-value")

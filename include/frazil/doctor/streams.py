@@ -11,6 +11,7 @@ from frazil.doctor.connections import Connections
 from frazil.doctor.finding import Finding, State
 from frazil.errors import FrazilError
 from frazil.spec.conflicts import conflicts
+from frazil.spec.formats import registry_of
 from frazil.spec.load import load_stream, stream_files
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import resolve
@@ -77,7 +78,7 @@ def clocks_of(streams: Mapping[Path, StreamSpec]) -> Iterator[Finding]:
 def _registries(streams: Mapping[Path, StreamSpec]) -> set[str]:
     found = set()
     for spec in streams.values():
-        registry = getattr(spec.source.format, "registry", None)
+        registry = registry_of(spec.source.format)
         if registry is not None:
             try:
                 found.add(resolve(registry.url, os.environ))

@@ -245,6 +245,11 @@ def envelope_of(value: ValueFormat) -> Envelope | None:
     return value.envelope if isinstance(value, JsonFormat | AvroFormat) else None
 
 
+def registry_of(value: ValueFormat) -> Registry | None:
+    """The schema registry that records of a format need."""
+    return getattr(value, "registry", None)
+
+
 ValueFormat = JsonFormat | StringFormat | BytesFormat | CsvFormat | AvroFormat | ProtobufFormat
 
 FORMATS: Mapping[str, type[Model]] = {

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from frazil.spec.addresses import location_problem, servers_problem
-from frazil.spec.formats import Registry
+from frazil.spec.formats import registry_of
 from frazil.spec.inconsistent import Problem
 from frazil.spec.references import problem_in
 
@@ -89,8 +89,8 @@ def secrets(spec: StreamSpec) -> Iterator[Problem]:
 
 def _registry_texts(spec: StreamSpec) -> Iterator[tuple[str, str]]:
     """What may hold a reference in the registry's declaration, by its key."""
-    registry = getattr(spec.source.format, "registry", None)
-    if isinstance(registry, Registry):
+    registry = registry_of(spec.source.format)
+    if registry is not None:
         parts = {"url": registry.url, "username": registry.username, "password": registry.password}
         parts |= {"token": registry.token, **{f"properties.{key}": text for key, text in registry.properties.items()}}
         for name, text in parts.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from datetime import timedelta
 from decimal import Decimal
 
@@ -30,6 +31,12 @@ def counted(number: int, noun: str, verb: str = "") -> str:
     singular_verb, _, plural_verb = verb.partition("|")
     words = noun if number == 1 else f"{noun}{plural}"
     return f"{number:,} {words} {singular_verb if number == 1 else plural_verb}".rstrip()
+
+
+def listed(sentences: Sequence[str], most: int, noun: str) -> str:
+    """The first of several sentences, and how many others there are: `a; b; and 3 more tables`."""
+    more = len(sentences) - most
+    return "; ".join([*sentences[:most], *([f"and {counted(more, f'more {noun}')}"] if more > 0 else [])])
 
 
 def parse_duration(value: object) -> timedelta:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pyiceberg.catalog import Catalog
-from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
+from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 
 from frazil.commit.beside_home import note_of
@@ -25,8 +25,8 @@ from frazil.errors import FrazilError, SpecError
 from frazil.ingest.contract import Target
 from frazil.spec.model import StreamSpec
 from frazil.spec.route import may_have_made, plain_value, refusal
-from frazil.spec.units import counted
-from frazil.table.catalogs import catalog_errors, load_catalog
+from frazil.spec.units import listed
+from frazil.table.catalogs import catalog_errors, load_catalog, names_in
 from frazil.table.lost import registration, remains_in_place
 from frazil.table.made_tables import routed_table
 from frazil.table.parallel import in_parallel
@@ -68,7 +68,9 @@ def dropped_tables(
     catalog = tables.main.current().catalog
     with catalog_errors(catalog.name):
         # A listing may leave out what we may not see, so each that it lacks is asked for.
-        gone = {n for n in names - _listed(catalog, names) if not catalog.table_exists(n)}
+        namespaces = {name.rpartition(".")[0] for name in names}
+        found_there = {name for namespace in namespaces for name in names_in(catalog, namespace)}
+        gone = {name for name in names - found_there if not catalog.table_exists(name)}
     read = sorted(gone if there is None else names)
     members = in_parallel(lambda name: member_of(tables, name), read) if read else []
     found = []
@@ -105,16 +107,6 @@ def not_with_home(
         dataclasses.replace(b, reason=found.reason) if (found := dropped.pop(b.target, None)) else b for b in behind
     ]
     return [*told, *lacking_replayed(tables, there or {})], list(dropped.values())
-
-
-def _listed(catalog: Catalog, names: Iterable[Target]) -> set[Target]:
-    found: set[Target] = set()
-    for namespace in {name.rpartition(".")[0] for name in names}:
-        try:
-            found.update(f"{namespace}.{identifier[-1]}" for identifier in catalog.list_tables(namespace))
-        except NoSuchNamespaceError:
-            continue
-    return found
 
 
 def still_has(spec: StreamSpec, member: Member) -> bool:
@@ -166,8 +158,7 @@ def _left(tables: StreamTables, member: Member) -> tuple[str | None, bool]:
 
 def told_dropped(dropped: Sequence[DroppedTable]) -> str:
     """The dropped tables as a sentence."""
-    more = len(dropped) - NAMED_MOST
-    return "; ".join([*map(str, dropped[:NAMED_MOST]), *([f"and {counted(more, 'more table')}"] if more > 0 else [])])
+    return listed([*map(str, dropped)], NAMED_MOST, "table")
 
 
 def made_anew(spec: StreamSpec, tables: StreamTables, identifier: Target) -> None:

@@ -21,7 +21,7 @@ from frazil.events import Happening, OutageMet
 from frazil.ingest.contract import StageContext
 from frazil.spec.model import StreamSpec
 from frazil.spec.route import Route
-from frazil.spec.units import counted, format_duration
+from frazil.spec.units import format_duration, listed
 from frazil.stream.routed_tables import RoutedTables, made_to_follow
 from frazil.table.catalogs import load_catalog
 
@@ -155,5 +155,4 @@ def join_routed(
 
 def told(behind: Sequence[Behind]) -> str:
     """The tables that lack rows, as a sentence."""
-    more = len(behind) - NAMED_MOST
-    return "; ".join([*map(str, behind[:NAMED_MOST]), *([f"and {counted(more, 'more table')}"] if more > 0 else [])])
+    return listed([*map(str, behind)], NAMED_MOST, "table")

@@ -22,7 +22,7 @@ from frazil.commit.rules import check_fence
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.sweep import batch_folder
 from frazil.commit.target import target_table
-from frazil.errors import AdoptionRequired, Fenced, FrazilError, RouteBehind, SchemaIncompatible, TableLost
+from frazil.errors import AdoptionRequired, Fenced, RouteBehind, SchemaIncompatible, TableLost, words_of
 from frazil.ingest.contract import Destinations, StageContext, Target, TargetTable
 from frazil.spec.model import StreamSpec
 from frazil.spec.route import Route, may_have_made, value_property
@@ -203,7 +203,7 @@ class RoutedTables:
         except Exception as error:  # catalogs' clients raise anything
             if self._in_one_step(target):
                 raise
-            reason = str(error) if isinstance(error, FrazilError) else f"{type(error).__name__}: {error}"
+            reason = words_of(error)
             if target not in self.absent:
                 log.warning("table %s is not there: %s. Its rows wait beside home", target, reason)
             write_note(self.tables, Note(target, value, reason))

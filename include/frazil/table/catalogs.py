@@ -24,6 +24,7 @@ from pyiceberg.exceptions import (
     AuthorizationExpiredError,
     BadRequestError,
     ForbiddenError,
+    NoSuchNamespaceError,
     OAuthError,
     ServerError,
     ServiceUnavailableError,
@@ -59,8 +60,8 @@ KEPT_S = 10.0
 """Credentials, and the configuration, are read anew after that."""
 _kept: ContextVar[dict[str | None, tuple[Catalog, float]] | None] = ContextVar("kept catalogs", default=None)
 SAID_MOST = 300
-METADATA_FILE = ".metadata.json"
 """Characters of a server's error in a sentence: a gateway answers with pages."""
+METADATA_FILE = ".metadata.json"
 
 _REFUSED = (UnauthorizedError, ForbiddenError, AuthorizationExpiredError, OAuthError, SignError, PermissionError)
 _UNREACHABLE = (ServerError, ServiceUnavailableError, TooManyRequestsError, requests.ConnectionError, requests.Timeout)
@@ -175,6 +176,14 @@ def configured_catalogs() -> tuple[str | None, ...]:
     """The names of all configured catalogs; None is the default one, which needs no configuration."""
     check_configuration()
     return (None, *sorted(Config().get_known_catalogs()))
+
+
+def names_in(catalog: Catalog, namespace: str) -> list[str]:
+    """The identifiers of a namespace's tables; none where the namespace is not there."""
+    try:
+        return [f"{namespace}.{identifier[-1]}" for identifier in catalog.list_tables(namespace)]
+    except NoSuchNamespaceError:
+        return []
 
 
 @contextmanager

@@ -6,11 +6,12 @@ import dataclasses
 from collections.abc import Mapping
 
 from pyiceberg.catalog import Catalog
-from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
+from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 
 from frazil.spec.model import StreamSpec
 from frazil.spec.route import Route, may_have_made, value_property
+from frazil.table.catalogs import names_in
 from frazil.table.declared import DeclaredTable, declared_table
 from frazil.table.parallel import in_parallel
 
@@ -31,11 +32,7 @@ def named_like(catalog: Catalog, route: Route) -> list[str]:
     """The identifiers of tables that are named as the template names tables, in order. Loads none of them."""
     if route.template is None:
         return []
-    namespace = route.template.rpartition(".")[0]
-    try:
-        found = [f"{namespace}.{identifier[-1]}" for identifier in catalog.list_tables(namespace)]
-    except NoSuchNamespaceError:
-        return []
+    found = names_in(catalog, route.template.rpartition(".")[0])
     return sorted(identifier for identifier in found if may_have_made(route, identifier))
 
 

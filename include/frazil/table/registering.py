@@ -5,18 +5,18 @@ Catalogs do not: an SQL catalog takes any path, and has a table then that nobody
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 from pyiceberg.catalog import Catalog, MetastoreCatalog
-from pyiceberg.exceptions import NoSuchNamespaceError, ValidationError
+from pyiceberg.exceptions import ValidationError
 from pyiceberg.serializers import FromInputFile
 from pyiceberg.table.metadata import TableMetadata
 
 from frazil.errors import SpecError
+from frazil.table.catalogs import names_in
 from frazil.table.lost import registration
 from frazil.table.parallel import in_parallel
-from frazil.table.remains import newest_of
+from frazil.table.remains import file_name, newest_of
 from frazil.table.storage import open_store
 from frazil.timetext import utc
 
@@ -56,7 +56,7 @@ def check_newest(catalog: Catalog, table: str, path: str, metadata: TableMetadat
     """Check that the table has no later metadata file: what was committed since would be missing. Raises SpecError."""
     store = open_store(metadata.location, catalog.properties)
     newest = newest_of(store, metadata.location, str(metadata.table_uuid))
-    if newest is not None and _name(newest.path) != _name(path):
+    if newest is not None and file_name(newest.path) != file_name(path):
         raise SpecError(
             f"{path} is not the newest metadata file of its table: {newest.path} was written later, at "
             f"{utc(newest.modified_ms)}, and what was committed until then would be missing. Nothing was registered. "
@@ -70,7 +70,7 @@ def check_not_another(catalog: Catalog, table: str, metadata: TableMetadata) -> 
 
     It is looked for in the namespaces of `table` and of its folder. Raises SpecError, and what the catalog raises.
     """
-    names = sorted({".".join(name) for name in _beside(catalog, table, metadata.location)} - {table})
+    names = sorted({*_beside(catalog, table, metadata.location)} - {table})
 
     def has_it(name: str) -> bool:
         try:
@@ -88,19 +88,11 @@ def check_not_another(catalog: Catalog, table: str, metadata: TableMetadata) -> 
             )
 
 
-def _beside(catalog: Catalog, table: str, location: str) -> Iterator[tuple[str, ...]]:
+def _beside(catalog: Catalog, table: str, location: str) -> Iterator[str]:
     folder = location.rstrip("/").split("/")[-2:-1]
-    namespaces = {Catalog.namespace_from(table), *((re.sub(r"\.db$", "", name),) for name in folder if name)}
-    for namespace in namespaces:
-        try:
-            yield from catalog.list_tables(namespace)
-        except NoSuchNamespaceError:
-            continue
+    for namespace in {table.rpartition(".")[0], *(name.removesuffix(".db") for name in folder if name)}:
+        yield from names_in(catalog, namespace)
 
 
 def _folder(location: str) -> str:
     return location.removeprefix("file://").rstrip("/")
-
-
-def _name(path: str) -> str:
-    return path.rsplit("/", 1)[-1]

@@ -124,9 +124,9 @@ def remains_of(place: TableFolder) -> Remains | None:
 def other_table(store: ObjectStore, table: Table) -> Metadata | None:
     """The metadata of another table that has the same folder, and has been written to, if there is any."""
     metadata = table.metadata
-    own = {_name(path) for path in (table.metadata_location, *(e.metadata_file for e in metadata.metadata_log))}
+    own = {file_name(path) for path in (table.metadata_location, *(e.metadata_file for e in metadata.metadata_log))}
     files = store.list_files(f"{table.location().rstrip('/')}/metadata")
-    others = (_read(store, file) for file in _metadata_files(files) if _name(file.path) not in own)
+    others = (_read(store, file) for file in _metadata_files(files) if file_name(file.path) not in own)
     return next((o for o in others if o.snapshots and o.uuid != str(metadata.table_uuid)), None)
 
 
@@ -148,15 +148,15 @@ def _age(file: FileInfo) -> tuple[int, int]:
 
 
 def _metadata_files(files: Iterable[FileInfo]) -> list[FileInfo]:
-    return [file for file in files if METADATA in _name(file.path)]
+    return [file for file in files if METADATA in file_name(file.path)]
 
 
 def _version(path: str) -> int:
-    found = _VERSION.match(_name(path))
+    found = _VERSION.match(file_name(path))
     return int(found[1]) if found else -1
 
 
-def _name(path: str) -> str:
+def file_name(path: str) -> str:
     return path.rsplit("/", 1)[-1]
 
 

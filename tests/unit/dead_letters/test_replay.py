@@ -387,6 +387,16 @@ def killed_at(step: int, *, after: bool = False) -> Iterator[Counter[str]]:
         yield made
 
 
+def is_killed(spec: StreamSpec, step: int, *, after: bool) -> bool:
+    """Replay all letters, and die at that change if there is one: then True."""
+    with killed_at(step, after=after):
+        try:
+            replay(open_stream(spec), Selection())
+        except Killed:
+            return True
+    return False
+
+
 @pytest.mark.parametrize("after", [False, pytest.param(True, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("step", range(STEPS_MADE + 1))
 def test_a_replay_that_is_killed_anywhere_and_run_again_lands_each_letter_once(
@@ -395,12 +405,7 @@ def test_a_replay_that_is_killed_anywhere_and_run_again_lands_each_letter_once(
     step: int,
     after: bool,
 ) -> None:
-    killed = False
-    with killed_at(step, after=after):
-        try:
-            replay(open_stream(live.spec), Selection())
-        except Killed:
-            killed = True
+    killed = is_killed(live.spec, step, after=after)
     assert killed == (step < STEPS_MADE), "every step is tried, and the last one is no step any more"
     check_audit(live)
     assert set(live.ids()) | letters(live).keys() == set(range(END)), "no record is ever in no table"

@@ -30,7 +30,7 @@ from frazil.ingest.stage import stage
 from frazil.stream.routed_tables import RoutedTables
 from frazil.table.catalogs import load_catalog
 from tests.made_routes import MadeRoute, shop
-from tests.unit.dead_letters.test_replay import Killed, discard_once_copied, killed_at
+from tests.unit.dead_letters.test_replay import Killed, discard_once_copied, is_killed
 
 KINDS = [None, "order", "a", "new", "other", None]
 """Of the records that are letters; the last of them is still no JSON."""
@@ -125,12 +125,7 @@ SOME = {0, 9, STEPS_MADE, *range(12, STEPS_MADE, 5)}
 def test_a_replay_that_is_killed_anywhere_and_run_again_lands_each_letter_once(
     made: Shop, step: int, after: bool
 ) -> None:
-    killed = False
-    with killed_at(step, after=after):
-        try:
-            replay(open_stream(made.spec), Selection())
-        except Killed:
-            killed = True
+    killed = is_killed(made.spec, step, after=after)
     assert killed == (step < STEPS_MADE), "every step is tried, and the last one is no step any more"
     check_audit(made)
     done = replay(open_stream(made.spec), Selection())

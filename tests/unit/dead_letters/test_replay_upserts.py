@@ -47,7 +47,7 @@ from frazil.spec.model import StreamSpec
 from frazil.stream.stage_context import merge_rules
 from frazil.table.catalogs import load_catalog
 from frazil.table.tables import data_location, ensure_table
-from tests.unit.dead_letters.test_replay import Killed, check_none_is_discarded_and_replayed, killed_at
+from tests.unit.dead_letters.test_replay import Killed, check_none_is_discarded_and_replayed, is_killed
 
 SOURCE = SourceIdentity("cluster", {"events": "topic"})
 BEGAN = datetime(2024, 1, 1, tzinfo=UTC)
@@ -444,12 +444,7 @@ STEPS_MADE = 22
 def test_a_replay_that_is_killed_anywhere_and_run_again_merges_each_letter_once(
     live: World, step: int, after: bool
 ) -> None:
-    killed = False
-    with killed_at(step, after=after):
-        try:
-            replay(open_stream(live.stream.spec), Selection())
-        except Killed:
-            killed = True
+    killed = is_killed(live.stream.spec, step, after=after)
     assert killed == (step < STEPS_MADE), "every step is tried, and the last one is no step any more"
     settled = 0 not in live.letters()
     done = replay(open_stream(live.stream.spec), Selection(reasons=("MissingField",)))

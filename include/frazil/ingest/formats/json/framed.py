@@ -9,7 +9,6 @@ import numpy as np
 from frazil.ingest.binary_column import BinaryColumn
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.decode import Decoded, Decoder, EventDecoder, Rejection, joined
-from frazil.ingest.formats.other_events import is_other_event
 from frazil.ingest.sightings import WHOLE, SightingDecoder, Within
 
 FRAME_BYTES = 5
@@ -35,7 +34,8 @@ class FramedDecoder:
         return self._decode.names(content(record), path)
 
     def is_other_event(self, record: bytes) -> bool:
-        return is_other_event(content(record))
+        assert isinstance(self._decode, EventDecoder)
+        return self._decode.is_other_event(content(record))
 
     def __call__(self, chunk: Chunk) -> Decoded:
         values = chunk.values
