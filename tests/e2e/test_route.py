@@ -104,6 +104,7 @@ def test_a_table_in_trouble_is_left_behind_and_then_stops_the_stream_with_the_re
         stream.produce([record(2, "a"), record(3, "b")])
         eventually(lambda: ids("test.b") == [1, 3], within_s=60)
         eventually(lambda: "test.a lacks 1 row of 1 batch" in stream.outage(), within_s=60)
+        assert "The writer tries on, and ends with RouteBehind after 2" in stream.outage()
     stream.declare(BASE + route % "1s")
     stream.produce([record(4, "a")])
     monkeypatch.setattr("frazil.stream.route.PATIENCE_S", 0.0)

@@ -23,7 +23,7 @@ from frazil.commit.journal import Journal
 from frazil.commit.lane import Lane, LaneState, has_lane, read_lane
 from frazil.commit.lane_records import chunks, published
 from frazil.commit.marker import Marker
-from frazil.commit.members import member_of
+from frazil.commit.members import member_of, never_had
 from frazil.commit.stream_tables import StreamTables
 from frazil.ingest.contract import StagedFile, Target
 from frazil.offsets.spans import TopicPartition
@@ -120,9 +120,10 @@ def _looked_at(
         table = tables.handle(target).refresh()
     except NoSuchTableError:
         # Rows that wait in its own folder are read too: they are not lost with what it had.
-        found, lacks, io = defaultdict[TopicPartition, OffsetTally](OffsetTally), waiting, home_io
+        found, io = defaultdict[TopicPartition, OffsetTally](OffsetTally), home_io
+        lacks = never_had(tables, target, waiting)
         if member_of(tables, target) or not waiting or not all_beside(tables, waiting, target):
-            problem = "the table is not there"
+            problem = "the table is not there. The command `frazil route` says what mends that"
     else:
         found = defaultdict(OffsetTally, tally(table, Wanted({topic for topic, _ in within}, within)))
         lacks, io, properties = lacked(tables, table, waiting), table.io, dict(table.properties)

@@ -130,13 +130,15 @@ def _check_whole(spec: StreamSpec, tables: StreamTables, there: Mapping[str, Tab
     dropped = dropped_tables(spec, tables, there)
     named = set(spec.route.tables.values()) if spec.route else set()
     gone = sorted(named - {*there, *(found.target for found in dropped)})
-    said = [told_dropped(dropped)] if dropped else []
+    said = told_dropped(dropped)
     if gone:
         said.append(f"{', '.join(gone)} was never made: the writer's next start makes it")
     replayed = [*map(str, lacking_replayed(tables, there))]
     if said or replayed:
         error = TableLost if said else RouteBehind
-        raise error(f"no cut of {spec.name!r} has all rows: {'; '.join([*said, *replayed])}")
+        lacks = [*said, *replayed]
+        between = "\n- " if len(lacks) > 1 else " "  # each tells what mends it, and is long
+        raise error(f"no cut of {spec.name!r} has all rows:{between}{between.join(lacks)}")
 
 
 def _tag(name: str, found: Cut, tables: Tables) -> None:

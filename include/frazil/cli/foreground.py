@@ -12,6 +12,7 @@ import os
 import select
 import shutil
 import sys
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from frazil.spec.model import StreamSpec
 
 LIVE_EVERY_S = 0.5
+WAITS_SAID_EVERY_S = 30.0
 LINES_WAIT_MOST = 1000
 """Lines that wait for a terminal that takes none; complaints have as much room again."""
 CLEAR = "\r\x1b[K"
@@ -222,12 +224,29 @@ def batch_document(batch: BatchCommitted) -> dict[str, object]:
     return {"batch": str(batch.key), **counts, "stage-s": batch.stage_s, "commit-s": batch.commit_s}
 
 
+class Waits:
+    """What a writer waits for, as it says with each try: shown when it has lasted for half a minute, and then each."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._said_at: float | None = None
+
+    def met(self, sentence: str) -> str | None:
+        """The line that is due, if one is."""
+        now = self._clock()
+        if self._said_at is not None and now - self._said_at < WAITS_SAID_EVERY_S:
+            return None
+        first, self._said_at = self._said_at is None, now
+        return None if first else f"waiting: {sentence}"
+
+
 class Totals:
     """What one run landed."""
 
     def __init__(self, spec: StreamSpec) -> None:
         self._table, self._dead_letters = spec.table.identifier, spec.dead_letter_table
         self._merges, self._drops_repeats = spec.mode == "upsert", spec.dedupe is not None
+        self._stream = spec.name
         self._tables = f"the tables of the route of {spec.name}" if spec.route else self._table
         self.records = self.rejected = 0
 
@@ -241,12 +260,18 @@ class Totals:
         took_s = batch.stage_s + batch.commit_s
         return f"batch {batch.key}: {self._words(batch.records, batch.rejected)}{where}, {took_s:.1f} s"
 
-    def end(self, *, stopped: bool) -> str:
-        """The last line of a run that ended well."""
+    def end(self, *, stopped: bool, waiting: int = 0) -> str:
+        """The last line of a run that ended well; so many rows are `waiting` for tables of its route."""
         how = "stopped" if stopped else "caught up"
+        if waiting:
+            waits = counted(waiting, "row", "waits for its table|wait for their tables")
+            return f"{self._ended(how, 'for')}; {waits}: `frazil route {self._stream}` says why"
+        return self._ended(how, "into" if self._merges else "in")
+
+    def _ended(self, how: str, into: str) -> str:
         if not self.records and not self.rejected:
             return f"{how}: no new records for {self._tables}"
-        rows = f"{self._landed(self.records)} {'into' if self._merges else 'in'} {self._tables}"
+        rows = f"{self._landed(self.records)} {into} {self._tables}"
         if self._drops_repeats:
             rows = f"{counted(self.records, 'record')} for {self._tables}, less those that repeat others"
         if not self.rejected:
@@ -256,9 +281,11 @@ class Totals:
             "`error` says why)"
         )
 
-    def document(self, *, stopped: bool) -> dict[str, object]:
+    def document(self, *, stopped: bool, waiting: int = 0) -> dict[str, object]:
         """The same for a program."""
-        return {"ended": "stopped" if stopped else "caught-up", "records": self.records, "rejected": self.rejected}
+        waits = {"waiting": waiting} if waiting else {}
+        ended = "stopped" if stopped else "caught-up"
+        return {"ended": ended, "records": self.records, "rejected": self.rejected, **waits}
 
     def _words(self, records: int, rejected: int) -> str:
         return self._landed(records) + (f", {counted(rejected, 'dead letter')}" if rejected else "")

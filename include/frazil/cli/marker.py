@@ -25,6 +25,7 @@ from frazil.commit.reset import Available, Move, Standing, moves, standing
 from frazil.commit.stream_tables import StreamTables
 from frazil.errors import AdoptionRequired, MarkerUnreadable, SpecError, TableLost
 from frazil.home import run_folder
+from frazil.host.launcher import ProcessState
 from frazil.host.launchers import open_launcher
 from frazil.host.lock import WriterLock
 from frazil.spec.load import find_stream
@@ -89,11 +90,21 @@ def reset(stream: str, streams_folder: Path, *, yes: bool, as_json: bool, **want
     _tell_moves(plan, spec, seen, now, teller)
     ask(f"Reset stream {stream} to these offsets?", yes=yes)
     marker = marker_change.reset(opened.tables, target=target, source=now.source, seen=seen, cut=now.cut)
-    teller.say(
-        f"Stream {stream} has epoch {marker.at.epoch}. `frazil resume {stream}`, or `frazil run`, goes on there."
-    )
+    teller.say(goes_on(stream, marker.at.epoch, open_launcher(stream).observe().process))
     moved = [{**asdict(m), "skipped": m.skipped, "repeated": m.repeated} for m in plan]
     teller.end(stream=stream, epoch=marker.at.epoch, moves=moved)
+
+
+def goes_on(stream: str, epoch: int, writer: ProcessState) -> str:
+    """What a person does after a reset, by the `writer` of this host. Pure."""
+    if not writer.is_alive:
+        return f"Stream {stream} has epoch {epoch}. `frazil resume {stream}`, or `frazil run {stream}`, goes on there."
+    command = "run" if writer is ProcessState.FOREGROUND else "resume"
+    return (
+        f"Stream {stream} has epoch {epoch}, so the writer that runs on this host commits nothing more: it ends with "
+        "13 (Fenced) within a minute, or after the batch that it stages. `frazil status` shows when it has ended; "
+        f"after that, and not before, `frazil {command} {stream}` goes on there."
+    )
 
 
 def _tell_moves(plan: tuple[Move, ...], spec: StreamSpec, seen: Standing, now: Available, teller: Teller) -> None:
@@ -108,8 +119,8 @@ def _tell_moves(plan: tuple[Move, ...], spec: StreamSpec, seen: Standing, now: A
         teller.say("What is read again comes a second time to the tables of the route too.")
     if open_launcher(spec.name).observe().process.is_alive:
         teller.say(
-            f"A writer of {spec.name} runs on this host: it is fenced, and ends within a minute, or after the batch "
-            f"that it stages. `frazil pause {spec.name}` is gentler."
+            f"A writer of {spec.name} runs on this host, which a reset fences. It is gentler to answer no, and to run "
+            f"`frazil pause {spec.name}` first."
         )
 
 

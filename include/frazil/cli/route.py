@@ -47,6 +47,8 @@ def route(stream: str, streams_folder: Path, *, given_up: tuple[str, ...], yes: 
     not have are taken as they are. A table that was dropped is made again, empty; where files of the old one are left,
     in a folder of its own. Where another one has its name by now, that one goes on.
 
+    Exits with 1 where it shows a table, and with 0 where all stand where home does, or go on by --give-up.
+
     \b
     Example:
       frazil route shop
@@ -65,6 +67,8 @@ def route(stream: str, streams_folder: Path, *, given_up: tuple[str, ...], yes: 
         if not given_up:
             _show(found, stream, teller)
     teller.end(stream=stream, behind=found.behind, dropped=found.dropped, ahead=found.ahead, given_up=given_up)
+    if not given_up and (found.behind or found.dropped or found.ahead):
+        raise SystemExit(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +126,10 @@ def _show(found: _Found, stream: str, teller: Teller) -> None:
 def _give_up(opened: OpenStream, home: Marker, found: _Found, table: str, asking: _Asking) -> None:
     _check_routed(opened, home, found, table)
     rows = found.rows_for(table)
-    asking.teller.say(f"Rows that never reach {table}: {rows:,}. Their files become orphans.")
+    asking.teller.say(
+        f"Rows that never reach {table}: {rows:,}. Their files become orphans. Audits of the time of these rows, and "
+        "of what a dropped table had, go on to miss them."
+    )
     ask(f"Let {table} go on as it stands?", yes=asking.yes)
     try:
         if not _is_there(opened, table):

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, NoReturn
 import click
 
 from frazil import clock
-from frazil.cli.foreground import Terminal, Totals, Voice, batch_document
+from frazil.cli.foreground import Terminal, Totals, Voice, Waits, batch_document
 from frazil.cli.light import allow_pandas
 from frazil.cli.options import json_option, stream_argument, streams_option
 from frazil.errors import FrazilError
@@ -252,20 +252,39 @@ def _write(spec: StreamSpec, voice: Voice, *, until_caught_up: bool) -> None:
     from frazil.stream.main import write  # noqa: PLC0415 - only the writer needs it
 
     logging.getLogger("frazil").addHandler(voice)
-    totals = Totals(spec)
+    totals, waits = Totals(spec), Waits()
 
-    def say_batch(event: Event) -> None:
-        from frazil.events import BatchCommitted, EpochBegan  # noqa: PLC0415 - `write` imports it after the JVM's start
+    def say(event: Event) -> None:
+        from frazil.events import BatchCommitted, EpochBegan, OutageMet  # noqa: PLC0415 - `write` imports it after the JVM's start
 
+        if isinstance(event.what, OutageMet) and (line := waits.met(event.what.sentence)):
+            voice.say(line)
         if isinstance(event.what, EpochBegan):
             _say_if_paused(spec, voice)
         if isinstance(event.what, BatchCommitted):
             voice.say(totals.add(event.what))
             voice.tell({"stream": spec.name, **batch_document(event.what)})
 
-    stopped = write(spec, say_batch, until_caught_up=until_caught_up)
-    voice.say(totals.end(stopped=stopped))
-    voice.tell({"stream": spec.name, **totals.document(stopped=stopped)})
+    stopped = write(spec, say, until_caught_up=until_caught_up)
+    waiting = _rows_that_wait(spec) if stopped else 0
+    voice.say(totals.end(stopped=stopped, waiting=waiting))
+    voice.tell({"stream": spec.name, **totals.document(stopped=stopped, waiting=waiting)})
+
+
+def _rows_that_wait(spec: StreamSpec) -> int:
+    """How many rows that home has wait for tables of the route; 0 also where that cannot be seen."""
+    if spec.route is None:
+        return 0
+    from frazil.commit.lacking import lacking  # noqa: PLC0415 - once the writer has loaded PyIceberg
+    from frazil.commit.opened import open_stream  # noqa: PLC0415 - as above
+
+    try:
+        tables = open_stream(spec).tables
+        marker = tables.marker()
+        return sum(found.rows for found in lacking(tables, marker)) if marker else 0
+    except Exception as error:  # catalogs and storages raise anything, and the writer has ended well
+        logging.getLogger(__name__).info("which rows wait for tables of the route is unknown: %r", error)
+        return 0
 
 
 def _say_if_paused(spec: StreamSpec, voice: Voice) -> None:

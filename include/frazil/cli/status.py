@@ -172,7 +172,8 @@ def _backpressure_words(beyond_ms: int | None) -> str:
 def _writer_words(writer: WriterStatus, *, now_ms: int) -> str:
     if writer.pid is not None:
         beat = f", no heartbeat for {ago(now_ms - writer.heartbeat_at_ms)}" if writer.heartbeat_at_ms else ""
-        return f"{writer.state}, pid {writer.pid}, {writer.phase or 'no heartbeat yet'}{beat if writer.stale else ''}"
+        doing = "fenced" if writer.fenced else writer.phase or "no heartbeat yet"
+        return f"{writer.state}, pid {writer.pid}, {doing}{beat if writer.stale else ''}"
     if writer.ended_at_ms is None:
         return writer.state
     return f"ended {ago(now_ms - writer.ended_at_ms)} ago with {exit_words(writer)}"

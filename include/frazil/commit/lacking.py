@@ -25,6 +25,7 @@ from frazil.commit.journal import Journal
 from frazil.commit.lane import Lane, LaneState, has_lane, read_lane
 from frazil.commit.lane_records import chunks
 from frazil.commit.marker import BatchKey, Marker, read_marker
+from frazil.commit.members import never_had
 from frazil.commit.stream_tables import StreamTables
 from frazil.ingest.contract import Target
 
@@ -42,6 +43,8 @@ def lacking(tables: StreamTables, home: Marker) -> list[Behind]:
         except Exception as error:  # catalogs' clients raise anything
             note = note_of(tables, target) if all_beside(tables, waiting, target) else None
             reason = told_error(error) if note is None else note.reason
+            if isinstance(error, NoSuchTableError):
+                journals = [*never_had(tables, target, waiting)]
         if journals:
             found.append(behind_of(target, journals, reason))
     return found

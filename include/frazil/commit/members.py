@@ -6,13 +6,20 @@ Written when the stream begins to write to a table, and kept until the stream is
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from urllib.parse import quote, unquote
 
 from pyiceberg.table import Table
 
+from frazil.commit.followers import later_journals
+from frazil.commit.journal import Journal
+from frazil.commit.marker import read_marker
 from frazil.commit.stream_tables import StreamTables
+from frazil.errors import FrazilError
 from frazil.ingest.contract import Target
+from frazil.table.remains import newest_of
+from frazil.table.storage import open_store
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +62,22 @@ def write_member(tables: StreamTables, target: Target, value: str | None, table:
 
 def forget_member(tables: StreamTables, target: Target) -> None:
     tables.store.delete([_path(tables, target)])
+
+
+def never_had(tables: StreamTables, target: Target, waiting: Sequence[Journal]) -> Sequence[Journal]:
+    """Those of the journals that a table never had which the catalog lacks, by its newest metadata file that is left.
+
+    All, where that is not known: it was purged, or an earlier version did not write down which table it was.
+    """
+    member = member_of(tables, target)
+    if member is None or member.uuid is None:
+        return waiting
+    try:
+        newest = newest_of(open_store(member.location, tables.main.io_properties), member.location, member.uuid)
+        marker = None if newest is None else read_marker(newest.properties, tables.stream)
+    except (FrazilError, OSError):
+        return waiting
+    return waiting if marker is None else later_journals(marker, waiting)
 
 
 def _folder(tables: StreamTables) -> str:

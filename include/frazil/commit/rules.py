@@ -36,8 +36,8 @@ def check_fence(marker: Marker | None, *, stream: str, epoch: int) -> Marker:
         )
     if marker.at.epoch != epoch:
         raise Fenced(
-            f"the writer of stream {stream!r} with epoch {epoch} was replaced by epoch {marker.at.epoch}: "
-            f"another writer runs; see `frazil status {stream}`"
+            f"the writer of stream {stream!r} with epoch {epoch} was replaced by epoch {marker.at.epoch}: by a "
+            f"reset, or by another writer; see `frazil status {stream}`"
         )
     return marker
 

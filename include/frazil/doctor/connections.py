@@ -74,7 +74,11 @@ class Connections:
 
         brokers = frozenset(declared_kafka_properties(spec).items())
         if brokers in self._silent:
-            raise KafkaUnavailable(f"its brokers did not answer for stream {self._silent[brokers]}: see its error")
+            raise KafkaUnavailable(
+                f"the brokers {spec.source.bootstrap_servers} do not answer: they were asked for stream "
+                f"{self._silent[brokers]}, which declares the same, and not once more. Check source.bootstrap-servers "
+                "and the brokers"
+            )
         try:
             return _kafka(spec)
         except KafkaUnavailable as error:

@@ -33,10 +33,10 @@ def counted(number: int, noun: str, verb: str = "") -> str:
     return f"{number:,} {words} {singular_verb if number == 1 else plural_verb}".rstrip()
 
 
-def listed(sentences: Sequence[str], most: int, noun: str) -> str:
-    """The first of several sentences, and how many others there are: `a; b; and 3 more tables`."""
+def shortened(sentences: Sequence[str], most: int, noun: str) -> list[str]:
+    """The first of several sentences, and how many others there are: `a`, `b`, `and 3 more tables`."""
     more = len(sentences) - most
-    return "; ".join([*sentences[:most], *([f"and {counted(more, f'more {noun}')}"] if more > 0 else [])])
+    return [*sentences[:most], *([f"and {counted(more, f'more {noun}')}"] if more > 0 else [])]
 
 
 def parse_duration(value: object) -> timedelta:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
@@ -24,7 +24,7 @@ from frazil.spec.references import kafka_properties
 from frazil.status.flow import Flow, flow_of
 from frazil.status.writer import WriterStatus, cut, look_at_writer
 from frazil.supervise.desired import DesiredStore
-from frazil.supervise.liveness import beating, has_committed, known_lag
+from frazil.supervise.liveness import beating, has_committed, is_fenced, known_lag
 from frazil.table.branches import head_of, live_rows
 from frazil.table.lost import missing_table
 from frazil.table.schema_update import undeclared_columns
@@ -112,6 +112,10 @@ def stream_status(spec: StreamSpec, *, now_ms: int) -> StreamStatus:
     outage = beat_now.outage if beat_now else None
     problems += [said for said in (stall.reason if stall else None, throttle, outage) if said]
     lag = known_lag(beat_now) if beat_now else None
+    if beat_now and view.marker and is_fenced(beat_now, epoch=view.marker.at.epoch):
+        # Its lag is that of where it stands, not of where the stream does.
+        writer, lag = replace(writer, fenced=True), None
+        problems.insert(0, _fenced(spec.name, beat_now, view.marker))
     if lag is None and view.marker is not None:
         lag, problem = _ask_kafka(spec, view.marker)
         problems += [problem] if problem else []
@@ -138,6 +142,15 @@ def stream_status(spec: StreamSpec, *, now_ms: int) -> StreamStatus:
         notices=_notices(spec, observation),
         changes=view.changes,
         flow=view.flow,
+    )
+
+
+def _fenced(stream: str, beat: Heartbeat, marker: Marker) -> str:
+    return (
+        f"the writer of epoch {beat.epoch} is fenced: a reset or another writer began epoch {marker.at.epoch}. It "
+        "commits nothing more, and ends with 13 (Fenced) within a minute, or after the batch that it stages. After a "
+        f"reset, `frazil resume {stream}` starts the next one once this one has ended; in the foreground, "
+        f"`frazil run {stream}`"
     )
 
 

@@ -39,6 +39,8 @@ class WriterStatus:
     """How often it failed within the last quarter of an hour, under its supervisor."""
     given_up: bool = False
     """The supervisor starts it no more before a person resumes it."""
+    fenced: bool = False
+    """It runs, and commits nothing more: the stream has a newer epoch than its own."""
 
 
 def look_at_writer(name: str, *, now_ms: int) -> tuple[WriterStatus, Observation | None, list[str]]:

@@ -25,7 +25,7 @@ from frazil.errors import FrazilError, SpecError
 from frazil.ingest.contract import Target
 from frazil.spec.model import StreamSpec
 from frazil.spec.route import may_have_made, plain_value, refusal
-from frazil.spec.units import listed
+from frazil.spec.units import shortened
 from frazil.table.catalogs import catalog_errors, load_catalog, names_in
 from frazil.table.lost import registration, remains_in_place
 from frazil.table.made_tables import routed_table
@@ -125,22 +125,22 @@ def dropped_sentence(spec: StreamSpec, tables: StreamTables, member: Member, *, 
     of = f" (made for {member.value!r})" if member.value is not None else ""
     newest, kept = _left(tables, member)
     if again:
-        what = f"is another one in the catalog {catalog!r} than it was: it was dropped or renamed, and made again"
-        first, on = (
-            "drop the new one without purging it, and register the first again",
-            "let the new one go on as it is",
+        what = (
+            f"is another one in the catalog {catalog!r} than it was: it was dropped or renamed, and made again. Drop "
+            "the new one without purging it; then, if the first one was renamed, rename it back"
         )
+        first, on = "register the first again", "let the new one go on as it is"
     else:
-        what = f"is not in the catalog {catalog!r} any more: it was dropped or renamed"
+        what = (
+            f"is not in the catalog {catalog!r} any more: it was dropped or renamed. If it was renamed, rename it back"
+        )
         first, on = "register it again", "let it go on, empty"
     ways = [f"{on}: `frazil route {spec.name} --give-up {target}`"]
-    if newest is not None:
-        ways.insert(0, f"{first}: `{registration(catalog, target, newest)}`")
-    return (
-        f"table {target} of the route of {spec.name!r}{of} {what}, and what it had is in no table of the route; "
-        f"{'its files are left' if kept else 'no files of it are found'} in {member.location}. To mend that, "
-        f"{', or '.join(ways)}"
-    )
+    if newest is not None:  # the command names the folder
+        ways.insert(0, f"if it was dropped, {first}: `{registration(catalog, target, newest)}`")
+    else:
+        ways.insert(0, f"{'files of it are left' if kept else 'no files of it are found'} in {member.location}")
+    return f"table {target} of the route of {spec.name!r}{of} {what}; {'; or '.join(ways)}"
 
 
 def _left(tables: StreamTables, member: Member) -> tuple[str | None, bool]:
@@ -156,9 +156,9 @@ def _left(tables: StreamTables, member: Member) -> tuple[str | None, bool]:
     return (found.newest.path if found and found.newest else None), found is not None
 
 
-def told_dropped(dropped: Sequence[DroppedTable]) -> str:
-    """The dropped tables as a sentence."""
-    return listed([*map(str, dropped)], NAMED_MOST, "table")
+def told_dropped(dropped: Sequence[DroppedTable]) -> list[str]:
+    """The dropped tables as sentences."""
+    return shortened([*map(str, dropped)], NAMED_MOST, "table")
 
 
 def made_anew(spec: StreamSpec, tables: StreamTables, identifier: Target) -> None:

@@ -10,7 +10,7 @@ from pyiceberg.table import Table
 
 from frazil.ingest.sightings import Sightings, joined_sightings, new_fields, wide_type
 from frazil.spec.model import StreamSpec
-from frazil.spec.units import listed
+from frazil.spec.units import shortened
 from frazil.table.evolution import Addition, Change, Path, Promotion, Relaxation
 from frazil.table.growth import Refusal
 from frazil.table.renamed import Former, current_name, former_columns
@@ -31,7 +31,7 @@ class Evolved:
 
 def ignored(refused: Sequence[Refusal], *, table: str) -> str:
     """What people should know about fields that become no columns."""
-    named = listed([f"{'.'.join(r.path)[:100]!r} {r.reason}" for r in refused], NAMED_MOST, "field")
+    named = "; ".join(shortened([f"{'.'.join(r.path)[:100]!r} {r.reason}" for r in refused], NAMED_MOST, "field"))
     return f"records have fields that cannot become columns of {table}, so that their values are ignored: {named}"
 
 

@@ -21,9 +21,10 @@ from frazil.events import Happening, OutageMet
 from frazil.ingest.contract import StageContext
 from frazil.spec.model import StreamSpec
 from frazil.spec.route import Route
-from frazil.spec.units import format_duration, listed
+from frazil.spec.units import format_duration, shortened
 from frazil.stream.routed_tables import RoutedTables, made_to_follow
 from frazil.table.catalogs import load_catalog
+from frazil.timetext import utc
 
 NAMED_MOST = 5
 """So many tables that lack rows are named."""
@@ -131,7 +132,8 @@ class StreamRoute:
         behind = sorted(self.followers.behind.values(), key=lambda found: found.since_ms)
         if not behind:
             return
-        self.emit(OutageMet(told(behind)))
+        until_ms = behind[0].since_ms + self._lag // timedelta(milliseconds=1)
+        self.emit(OutageMet(f"{told(behind)}. The writer tries on, and ends with RouteBehind after {utc(until_ms)}"))
         if self._overdue:
             raise RouteBehind(
                 f"stream {self.spec.name!r}: {told(behind)}. That has lasted for longer than route.lag, "
@@ -155,4 +157,4 @@ def join_routed(
 
 def told(behind: Sequence[Behind]) -> str:
     """The tables that lack rows, as a sentence."""
-    return listed([*map(str, behind)], NAMED_MOST, "table")
+    return "; ".join(shortened([*map(str, behind)], NAMED_MOST, "table"))

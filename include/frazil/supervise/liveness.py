@@ -35,6 +35,15 @@ def known_lag(heartbeat: Heartbeat) -> int | None:
     return None if is_old else heartbeat.lag
 
 
+def is_fenced(heartbeat: Heartbeat, *, epoch: int) -> bool:
+    """Whether a writer commits nothing more, because the stream has the newer `epoch`.
+
+    One that takes over, also from itself, has not yet told the epoch that it begins.
+    """
+    begins = heartbeat.phase in {Phase.STARTING, Phase.TAKING_OVER}
+    return not begins and heartbeat.epoch is not None and heartbeat.epoch < epoch
+
+
 def progress(heartbeat: Heartbeat | None, launch: Launch, *, now_ms: int) -> str:
     """The writer's progress, in one line."""
     since = ago(now_ms - launch.launched_at_ms)

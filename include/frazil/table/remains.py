@@ -12,8 +12,8 @@ import json
 import logging
 import re
 import zlib
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 from pyiceberg.catalog import Catalog, MetastoreCatalog
 from pyiceberg.exceptions import BadRequestError, NoSuchNamespaceError, RESTError, TableAlreadyExistsError
@@ -41,6 +41,7 @@ class Metadata:
     modified_ms: int
     uuid: str | None
     snapshots: int | None
+    properties: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +165,7 @@ def _read(store: ObjectStore, file: FileInfo) -> Metadata:
     try:
         data = store.get(file.path) or b""
         raw = json.loads(gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data)
-        return Metadata(file.path, file.modified_ms, raw["table-uuid"], len(raw.get("snapshots") or ()))
+        snapshots, properties = len(raw.get("snapshots") or ()), raw.get("properties") or {}
+        return Metadata(file.path, file.modified_ms, raw["table-uuid"], snapshots, properties)
     except (EOFError, gzip.BadGzipFile, zlib.error, ValueError, KeyError, TypeError, AttributeError):
         return Metadata(file.path, file.modified_ms, None, None)

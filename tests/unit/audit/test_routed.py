@@ -110,7 +110,7 @@ def test_a_table_that_was_dropped_is_missing_and_so_is_a_file_that_waits_for_one
     load_catalog(None).drop_table("shop.raw_a")
     found = audited(made)
     sentences = [f"{f.where}: {f.sentence}" for f in found.wrong]
-    assert "shop.raw_a: the table is not there" in sentences
+    assert any(said.startswith("shop.raw_a: the table is not there") for said in sentences)
     assert "shop.raw_a: it has 0 rows, and commit records count 2 for it" in sentences
     assert any(s.startswith("shop.raw_b: a file that waits for it is gone") for s in sentences)
 
@@ -120,7 +120,7 @@ def test_rows_that_wait_for_a_table_that_was_dropped_are_not_missing(made: MadeR
     made.batch({"shop.orders": 3})
     load_catalog(None).drop_table("shop.orders")
     found = audited(made)
-    assert "shop.orders: the table is not there" in [f"{f.where}: {f.sentence}" for f in found.wrong]
+    assert any(f"{f.where}: {f.sentence}".startswith("shop.orders: the table is not there") for f in found.wrong)
     assert said(found)["shop-0"] == "the route lacks 1 row that commit records count, first between offsets 0 and 1"
     assert any("3 rows wait to be committed to it" in f.sentence for f in found.findings)
 

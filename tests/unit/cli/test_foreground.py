@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from frazil.cli.foreground import LINES_WAIT_MOST, Terminal, Totals, Voice, live_words
+from frazil.cli.foreground import LINES_WAIT_MOST, Terminal, Totals, Voice, Waits, live_words
 from frazil.commit.marker import BatchKey, Marker
 from frazil.events import BatchCommitted
 from frazil.host.heartbeat import Heartbeat, Phase
@@ -66,6 +66,28 @@ def test_the_last_line_says_what_the_run_landed(batches: list[BatchCommitted], s
     for batch in batches:
         totals.add(batch)
     assert totals.end(stopped=stopped) == line
+
+
+def test_rows_that_wait_for_tables_of_the_route_are_told_apart():
+    route = {"by": "header", "name": "kind", "tables": {"a": "city.a"}}
+    totals = Totals(StreamSpec.model_validate({**SPEC.model_dump(by_alias=True, exclude_unset=True), "route": route}))
+    totals.add(landed(5))
+    assert totals.end(stopped=True) == "stopped: 5 rows in the tables of the route of rides"
+    assert totals.end(stopped=True, waiting=3) == (
+        "stopped: 5 rows for the tables of the route of rides; 3 rows wait for their tables: "
+        "`frazil route rides` says why"
+    )
+    assert totals.document(stopped=True, waiting=3)["waiting"] == 3
+
+
+def test_what_the_writer_waits_for_is_said_each_half_minute_from_when_it_has_lasted_that_long():
+    now_s = 0.0
+    waits, said = Waits(clock=lambda: now_s), list[float]()
+    for now_s in (0.0, 10.0, 29.9, 30.0, 45.0, 60.0):
+        if line := waits.met("city.a lacks 3 rows"):
+            assert line == "waiting: city.a lacks 3 rows"
+            said.append(now_s)
+    assert said == [30.0, 60.0]
 
 
 def test_of_merged_batches_the_lines_count_changes():

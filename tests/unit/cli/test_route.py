@@ -12,6 +12,7 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
+from frazil.audit.run import audit_stream
 from frazil.cli.main import frazil
 from frazil.commit import marker_change
 from frazil.commit.marker import property_name
@@ -38,8 +39,10 @@ def call(folder: Path, *words: str) -> Result:
 
 def told(folder: Path, *words: str) -> Any:
     done = call(folder, *words, "--json")
-    assert done.exit_code == 0, done.output
-    return json.loads(done.stdout)
+    found = json.loads(done.stdout)
+    amiss = words[0] == "route" and "--give-up" not in words and any(found[of] for of in ("behind", "dropped", "ahead"))
+    assert done.exit_code == (1 if amiss else 0), done.output
+    return found
 
 
 def made_again(table: str) -> None:
@@ -92,6 +95,28 @@ def test_a_table_that_was_dropped_with_nothing_waiting_is_missed_until_a_person_
     assert told(tmp_path, "route", "shop")["dropped"] == []
     assert call(tmp_path, "cut", "shop").exit_code == 0
     assert catalog.load_table(table).scan().count() == 0
+
+
+def test_rows_that_a_dropped_table_had_do_not_wait_for_it(made: MadeRoute, tmp_path: Path) -> None:
+    load_catalog(None).drop_table("shop.orders")
+    found = told(tmp_path, "route", "shop")
+    assert (found["behind"], [table["target"] for table in found["dropped"]]) == ([], ["shop.orders"])
+    audited = audit_stream(made.tables, window=None).findings
+    assert any(said.sentence.startswith("the table is not there. The command `frazil route`") for said in audited)
+    assert not any("to be committed to it" in said.sentence for said in audited)
+
+
+@pytest.mark.usefixtures("made")
+def test_a_renamed_table_is_renamed_back_and_two_lost_tables_are_a_line_each(tmp_path: Path) -> None:
+    catalog = load_catalog(None)
+    catalog.rename_table("shop.orders", "shop.moved")
+    catalog.drop_table("shop.raw_a")
+    first, *lines = str(call(tmp_path, "cut", "shop").exception).splitlines()
+    assert first == "no cut of 'shop' has all rows:"
+    assert [line.split()[:3] for line in lines] == [["-", "table", "shop.orders"], ["-", "table", "shop.raw_a"]]
+    assert all("If it was renamed, rename it back; " in line for line in lines)
+    catalog.rename_table("shop.moved", "shop.orders")
+    assert [table["target"] for table in told(tmp_path, "route", "shop")["dropped"]] == ["shop.raw_a"]
 
 
 def test_a_dropped_table_is_registered_again_as_the_sentence_says(made: MadeRoute, tmp_path: Path) -> None:

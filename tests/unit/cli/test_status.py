@@ -18,6 +18,7 @@ from click.testing import CliRunner
 
 from frazil.cli import run
 from frazil.cli.main import frazil
+from frazil.cli.marker import goes_on
 from frazil.home import run_folder
 from frazil.host.exchange import Exchange, open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase, Stall, StallKind
@@ -32,6 +33,7 @@ from frazil.supervise.desired import open_desired
 from frazil.supervise.liveness import STALE_AFTER_MS
 from frazil.table.catalogs import load_catalog
 from frazil.table.tables import ensure_table
+from tests.made_batches import MadeStream
 from tests.polling import eventually
 
 NOW_MS = 1_700_000_000_000
@@ -312,6 +314,37 @@ def test_an_outage_that_the_writer_waits_for_is_a_problem(streams: Path):
         beat(pid=os.getpid(), written_at_ms=now_ms, outage="the object store fails").write(ticks())
         (found,) = status(streams)["streams"]
     assert found["problems"] == ["the object store fails"]
+
+
+def test_a_writer_that_was_fenced_is_said_to_be_until_it_ends(streams: Path):
+    made = MadeStream(load_stream(streams / "ticks.yaml"), NOW_MS)
+    fenced, newest = made.begin().epoch, made.reset(dict.fromkeys(range(made.partitions), 0)).epoch
+    with WriterLock(run_folder("ticks")):
+        now_ms = status(streams)["at-ms"]
+        beat(pid=os.getpid(), written_at_ms=now_ms, epoch=fenced, lag=0).write(ticks())
+        (found,) = status(streams)["streams"]
+        people = CliRunner().invoke(frazil, ["status", "--streams", str(streams)]).stdout
+        assert (found["writer"]["fenced"], found["lag"]) == (True, None), (
+            "the lag is asked of Kafka, which is not there"
+        )
+        assert found["problems"][0].startswith(
+            f"the writer of epoch {fenced} is fenced: a reset or another writer began epoch {newest}. "
+        )
+        assert f"pid {os.getpid()}, fenced" in " ".join(people.split())
+        for well in ({"epoch": newest}, {"epoch": fenced, "phase": Phase.TAKING_OVER}):
+            beat(pid=os.getpid(), written_at_ms=now_ms, lag=0, **well).write(ticks())
+            (found,) = status(streams)["streams"]
+            assert (found["writer"]["fenced"], found["lag"], found["problems"]) == (False, 0, [])
+
+
+@pytest.mark.parametrize(("writer", "command"), [(ProcessState.RUNNING, "resume"), (ProcessState.FOREGROUND, "run")])
+def test_after_a_reset_a_writer_that_runs_is_waited_for_before_the_next_one_starts(writer: ProcessState, command: str):
+    said = goes_on("ticks", 4, writer)
+    assert "it ends with 13 (Fenced) within a minute" in said
+    assert said.endswith(f"after that, and not before, `frazil {command} ticks` goes on there.")
+    assert goes_on("ticks", 4, ProcessState.ENDED).endswith(
+        "`frazil resume ticks`, or `frazil run ticks`, goes on there."
+    )
 
 
 def test_whether_rows_are_shuffled_is_shown_of_a_stream_that_asks_for_it(streams: Path):
