@@ -22,7 +22,7 @@ from pyroaring import BitMap64
 
 from frazil.audit.changed_keys import ChangedKeys, Key, changed_keys
 from frazil.audit.claims import Claims, claims, window_claims
-from frazil.audit.compare import Finding, FindingKind
+from frazil.audit.compare import Finding, FindingKind, merged_ranges
 from frazil.audit.run import Audit, PartitionAudit, marker_of, standing_findings
 from frazil.commit.marker import BatchKey, Marker
 from frazil.commit.merge_plan import plan_merge
@@ -86,10 +86,13 @@ def _claimed(tables: StreamTables, window: Period | None) -> tuple[Table, Marker
 
 
 def _numbers(claimed: Claims) -> Iterator[PartitionAudit]:
+    """What was committed; a dead letter that was replayed since is a change."""
     for (topic, partition), of in sorted(item for item in claimed.ranges.items() if item[1]):
-        start, end, records = min(r.start for r in of), max(r.end for r in of), sum(r.records for r in of)
-        rejected = sum(r.rejected for r in of)
-        yield PartitionAudit(topic, partition, start, end, records, records, 0, None, rejected)
+        start, end, rejected = min(r.start for r in of), max(r.end for r in of), sum(r.rejected for r in of)
+        replayed = claimed.replayed.get((topic, partition), BitMap64())
+        merged = min(rejected, sum(replayed.range_cardinality(*span) for span in merged_ranges(of)))
+        changes = sum(r.records for r in of) + merged
+        yield PartitionAudit(topic, partition, start, end, changes, changes, 0, None, rejected - merged)
 
 
 def _compared(
