@@ -7,11 +7,12 @@ beginning. What the commit records do not cover was never claimed: a reset skipp
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import reduce
 from itertools import pairwise
+from typing import Any
 
 from pyroaring import BitMap64
 
@@ -116,6 +117,8 @@ class Finding:
     sentence: str
     where: str
     """The topic-partition, or the stream."""
+    keys: tuple[Mapping[str, Any], ...] = ()
+    """Of a stream with a key, the first keys that it is about: values by column, as the table has them."""
 
 
 def compare(evidence: Evidence) -> tuple[Finding, ...]:

@@ -15,12 +15,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import pyarrow.parquet as pq
+from pyiceberg.io import load_file_io
+from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 from pyroaring import BitMap64
 
+from frazil.audit.changed_keys import ChangedKeys, Key, changed_keys
 from frazil.audit.claims import Claims, claims, window_claims
-from frazil.audit.compare import Finding, FindingKind
+from frazil.audit.compare import Finding, FindingKind, merged_ranges
 from frazil.audit.run import Audit, PartitionAudit, marker_of, standing_findings
 from frazil.commit.marker import BatchKey, Marker
 from frazil.commit.merge_plan import plan_merge
@@ -33,7 +35,8 @@ from frazil.errors import SpecError
 from frazil.home import run_folder
 from frazil.ingest.contract import OffsetRange, StagedFile, StageTask
 from frazil.ingest.stage import stage
-from frazil.merge.contract import Counts, MergeContext, MergeResult
+from frazil.merge.contract import Counts, MergeContext, MergeResult, MergeTask
+from frazil.merge.table_files import Reader
 from frazil.merge.task import merge
 from frazil.offsets.spans import TopicPartition
 from frazil.spec.model import StreamSpec
@@ -41,7 +44,7 @@ from frazil.spec.references import executors_kafka_properties
 from frazil.spec.units import counted
 from frazil.stream.stage_context import merge_rules, stage_context
 
-KEYS_NAMED = 3
+_Done = tuple[MergeTask, MergeResult]
 LATE_AFTER_DELETE = (
     ". An older change that came in a later batch than the delete brings a row back, because a deleted row leaves "
     "nothing behind: delete such rows by hand"
@@ -83,10 +86,13 @@ def _claimed(tables: StreamTables, window: Period | None) -> tuple[Table, Marker
 
 
 def _numbers(claimed: Claims) -> Iterator[PartitionAudit]:
+    """What was committed; a dead letter that was replayed since is a change."""
     for (topic, partition), of in sorted(item for item in claimed.ranges.items() if item[1]):
-        start, end, records = min(r.start for r in of), max(r.end for r in of), sum(r.records for r in of)
-        rejected = sum(r.rejected for r in of)
-        yield PartitionAudit(topic, partition, start, end, records, records, 0, None, rejected)
+        start, end, rejected = min(r.start for r in of), max(r.end for r in of), sum(r.rejected for r in of)
+        replayed = claimed.replayed.get((topic, partition), BitMap64())
+        merged = min(rejected, sum(replayed.range_cardinality(*span) for span in merged_ranges(of)))
+        changes = sum(r.records for r in of) + merged
+        yield PartitionAudit(topic, partition, start, end, changes, changes, 0, None, rejected - merged)
 
 
 def _compared(
@@ -165,9 +171,9 @@ def _differences(replay: _Replay) -> Iterator[Finding]:
     folder.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=folder, prefix="audit-") as name:
         changes, context = replay.staged(Path(name))
-        results = _merged(replay.table, changes, context)
-        counts = sum((result.counts for result in results), Counts())
-        keys = _keys(results, context.rules.key)
+        done = _merged(replay.table, changes, context)
+        counts = sum((result.counts for _, result in done), Counts())
+        keys = ChangedKeys() if context.rules.within_us is not None else _keys(done, context)
     if replay.spec.dedupe is not None:
         if counts.inserted:
             what = f"{counted(counts.inserted, 'record')} of Kafka: no row has its key near its event time"
@@ -176,35 +182,42 @@ def _differences(replay: _Replay) -> Iterator[Finding]:
     yield from _of_keys(counts, keys, replay.spec)
 
 
-def _of_keys(counts: Counts, keys: list[str], spec: StreamSpec) -> Iterator[Finding]:
-    """What a merge of all records would change; `keys` are some of the rows that it wrote."""
+def _of_keys(counts: Counts, keys: ChangedKeys, spec: StreamSpec) -> Iterator[Finding]:
+    """What a merge of all records would change."""
     late = LATE_AFTER_DELETE if spec.order_by else ""
-    some = f" ({'; '.join(keys)})" if keys else ""
     for kind, count, which, what in (
         (
             FindingKind.MISSING,
             counts.inserted,
-            some,
+            keys.inserted,
             "is not in the table, though Kafka's newest record of it is no delete",
         ),
         (
             FindingKind.MISCOUNTED,
             counts.updated,
-            some,
+            keys.updated,
             "has other values in the table than in Kafka's newest record of it",
         ),
         (
             FindingKind.UNCLAIMED,
             counts.deleted,
-            "",
+            keys.deleted,
             f"is in the table, though Kafka's newest record of it deletes it{late}",
         ),
     ):
         if count:
-            yield Finding(kind, count, f"{counted(count, 'key')}{which}: each {what}", spec.name)
+            sentence = f"{counted(count, 'key')}{_named(which, count)}: each {what}"
+            yield Finding(kind, count, sentence, spec.name, which)
 
 
-def _merged(table: Table, changes: tuple[StagedFile, ...], context: MergeContext) -> list[MergeResult]:
+def _named(keys: tuple[Key, ...], count: int) -> str:
+    if not keys:
+        return ""
+    named = "; ".join(", ".join(f"{name} {value}" for name, value in key.items()) for key in keys)
+    return f" ({named}{'; …' if count > len(keys) else ''})"
+
+
+def _merged(table: Table, changes: tuple[StagedFile, ...], context: MergeContext) -> list[_Done]:
     rules = context.rules
     if not changes:
         return []
@@ -212,19 +225,16 @@ def _merged(table: Table, changes: tuple[StagedFile, ...], context: MergeContext
         plan = plan_repeats(table, changes, rules, parallelism=1)
     else:
         plan = plan_merge(table, changes, rules.key, parallelism=1)
-    results = {task.index: merge(context, task) for task in plan.tasks}
+    done = {task.index: (task, merge(context, task)) for task in plan.tasks}
     for last in plan.inserting:
-        maps = [BitMap64.deserialize(m) for i in last.after if (m := results[i].matched)]
+        maps = [BitMap64.deserialize(m) for i in last.after if (m := done[i][1].matched)]
         matched = BitMap64.union(*maps) if maps else BitMap64()
-        results[last.index] = merge(context, last.task(matched.serialize()))
-    return [*results.values()]
+        task = last.task(matched.serialize())
+        done[task.index] = task, merge(context, task)
+    return [*done.values()]
 
 
-def _keys(results: list[MergeResult], key: tuple[str, ...]) -> list[str]:
-    """Some keys of rows that the merge wrote."""
-    for result in results:
-        for file in result.files:
-            if file.content == "data":
-                rows = pq.read_table(file.path.removeprefix("file://"), columns=list(key)).slice(0, KEYS_NAMED)
-                return [", ".join(f"{name} {value}" for name, value in row.items()) for row in rows.to_pylist()]
-    return []
+def _keys(done: list[_Done], context: MergeContext) -> ChangedKeys:
+    target = context.target
+    reader = Reader(load_file_io(dict(target.io), location=target.folder), target.properties)
+    return changed_keys(done, reader, Schema.model_validate_json(target.schema_json).select(*context.rules.key))

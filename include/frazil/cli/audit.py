@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from frazil.audit.compare import FindingKind
 from frazil.audit.declared import audit as audit_declared
 from frazil.audit.run import Audit
 from frazil.cli.options import json_option, stream_argument, streams_option
@@ -152,8 +153,11 @@ def _verdict(result: Audit) -> str:
         return (
             f"Stream {result.stream} committed nothing from {utc(result.window.from_ms)} to {utc(result.window.to_ms)}."
         )
-    if result.partitions and not rows and all(p.start is None for p in result.partitions):
+    if not (result.batches or result.window or rows):
         return f"Stream {result.stream} has committed nothing yet. `frazil status {result.stream}` says what waits."
+    if result.by_key and any(f.kind is FindingKind.UNCHECKED for f in result.findings):
+        changes = counted(rows, "committed change")
+        return f"Stream {result.stream}: nothing is off in what was compared of {changes}{when}; see the notes."
     if result.partitions:
         all_well = ", and each key is as Kafka's newest record has it" if result.by_key else ", each offset once"
         said = "; see the notes" if result.findings else all_well

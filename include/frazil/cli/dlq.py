@@ -158,7 +158,7 @@ def discard_(  # noqa: PLR0913 - a command's options
 
 @dlq.command("replay")
 @_selecting
-@click.option("--dry-run", is_flag=True, help="Say how many letters that would be, and change nothing.")
+@click.option("--dry-run", is_flag=True, help="Say how many letters would be decoded again, and change nothing.")
 def replay_(stream: str, streams_folder: Path, *, as_json: bool, dry_run: bool, **which: Any) -> None:
     """Decode dead letters of STREAM with today's declaration.
 
@@ -183,8 +183,9 @@ def replay_(stream: str, streams_folder: Path, *, as_json: bool, dry_run: bool, 
     if dry_run:
         meant = sum(c.letters for c in counts(letters, opened.spec, selection)) - kept_nothing
         said = (
-            f"{counted(meant, 'dead letter')} of stream {stream} would be decoded again. If the declaration has new "
-            "columns, start the writer first: its start adds them to the table."
+            f"{counted(meant, 'dead letter')} of stream {stream} would be decoded again. Only the replay tells how "
+            "many of them land; what fails again stays. If the declaration has new columns, start the writer first: "
+            "its start adds them to the table."
         )
         _tell(as_json, said, landed=0, failed=0, meant=meant)
         return

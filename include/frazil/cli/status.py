@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -151,14 +152,19 @@ def _fields(one: StreamStatus, *, now_ms: int) -> dict[str, str]:
         "watermark": utc(one.watermark_ms),
         "snapshot": "none" if one.snapshot_id is None else str(one.snapshot_id),
         "rows": "no table yet" if one.table_exists is False else "unknown" if one.rows is None else f"{one.rows:,}",
+        **({"last changes": f"{_counts_words(one.changes)} in the writer's newest batch"} if one.changes else {}),
         **(
-            {"last changes": ", ".join(f"{n:,} {what}" for what, n in one.changes.items() if n) or "none"}
-            if one.changes
-            else {}
+            {}
+            if one.replayed_at_ms is None
+            else {"last replay": f"{ago(now_ms - one.replayed_at_ms)} ago: {_counts_words(one.replayed)}"}
         ),
         **({"undeclared": ", ".join(one.undeclared)} if one.undeclared else {}),
         **({"distribution": one.distribution} if one.distribution else {}),
     }
+
+
+def _counts_words(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{n:,} {what}" for what, n in counts.items() if n) or "none"
 
 
 def _backpressure_words(beyond_ms: int | None) -> str:

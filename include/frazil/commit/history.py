@@ -105,6 +105,18 @@ def first_offsets(journals: JournalStore) -> tuple[dict[TopicPartition, int], So
     return first, source
 
 
+def last_replay(metadata: TableMetadata, stream: str) -> Snapshot | None:
+    """The newest merge of an upsert stream's dead letters; None if the branch's history has none."""
+    return next(
+        (
+            snapshot
+            for snapshot in ancestors(metadata)
+            if (told := snapshot.summary) and told.get("frazil.backfill-stream") == stream and changes_of(told)
+        ),
+        None,
+    )
+
+
 def changes_of(summary: Summary | Mapping[str, str] | None) -> dict[str, int]:
     """What a merge made of the records, by a snapshot's summary, into which others may write anything."""
     counts = ((name, (summary.get(f"frazil.{name}") if summary else None) or "") for name in CHANGES)

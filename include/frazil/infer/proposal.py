@@ -5,18 +5,19 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import yaml
 
+from frazil.infer.captured import ENVELOPE, Captured, captured
 from frazil.infer.columns import Column, columns_of, event_times
 from frazil.infer.encoding import Encoding, encoding_of
 from frazil.infer.observed import observe
 from frazil.infer.registered import Registered, avro_columns, json_columns
 from frazil.infer.sample import Sample
 from frazil.infer.trial import dead_letters, decoded
-from frazil.spec.formats import AvroFormat, BytesFormat, plain_format
+from frazil.spec.formats import AvroFormat, BytesFormat, Envelope, plain_format
 from frazil.spec.units import counted, rounded_bytes
 
 HOUR_FROM_BYTES = 24 * 128 * 2**20
@@ -48,6 +49,8 @@ def proposal(sample: Sample, named: Named, written: Registered | None = None) ->
     Raises SpecError as `encoding_of` and `avro_columns` do, and RegistryUnavailable.
     """
     encoding = encoding_of(sample, written)
+    if (rows := captured(sample, encoding)) is not None:
+        return _written([*_upsert(sample, encoding, named, rows)], sample, _of_events(rows))
     columns = _columns(sample, encoding, written)
     times = event_times(columns)
     event_time = times[0].name if times else KAFKA_TIME
@@ -60,9 +63,36 @@ def proposal(sample: Sample, named: Named, written: Registered | None = None) ->
         *_event_time(times),
         *_layout(sample, columns, event_time),
     ]
+    return _written(declared, sample, _of_registry(sample.topic, written, columns))
+
+
+def _written(declared: Sequence[str], sample: Sample, remarks: Iterable[str]) -> str:
     rejected = dead_letters(yaml.safe_load("\n".join(declared)), sample)
-    head = ["# yaml-language-server: $schema=stream.schema.json", *_head(sample, rejected, written)]
+    head = ["# yaml-language-server: $schema=stream.schema.json", *_head(sample, rejected, remarks)]
     return "\n".join([*head, *declared]) + "\n"
+
+
+def _upsert(sample: Sample, encoding: Encoding, named: Named, rows: Captured) -> Iterator[str]:
+    """Of captured changes. Their rows move between partitions by time, so none are proposed."""
+    enveloped = encoding.format.model_copy(update={"envelope": Envelope(metadata=rows.metadata)})
+    yield f"name: {named.name}"
+    yield from _source(sample, replace(encoding, format=enveloped), named, keys_are_told=True)
+    yield f"table: {named.table}"
+    yield "schema:"
+    yield from map(_column_line, rows.columns)
+    yield f"event-time: {rows.event_time or KAFKA_TIME}"
+    yield "mode: upsert"
+    guess = "    # a guess: no key of a record tells it" if rows.is_guess else ""
+    yield f"key: [{', '.join(map(_as_yaml, rows.key))}]{guess}"
+    if rows.order_by:
+        yield f"order-by: {rows.order_by}"
+
+
+def _of_events(rows: Captured) -> Iterator[str]:
+    yield "# These are Debezium's events: the table gets their rows, by mode: upsert with envelope: debezium."
+    yield '# See "Capture changes of a database". Declare dates and times as such, though they come as numbers.'
+    if rows.order_by is None:
+        yield "# No event has a place in the source's log: of events that come again, the one that Kafka has last wins."
 
 
 def _columns(sample: Sample, encoding: Encoding, written: Registered | None) -> tuple[Column, ...]:
@@ -105,14 +135,24 @@ def _with_unit(column: Column, seen: Column | None) -> Column:
     return replace(column, type=seen.type, unit=seen.unit, is_time=True, near_s=seen.near_s)
 
 
-def _head(sample: Sample, rejected: Counter[str], written: Registered | None) -> Iterator[str]:
-    count = len(sample.records)
-    yield f"# Proposed by frazil infer from {count:,} of about {sample.in_topic:,} records of {sample.topic}. Edit it."
+def _of_registry(topic: str, written: Registered | None, columns: Sequence[Column]) -> Iterator[str]:
+    if {column.name for column in columns} >= ENVELOPE:
+        yield (
+            "# These look like Debezium's events. To get their rows, declare mode: upsert, format.envelope: debezium, "
+            "a key, and the fields of `after` as columns:"
+        )
+        yield '# see "Capture changes of a database".'
     if written is not None:
         count_of = counted(len(written.schemas), "schema")
-        yield f"# Its columns are those of {count_of} ({written.type}) of {sample.topic}-value and of the sample's ids."
+        yield f"# Its columns are those of {count_of} ({written.type}) of {topic}-value and of the sample's ids."
         if written.unknown:
             yield f"# The registry lacks ids that the sample has: {', '.join(map(str, written.unknown[:8]))}."
+
+
+def _head(sample: Sample, rejected: Counter[str], remarks: Iterable[str]) -> Iterator[str]:
+    count = len(sample.records)
+    yield f"# Proposed by frazil infer from {count:,} of about {sample.in_topic:,} records of {sample.topic}. Edit it."
+    yield from remarks
     if rejected:
         reasons = ", ".join(f"{name} {of:,}" for name, of in rejected.most_common())
         yield f"# As declared below, {rejected.total():,} of these {count:,} would be dead letters: {reasons}."
@@ -138,7 +178,7 @@ def _record_bytes(sample: Sample) -> float:
     return sum(len(record.value or b"") for record in sample.records) / len(sample.records)
 
 
-def _source(sample: Sample, encoding: Encoding, named: Named) -> Iterator[str]:
+def _source(sample: Sample, encoding: Encoding, named: Named, *, keys_are_told: bool = False) -> Iterator[str]:
     yield "source:"
     if named.bootstrap_servers:
         yield f"  bootstrap-servers: {_quoted(named.bootstrap_servers)}"
@@ -151,7 +191,7 @@ def _source(sample: Sample, encoding: Encoding, named: Named) -> Iterator[str]:
     else:
         yield f"  format: {plain}"
     keys = sum(record.key is not None for record in sample.records)
-    if keys:
+    if keys and not keys_are_told:
         share = f"{keys / len(sample.records):.0%} of the records have a key"
         yield f"  # key: {{column: …}}    # {share}; declare a string column for it"
     names = Counter(name for record in sample.records for name in set(record.headers))

@@ -76,14 +76,16 @@ class Reader:
     def _of(self, delete: DeleteFile) -> dict[str, NDArray[np.int64]]:
         if delete.path in self._deletes:
             return self._deletes[delete.path]
-        rows = pq.read_table(
-            pa.BufferReader(self.io.new_input(delete.path).open().read()), columns=["file_path", "pos"]
-        )
-        self.read(rows)
-        by_path = _by_path(rows)
+        by_path = self.deletes(delete.path)
         if not delete.alone:  # several data files ask for it
             self._deletes[delete.path] = by_path
         return by_path
+
+    def deletes(self, path: str) -> dict[str, NDArray[np.int64]]:
+        """The positions that a position-delete file names, in order, by their data file."""
+        rows = pq.read_table(pa.BufferReader(self.io.new_input(path).open().read()), columns=["file_path", "pos"])
+        self.read(rows)
+        return _by_path(rows)
 
 
 def _by_path(deletes: pa.Table) -> dict[str, NDArray[np.int64]]:
@@ -131,6 +133,15 @@ class DataReader:
                 for batch in rows.to_batches()
             ]
             yield starts[group], pa.Table.from_batches(batches).cast(expected) if batches else expected.empty_table()
+
+    def at(self, schema: Schema, positions: NDArray[np.int64]) -> pa.Table:
+        """The rows at some positions, which are in order."""
+        parts = [arrow_schema(schema).empty_table()]
+        groups = np.unique(np.searchsorted(np.array(self.starts), positions, side="right") - 1).tolist()
+        for start, rows in self.groups(schema, groups):
+            mine = positions[(positions >= start) & (positions < start + rows.num_rows)] - start
+            parts.append(rows.take(pa.array(mine)))
+        return pa.concat_tables(parts)
 
     def may_hold(self, schema: Schema, bounds: Bounds) -> list[int]:
         """The row groups that may have a row within the bounds of some columns of a schema, by their statistics."""

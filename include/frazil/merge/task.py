@@ -117,7 +117,8 @@ class _Merge:
     def _updated(self, newest: Newest, found: Located, first: NDArray[np.bool_]) -> NDArray[np.int64]:
         """The positions of rows that leave the file, because a change updates or deletes them."""
         rules = self.context.rules
-        rows = self._rows(found.file, found.positions)
+        with self.reader.open(found.file.path) as data:
+            rows = data.at(self.schema, found.positions)
         changes = newest.rows.take(pa.array(found.changes))
         changes = filled(fresh(changes, rows, found.changes, newest, rules), rows, self.ids)
         deleted_at = None if newest.deleted_at is None else newest.deleted_at[found.changes]
@@ -146,17 +147,6 @@ class _Merge:
         )
         moved: NDArray[np.bool_] = before != after
         return moved
-
-    def _rows(self, file: TableFile, positions: NDArray[np.int64]) -> pa.Table:
-        """Rows of a file by their positions, which are in order."""
-        parts = [arrow_schema(self.schema).empty_table()]
-        with self.reader.open(file.path) as data:
-            starts = np.array(data.starts)
-            groups = np.unique(np.searchsorted(starts, positions, side="right") - 1).tolist()
-            for start, rows in data.groups(self.schema, groups):
-                mine = positions[(positions >= start) & (positions < start + rows.num_rows)] - start
-                parts.append(rows.take(pa.array(mine)))
-        return pa.concat_tables(parts)
 
     def _insert(self, unmatched: Newest) -> None:
         gone = deletes(unmatched.rows)

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field, replace
 
 from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.snapshots import Snapshot
 
-from frazil.commit.history import changes_of, last_commit_ms
+from frazil.commit.history import changes_of, last_commit_ms, last_replay
 from frazil.commit.marker import Marker, read_marker
 from frazil.commit.rules import check_ancestry, check_same_source
 from frazil.errors import FrazilError
@@ -71,6 +72,9 @@ class StreamStatus:
     """What became of the changes of the last batch, of an upsert stream; how many rows were dropped, with dedupe."""
     flow: Flow | None = None
     """What its newest commits brought; None where the table cannot be read, or does not exist."""
+    replayed: Mapping[str, int] = field(default_factory=dict)
+    """What became of the dead letters of the last replay, of an upsert stream."""
+    replayed_at_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +91,8 @@ class TableView:
     undeclared: tuple[str, ...] = ()
     changes: Mapping[str, int] = field(default_factory=dict)
     flow: Flow | None = None
+    replay: Snapshot | None = None
+    """The last one, of an upsert stream."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +148,8 @@ def stream_status(spec: StreamSpec, *, now_ms: int) -> StreamStatus:
         notices=_notices(spec, observation),
         changes=view.changes,
         flow=view.flow,
+        replayed=changes_of(view.replay.summary) if view.replay else {},
+        replayed_at_ms=view.replay.timestamp_ms if view.replay else None,
     )
 
 
@@ -281,6 +289,7 @@ def _view(table: Table, spec: StreamSpec, *, now_ms: int) -> TableView:
         undeclared=undeclared,
         changes=_changes(table.metadata, spec.name) if spec.mode == "upsert" or spec.dedupe else {},
         flow=flow_of(table.metadata, spec, now_ms=now_ms),
+        replay=last_replay(table.metadata, spec.name) if spec.mode == "upsert" else None,
     )
 
 

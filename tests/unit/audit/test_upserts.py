@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from frazil.audit.changed_keys import ChangedKeys
 from frazil.audit.compare import FindingKind
 from frazil.audit.upserts import _of_keys
 from frazil.merge.contract import Counts
@@ -14,10 +15,14 @@ from tests.unit.ingest.test_changes import ORDERS
 @pytest.mark.parametrize("order_by", ["at", None])
 def test_a_row_that_an_older_change_brought_back_is_explained_where_there_is_an_order(order_by: str | None) -> None:
     spec = StreamSpec.model_validate({**ORDERS, "order-by": order_by})
-    inserted, deleted = _of_keys(Counts(inserted=1, deleted=2), ["ref a"], spec)
+    keys = ChangedKeys(inserted=({"ref": "a"},), deleted=({"ref": "b"}, {"ref": "c"}))
+    inserted, deleted = _of_keys(Counts(inserted=1, deleted=3), keys, spec)
     assert (
         inserted.sentence == "1 key (ref a): each is not in the table, though Kafka's newest record of it is no delete"
     )
     assert deleted.kind is FindingKind.UNCLAIMED
-    assert deleted.sentence.startswith("2 keys: each is in the table, though Kafka's newest record of it deletes it")
+    assert deleted.keys == keys.deleted
+    assert deleted.sentence.startswith(
+        "3 keys (ref b; ref c; …): each is in the table, though Kafka's newest record of it deletes it"
+    )
     assert ("An older change" in deleted.sentence) == bool(order_by)

@@ -123,6 +123,17 @@ def test_a_topic_without_records_has_the_columns_of_its_newest_version(server: M
     }
 
 
+def test_the_envelope_of_captured_changes_is_named_first(server: MadeRegistry) -> None:
+    row = {"type": "record", "name": "Row", "fields": [{"name": "id", "type": "long"}]}
+    source = {"type": "record", "name": "Source", "fields": [{"name": "lsn", "type": "long"}]}
+    parts = {"before": ["null", row], "after": ["null", "Row"], "source": source, "op": "string"}
+    envelope = {"type": "record", "name": "E", "fields": [{"name": n, "type": kind} for n, kind in parts.items()]}
+    latest = {"schema": json.dumps(envelope), "id": 2, "version": 2}
+    server.answers["/subjects/t-value/versions/latest"] = [(200, latest)]
+    text, _ = proposed(server, sample())
+    assert "Debezium's events" in text.splitlines()[2]
+
+
 def test_what_a_registry_does_not_know_is_inferred_from_the_sample(server: MadeRegistry) -> None:
     server.answers = {}
     _, spec = proposed(server, sample(*[b'{"a": 1}'] * 100))

@@ -1,0 +1,115 @@
+"""Recognises Debezium's events in a sample, and says what an upsert of the rows that they tell is like."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from frazil.infer.columns import Column, columns_of
+from frazil.infer.encoding import MOST_OF, Encoding
+from frazil.infer.observed import observe
+from frazil.infer.sample import Sample
+from frazil.spec.formats import POSITION, Envelope, JsonFormat
+from frazil.spec.upsert import UNKEYED
+
+ENVELOPE = frozenset({"before", "after", "source", "op"})
+_OPS = frozenset("crudtm")
+_LOGS = ({"lsn"}, {"file", "pos"})
+"""What `source` has of PostgreSQL's log, and of MySQL's: by either, events have an order."""
+_PLACEHOLDER = Envelope().unavailable
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """The rows of another database, as its events tell them."""
+
+    columns: tuple[Column, ...]
+    """Of the key, which are required, of the other fields of `after`, and of the envelope."""
+    key: tuple[str, ...]
+    is_guess: bool
+    """Whether no key of a record told the key."""
+    metadata: Mapping[str, str]
+    """The columns that the envelope fills, with its fields."""
+    order_by: str | None
+    event_time: str | None
+
+
+def captured(sample: Sample, encoding: Encoding) -> Captured | None:
+    """The rows, if most records are Debezium's events in JSON; None too if no column of theirs can be a key."""
+    if not isinstance(encoding.format, JsonFormat) or encoding.format.lines:
+        return None
+    events = [event for event in map(_unwrapped, encoding.records) if _is_event(event)]
+    if not events or len(events) < MOST_OF * len(encoding.records):
+        return None
+    told = [{name: v for name, v in e["after"].items() if v != _PLACEHOLDER} for e in events if e.get("after")]
+    stamps = [record.timestamp_ms for record in sample.records if record.timestamp_ms >= 0]
+    columns = columns_of(observe(told), timestamps_ms=stamps)
+    able = [column.name for column in columns if column.type and "<" not in column.type and column.type not in UNKEYED]
+    key = _key(sample, able)
+    guessed = key or tuple(name for name in able if name.lower() == "id") or tuple(able[:1])
+    if not guessed:
+        return None
+    of_rows = tuple(_of_key(c) if c.name in guessed else replace(c, required=False) for c in columns)
+    return _with_metadata(of_rows, guessed, [event["source"] for event in events], is_guess=not key)
+
+
+def _with_metadata(
+    columns: tuple[Column, ...], key: tuple[str, ...], sources: Sequence[Mapping[str, Any]], *, is_guess: bool
+) -> Captured:
+    taken = {column.name.lower() for column in columns}
+    place, committed_at = (_free(name, taken) for name in ("place", "committed_at"))
+    metadata: dict[str, str] = {}
+    added = []
+    if all(any(all(source.get(name) is not None for name in log) for log in _LOGS) for source in sources):
+        metadata[place] = POSITION
+        added.append(Column(place, "string", remark="greater for a later event of the source's log"))
+    if all(type(source.get("ts_ms")) is int for source in sources):
+        metadata[committed_at] = "source.ts_ms"
+        added.append(Column(committed_at, "timestamptz", unit="ms"))
+    return Captured(
+        (*columns, *added),
+        key,
+        is_guess,
+        metadata,
+        order_by=place if place in metadata else None,
+        event_time=committed_at if committed_at in metadata else None,
+    )
+
+
+def _unwrapped(value: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What comes with its schema, without it."""
+    payload = value.get("payload")
+    return payload if value.keys() == {"schema", "payload"} and isinstance(payload, dict) else value
+
+
+def _is_event(value: Mapping[str, Any]) -> bool:
+    states = [value.get("before"), value.get("after")]
+    is_change = value.get("op") in _OPS and isinstance(value.get("source"), dict)
+    return is_change and all(state is None or isinstance(state, dict) for state in states)
+
+
+def _key(sample: Sample, able: Sequence[str]) -> tuple[str, ...]:
+    """The fields of most records' keys, if each can be of a key."""
+    names = Counter(tuple(found) for record in sample.records if (found := _object(record.key)))
+    most = names.most_common(1)[0][0] if names else ()
+    return most if set(most) <= set(able) else ()
+
+
+def _object(key: bytes | None) -> Mapping[str, Any] | None:
+    try:
+        found = json.loads(key or b"")
+    except (ValueError, RecursionError):
+        return None
+    return _unwrapped(found) if isinstance(found, dict) else None
+
+
+def _of_key(column: Column) -> Column:
+    """A key is counted up, and its type stays."""
+    return replace(column, required=True, remark="", type="long" if column.type == "int" else column.type)
+
+
+def _free(name: str, taken: set[str]) -> str:
+    return _free(f"source_{name}", taken) if name in taken else name

@@ -1,0 +1,83 @@
+"""The audit names the keys that a merge would insert, update and delete, whatever became of the files before."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyiceberg.io import load_file_io
+from pyiceberg.schema import Schema
+from pyiceberg.types import BinaryType, LongType, NestedField, PrimitiveType, StringType, UUIDType
+
+from frazil.audit.changed_keys import KEYS_NAMED, ChangedKeys, changed_keys
+from frazil.merge.contract import MergeContext, MergeRules, MergeTask
+from frazil.merge.table_files import Reader
+from frazil.merge.task import merge
+from tests.unit.merge.made_table import MadeTable, Row, deleted
+
+
+class Audited:
+    def __init__(self, folder: Path, *kinds: PrimitiveType) -> None:
+        keys = [NestedField(n, f"k{n}", kind, required=True) for n, kind in enumerate(kinds, 1)]
+        schema = Schema(*keys, NestedField(9, "note", StringType(), required=False))
+        self.key = tuple(field.name for field in keys)
+        self.table = MadeTable(folder, schema, MergeRules(self.key, how="merge-on-read"))
+
+    def keys(self, changes: Sequence[Row]) -> ChangedKeys:
+        """Of a merge that is not committed, as the audit's."""
+        table = self.table
+        task = MergeTask(0, tuple(f.path for f in table.stage(changes)), tuple(table.files), inserts=True)
+        result = merge(MergeContext("s", table.rules, table.changes, table.target), task)
+        reader = Reader(load_file_io({}, location=table.target.folder), {})
+        return changed_keys([(task, result)], reader, table.schema.select(*self.key))
+
+
+def row(*key: Any, note: str | None = None) -> dict[str, Any]:
+    return {**{f"k{n}": value for n, value in enumerate(key, 1)}, "note": note}
+
+
+def test_each_kind_has_its_own_keys(tmp_path: Path) -> None:
+    audited = Audited(tmp_path, LongType(), StringType())
+    audited.table.land([row(n, "a") for n in range(6)])
+    changes = [row(9, "a"), row(1, "a", note="new"), deleted(k1=5, k2="a"), row(2, "a"), deleted(k1=7, k2="a")]
+    assert audited.keys(changes) == ChangedKeys(
+        inserted=({"k1": 9, "k2": "a"},), updated=({"k1": 1, "k2": "a"},), deleted=({"k1": 5, "k2": "a"},)
+    )
+
+
+def test_a_row_that_had_left_its_file_before_is_not_named(tmp_path: Path) -> None:
+    audited = Audited(tmp_path, LongType())
+    audited.table.land([row(n) for n in range(6)])
+    audited.table.merge(audited.table.stage([deleted(k1=3), row(4, note="moved to another file")]))
+    assert audited.keys([deleted(k1=5), deleted(k1=3)]) == ChangedKeys(deleted=({"k1": 5},))
+
+
+def test_a_file_all_of_whose_rows_leave_has_no_delete_file_to_tell_them(tmp_path: Path) -> None:
+    audited = Audited(tmp_path, LongType())
+    audited.table.land([row(1), row(2)])
+    audited.table.land([row(5)])
+    assert audited.keys([deleted(k1=5)]) == ChangedKeys(deleted=({"k1": 5},))
+
+
+def test_the_first_ten_keys_are_named_in_order(tmp_path: Path) -> None:
+    audited = Audited(tmp_path, LongType())
+    named = audited.keys([row(n) for n in reversed(range(25))]).inserted
+    assert [key["k1"] for key in named] == [*range(KEYS_NAMED)]
+
+
+def test_none_is_named_where_others_wrote_a_key_twice(tmp_path: Path) -> None:
+    audited = Audited(tmp_path, LongType())
+    audited.table.land([row(1), row(1), row(2)])
+    assert audited.keys([deleted(k1=1), row(1, note="x"), deleted(k1=2)]).deleted == ({"k1": 2},)
+    assert audited.keys([row(1)]) == ChangedKeys(), "the copy leaves, and the key stays"
+
+
+@pytest.mark.parametrize(("kind", "value", "named"), [
+    (UUIDType(), uuid.UUID(int=7).bytes, uuid.UUID(int=7)),
+    (BinaryType(), b"\x00\xff", "00ff"),
+])  # fmt: skip
+def test_keys_of_bytes_are_named_as_text(tmp_path: Path, kind: PrimitiveType, value: bytes, named: object) -> None:
+    assert Audited(tmp_path, kind).keys([row(value)]).inserted == ({"k1": named},)

@@ -1,0 +1,87 @@
+"""What is proposed for Debezium's events: an upsert of their rows that takes them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from frazil.infer.proposal import Named, proposal
+from frazil.infer.sample import Sample
+from frazil.infer.trial import dead_letters
+from frazil.spec.formats import envelope_of
+from frazil.spec.load import validate_stream
+from frazil.spec.model import StreamSpec
+from tests.unit.infer.test_infer import NOW_MS, sample, types
+from tests.unit.ingest.test_envelope import event, wrapped
+
+COUNT = 120
+MYSQL = {"connector": "mysql", "file": "binlog.000003", "pos": 484, "row": 0, "ts_ms": NOW_MS}
+
+
+def proposed(of: Sample) -> tuple[str, StreamSpec]:
+    text = proposal(of, Named("t", "demo.t", "127.0.0.1:9092"))
+    return text, validate_stream(yaml.safe_load(text), Path("t.yaml"))
+
+
+def row(n: int) -> dict[str, Any]:
+    return {"id": n, "shop": "a", "total": "12.50", "at": NOW_MS + n, "committed_at": "x", "note": None}
+
+
+def changes(form: Callable[..., Any] = dict, *, keyed: bool = True, **source: Any) -> Sample:
+    more = {"source": source} if source else {}
+    made = [event("c" if n % 2 else "u", after=row(n), **more) for n in range(COUNT)]
+    made[7] = event("u", after={**row(7), "note": "__debezium_unavailable_value"}, **more)
+    made.append(event("d", before={"id": 7, "shop": "a"}, **more))
+    of = sample([*(json.dumps(form(one)).encode() for one in made), None])
+    keys = [json.dumps(form({"id": n, "shop": "a"})).encode() if keyed else None for n in range(len(of.records))]
+    return replace(of, records=tuple(replace(r, key=k) for r, k in zip(of.records, keys, strict=True)))
+
+
+@pytest.mark.parametrize("form", [dict, wrapped], ids=["plain", "with its schema"])
+def test_events_are_proposed_as_an_upsert_of_their_rows(form: Callable[..., Any]) -> None:
+    of = changes(form)
+    text, spec = proposed(of)
+    assert types(spec) == {
+        "id": "long not null",
+        "shop": "string not null",
+        "total": "decimal(10, 2)",
+        "at": "timestamptz",
+        "committed_at": "string",
+        "note": "string",
+        "place": "string",
+        "source_committed_at": "timestamptz",
+    }
+    assert (spec.mode, spec.key, spec.order_by) == ("upsert", ("id", "shop"), "place")
+    assert spec.event_time.column == "source_committed_at"
+    envelope = envelope_of(spec.source.format)
+    assert envelope is not None
+    assert envelope.metadata == {"place": "position", "source_committed_at": "source.ts_ms"}
+    assert not dead_letters(yaml.safe_load(text), of)
+    assert "Debezium's events" in "".join(text.splitlines()[:4])
+
+
+@pytest.mark.parametrize(("source", "order_by"), [(MYSQL, "place"), ({"connector": "mongodb", "ts_ms": 1}, None)])
+def test_events_are_ordered_where_their_source_has_a_log_that_tells_it(
+    source: dict[str, Any], order_by: str | None
+) -> None:
+    text, spec = proposed(changes(**source))
+    assert spec.order_by == order_by
+    assert ("No event has a place" in text) == (order_by is None)
+
+
+def test_without_keys_of_records_the_key_is_called_a_guess() -> None:
+    text, spec = proposed(changes(keyed=False))
+    assert spec.key == ("id",)
+    assert "key: [id]    # a guess: no key of a record tells it" in text
+
+
+def test_records_that_only_name_a_field_so_are_rows_as_ever() -> None:
+    of = sample([json.dumps({"op": "c", "after": n, "source": "x"}).encode() for n in range(COUNT)])
+    text, spec = proposed(of)
+    assert (spec.mode, "Debezium" in text) == ("append", False)
