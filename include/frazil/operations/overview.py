@@ -84,6 +84,8 @@ class Seen:
     """Of the declaration, or why the look failed."""
     renewed: bool = False
     """It is old, and is looked at again: it is shown as it was then."""
+    outdated: str | None = None
+    """What to do, where the look failed because frazil was changed under this process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +156,7 @@ def line_of(name: str, spec: StreamSpec | None, seen: Seen, around: Around, *, n
         application=spec.application,
         promise_ms=promise_ms(spec),
         windows=windows,
-        health=around.health,
+        health=None if seen.outdated or seen.problem else around.health,
         at_ms=seen.at_ms,
     )
     if status is None:
@@ -170,11 +172,13 @@ def line_of(name: str, spec: StreamSpec | None, seen: Seen, around: Around, *, n
         backpressure_ms=status.backpressure_ms,
         rejected_last_day=flow.rejected_last_day if flow else None,
         rows=status.rows,
-        health=None if status.table_exists is False else around.health,
+        health=around.health if status.table_exists and not seen.outdated else None,
     )
 
 
 def _condition(spec: StreamSpec, seen: Seen, *, now_ms: int) -> Condition:
+    if seen.outdated:
+        return Condition(Level.TROUBLE, "restart needed", seen.outdated)
     waited_ms = 0 if seen.silent_since_ms is None else now_ms - seen.silent_since_ms
     if seen.silent_since_ms is not None and (seen.status is None or waited_ms >= PATIENCE_MS):
         said = f"The catalog {spec.table.catalog or 'default'}, its storage, or Kafka has not answered since"

@@ -199,7 +199,7 @@ def _number(told: Mapping[str, str], name: str) -> int:
 
 
 def level_of(shape: Shape | None, calendar: Calendar | None, alerts: Sequence[StandingAlert]) -> Level:
-    """How much a table needs a person."""
+    """How much a table needs a person. `shape` is None where it is not known now."""
     if alerts or (calendar and any(cell.state == "held" for cell in calendar.cells)):
         return Level.TROUBLE
     return Level.UNKNOWN if shape is None else Level.WELL

@@ -161,6 +161,20 @@ def test_a_look_that_failed_says_so(spec: StreamSpec):
     assert (line.level, line.needs) == (Level.BROKEN, (Need("OSError: no space", "docs/runbook.md#unmeasured"),))
 
 
+def test_what_cannot_be_read_is_not_called_in_shape(spec: StreamSpec):
+    around = Around(health=Health(Level.WELL, "in shape"))
+    unreadable = status(table_exists=None, problems=("no catalog",))
+    for seen in (Seen(unreadable, NOW_MS), Seen(problem="OSError: gone"), Seen(status(), OLD_MS, outdated="restart")):
+        assert line_of("ticks", spec, seen, around, now_ms=NOW_MS).health is None
+    assert line_of("ticks", spec, Seen(status(), NOW_MS), around, now_ms=NOW_MS).health == around.health
+
+
+def test_where_frazil_was_changed_under_the_server_it_says_that_and_blames_no_table(spec: StreamSpec):
+    for before in (None, status()):
+        line = line_of("ticks", spec, Seen(before, OLD_MS, outdated="restart it"), Around(), now_ms=NOW_MS)
+        assert (line.word, line.level, line.needs) == ("restart needed", Level.TROUBLE, (Need("restart it"),))
+
+
 def test_a_declaration_that_was_never_sound_is_broken_and_each_line_of_it_a_need():
     line = line_of("ticks", None, Seen(problem="a: is missing\nb: is missing"), Around(), now_ms=NOW_MS)
     needs = tuple(Need(f"{name}: is missing", "docs/runbook.md#declaration") for name in "ab")

@@ -118,7 +118,7 @@ def _view(one: DeclaredStream, spec: StreamSpec, wish: Wish, *, may_act: bool) -
         routed=routed_of(_gathered(looks.routed).value, wish.tables) if looks.routed else None,
         pending=told.pending or seen.pending or ends.pending,
         may_act=may_act,
-        problems=tuple(views.unread({"Kafka": ends, "The table": told, "The run folder": runs})),
+        problems=tuple(dict.fromkeys(views.unread({"Kafka": ends, "The table": told, "The run folder": runs}))),
         range=shown,
         points=coarser(found.past.points, shown),
         happened=tuple(reversed(found.past.happened[-HAPPENED_MOST:])),

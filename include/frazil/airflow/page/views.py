@@ -182,6 +182,8 @@ def unread(looks: Mapping[str, Answer[Any]]) -> Iterator[str]:
     for name, answer in looks.items():
         if answer.silent_since_ms is not None:
             yield f"{name} has not answered since {utc(answer.silent_since_ms)}"
+        elif answer.outdated and answer.problem:
+            yield answer.problem
         elif answer.problem:
             yield f"{name} cannot be read: {answer.problem}"
 
@@ -243,6 +245,8 @@ def seen_of(one: DeclaredStream, answer: Answer[StreamStatus] | None) -> Seen:
     if answer is None:
         return Seen(problem=problem)
     renewed = answer.renewed and answer.silent_since_ms is None
+    if answer.outdated:
+        return Seen(answer.value, answer.at_ms, problem=problem, outdated=answer.problem)
     return Seen(answer.value, answer.at_ms, answer.silent_since_ms, problem or answer.problem, renewed=renewed)
 
 
