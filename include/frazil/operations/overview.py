@@ -49,6 +49,8 @@ class Need:
 
     sentence: str
     runbook: str | None = None
+    dag: str | None = None
+    """The DAG in Airflow that it is about."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +137,8 @@ class Around:
     health: Health | None = None
     names: Mapping[str, str] = field(default_factory=dict)
     """Of the tables that the stream writes, by identifier: by these the page finds them."""
+    paused_dag: str | None = None
+    """The DAG of its writer, where that is paused in Airflow."""
 
 
 def line_of(name: str, spec: StreamSpec | None, seen: Seen, around: Around, *, now_ms: int) -> Line:
@@ -146,7 +150,7 @@ def line_of(name: str, spec: StreamSpec | None, seen: Seen, around: Around, *, n
     status = seen.status
     now_ms = seen.at_ms if seen.renewed and seen.at_ms is not None else now_ms
     condition = _condition(spec, seen, now_ms=now_ms)
-    needs = _needs(condition, seen, windows, alerts)
+    needs = (*_needs(condition, seen, windows, alerts), *_unsupervised(condition, status, around.paused_dag))
     told = Line(
         name,
         around.names.get(spec.table.identifier, spec.table.identifier),
@@ -212,6 +216,14 @@ def _needs(
     first_said = next(iter(said), "") if condition.level <= Level.TROUBLE else ""
     said |= {one.sentence: one.runbook for one in alerts if not _says_the_same(one, condition, first_said)}
     return tuple(Need(sentence, runbook) for sentence, runbook in said.items())
+
+
+def _unsupervised(condition: Condition, status: StreamStatus | None, paused_dag: str | None) -> tuple[Need, ...]:
+    """Why no writer comes, where one should run and nobody sees it."""
+    if status is None or status.writer.pid is not None or condition.level > Level.TROUBLE or paused_dag is None:
+        return ()
+    said = f"The DAG of its writer, {paused_dag}, is paused in Airflow: no writer starts before you unpause it"
+    return (Need(said, dag=paused_dag),)
 
 
 def _says_the_same(alert: StandingAlert, condition: Condition, first_said: str) -> bool:
