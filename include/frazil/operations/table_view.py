@@ -22,6 +22,8 @@ from frazil.spec.maintenance import Maintenance
 SMALLEST_BUCKET = 16 * 1024
 SNAPSHOTS_MOST = 600
 PAST_MOST = 12
+STARTS = frozenset({"take-over", "settle"})
+"""Operations by which a writer begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +38,8 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """One snapshot, or the end of some. `kind` is batch, merge, backfill, compaction, manifests, expiry, position or
-    others."""
+    """One snapshot, or the end of some. `kind` is batch, merge, backfill, compaction, manifests, expiry, start,
+    position or others."""
 
     at_ms: int
     kind: str
@@ -171,7 +173,7 @@ def _mark(snapshot: Snapshot) -> Mark:
         "batch": f"{_number(told, 'frazil.records'):,} records",
         "merge": f"{_number(told, 'frazil.records'):,} changes",
         "compaction": f"{gone:,} files became {added:,}",
-        "position": told.get("frazil.operation", ""),
+        **dict.fromkeys(("start", "position"), told.get("frazil.operation", "")),
     }
     said = words.get(kind, f"{added:,} files added, {gone:,} removed")
     stream = told.get("frazil.stream") or told.get("frazil.backfill-stream")
@@ -185,7 +187,10 @@ def _kind(snapshot: Snapshot, told: Mapping[str, str]) -> str:
         return "backfill"
     if snapshot.summary and snapshot.summary.operation is Operation.REPLACE:
         return "compaction" if told.get("deleted-data-files") or told.get("added-data-files") else "manifests"
-    return "position" if told.get("frazil.stream") and told.get("frazil.operation") else "others"
+    operation = told.get("frazil.operation") if told.get("frazil.stream") else None
+    if operation in STARTS:
+        return "start"
+    return "position" if operation else "others"
 
 
 def _told(snapshot: Snapshot) -> Mapping[str, str]:

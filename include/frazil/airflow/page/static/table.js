@@ -206,6 +206,7 @@ const KINDS = {
   manifests: "manifests rewritten",
   expiry: "expiry",
   position: "position moved",
+  start: "writer started",
   others: "by others",
 };
 const WIDTH = 1200;
