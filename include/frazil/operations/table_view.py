@@ -22,6 +22,9 @@ from frazil.spec.maintenance import Maintenance
 SMALLEST_BUCKET = 16 * 1024
 SNAPSHOTS_MOST = 600
 PAST_MOST = 12
+STREAMS = ("frazil.stream", "frazil.backfill-stream", "frazil.dead-letters-of")
+OF_LETTERS = {"replay": "replayed", "discard-dead-letters": "discarded"}
+"""Operations on dead letters, and what became of these."""
 STARTS = frozenset({"take-over", "settle"})
 """Operations by which a writer begins."""
 
@@ -39,7 +42,7 @@ class Bucket:
 @dataclass(frozen=True, slots=True)
 class Mark:
     """One snapshot, or the end of some. `kind` is batch, merge, backfill, compaction, manifests, expiry, start,
-    position or others."""
+    position, letters or others."""
 
     at_ms: int
     kind: str
@@ -173,16 +176,19 @@ def _mark(snapshot: Snapshot) -> Mark:
         "batch": f"{_number(told, 'frazil.records'):,} records",
         "merge": f"{_number(told, 'frazil.records'):,} changes",
         "compaction": f"{gone:,} files became {added:,}",
+        "letters": OF_LETTERS.get(told.get("frazil.operation", ""), ""),
         **dict.fromkeys(("start", "position"), told.get("frazil.operation", "")),
     }
     said = words.get(kind, f"{added:,} files added, {gone:,} removed")
-    stream = told.get("frazil.stream") or told.get("frazil.backfill-stream")
+    stream = next((told[name] for name in STREAMS if told.get(name)), None)
     return Mark(snapshot.timestamp_ms, kind, stream, added, said)
 
 
 def _kind(snapshot: Snapshot, told: Mapping[str, str]) -> str:
     if told.get("frazil.stream") and told.get("frazil.commit-record"):
         return "merge" if told.get("frazil.inserted") is not None else "batch"
+    if told.get("frazil.operation") in OF_LETTERS:
+        return "letters"
     if told.get("frazil.backfill-stream") or told.get("frazil.backfill"):
         return "backfill"
     if snapshot.summary and snapshot.summary.operation is Operation.REPLACE:

@@ -207,6 +207,7 @@ const KINDS = {
   expiry: "expiry",
   position: "position moved",
   start: "writer started",
+  letters: "replay or discard",
   others: "by others",
 };
 const WIDTH = 1200;
