@@ -32,6 +32,13 @@ NARROW = ("Streams", "clicks", "shop.shipments")
 AA = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"]
 COLOURS = {"type": "rule", "values": ["color-contrast"]}
 """All that differs between light and dark."""
+DRAWN = """async () => {
+  const { timeline } = await import('/frazil/ops/timeline.js');
+  const points = [0, 1, 2, 9, 10].map((minute) => ({ at: minute * 60000, span: 60000, value: minute }));
+  const drawn = timeline(points, { title: '', now: 660000 }).querySelectorAll('.stroke');
+  return [...drawn].map((one) => one.getAttribute('d'));
+}"""
+FITS = "e => e.getBoundingClientRect().right <= e.closest('td').getBoundingClientRect().right + 0.5"
 MANY = 300
 ROWS = "tbody th[scope=row]"
 
@@ -56,6 +63,9 @@ def test_each_view_meets_wcag_aa_in_light_and_dark_and_on_a_narrow_screen(open_p
     for at, heading in VIEWS.items():
         view(page, at, heading)
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), (heading, width)
+        if heading == "Streams":
+            page.locator(".flow > span").evaluate_all("all => all.forEach(one => { one.textContent = '204 an hour'; })")
+            assert page.evaluate(f"[...document.querySelectorAll('.flow')].every({FITS})"), width
         if width > 400 or heading in NARROW:
             found[heading] = violations(page, of=rules)
     view(page, "#/stream/refunds", "refunds")
@@ -96,6 +106,8 @@ def test_those_that_need_a_person_come_first_each_with_its_reason(open_page: Ope
     assert [words[name] for name in ("orders", "customers", "returns")] == ["running", "running", "commits elsewhere"]
     for said in ("its key has expired", "37,970 records wait", "quality gates hold 1 window", "are dead letters"):
         expect(page.get_by_text(said).first).to_be_visible()
+    to_dag = page.get_by_role("listitem").filter(has_text="frazil_writer_inventory, is paused").get_by_role("link")
+    expect(to_dag).to_have_attribute("href", "/dags/frazil_writer_inventory")
 
 
 def test_a_catalog_that_hangs_is_named_within_two_seconds_and_leaves_the_others_alone(
@@ -121,6 +133,8 @@ def test_a_stream_shows_its_past_its_partitions_and_its_dags_and_leads_to_its_ta
     settled(page, "clicks")
     for picture in ("Records a second, by commit since", "Records that waited in Kafka since"):
         expect(page.get_by_role("img", name=picture)).to_be_visible()
+    before, after = page.evaluate(DRAWN)  # a pause of minutes is a gap, and each minute a step
+    assert not {"L", "l"} & {*before, *after}
     heat = page.locator(".heat li")
     expect(heat).to_have_count(8)
     expect(page.locator(".heat .holds")).to_have_text(re.compile("^5"))
@@ -182,7 +196,9 @@ def test_an_address_asks_for_an_act_once_and_only_where_it_is_offered(open_page:
     page = open_page(f"{PAGE}#/table/shop.orders?act=maintain", role="OP")
     expect(page.get_by_role("dialog", name="Maintain shop.orders")).to_be_visible()
     expect(page).to_have_url(re.compile(r"#/table/shop\.orders$"))
-    page.keyboard.press("Escape")
+    view(page, "#/stream/orders", "orders")
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    view(page, "#/table/shop.orders", "shop.orders")
     page.reload()
     settled(page, "shop.orders")
     expect(page.get_by_role("dialog")).to_have_count(0)

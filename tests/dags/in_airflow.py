@@ -258,6 +258,7 @@ def ask(  # noqa: PLR0913 - who asks, and what
     from airflow.api_fastapi.auth.managers.simple.user import SimpleAuthManagerUser  # noqa: PLC0415 - as above
 
     server = _api_server()
+    server._transport.raise_server_exceptions = False  # as a person meets what nobody expected
     user = SimpleAuthManagerUser(username=(role or "").lower(), role=role, teams=list(teams))
     cookies = {"Cookie": f"_token={get_auth_manager().generate_jwt(user)}"} if role else {}
     began = time.monotonic()
@@ -269,6 +270,23 @@ def ask(  # noqa: PLR0913 - who asks, and what
         "body": answer.json() if is_json else answer.text,
         "seconds": time.monotonic() - began,
     }
+
+
+def meet_other_files(change: bool) -> None:
+    """Let frazil have changed under the API server, so that acts cannot be loaded; or let it be as before."""
+    from frazil import installed  # noqa: PLC0415 - as above
+    from frazil.airflow.page import acts  # noqa: PLC0415 - needs AIRFLOW_HOME
+
+    def cannot_be_loaded(*_: Any) -> Any:
+        raise ImportError("cannot import name 'Act'")
+
+    if change:
+        installed._began[:] = [installed.Began("API server", frozenset())]
+        acts.__dict__["subject_of_before"] = acts.subject_of
+        acts.subject_of = cannot_be_loaded
+    else:
+        installed._began.clear()
+        acts.subject_of = acts.__dict__.pop("subject_of_before")
 
 
 def store_dags() -> list[str]:

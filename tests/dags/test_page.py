@@ -312,4 +312,18 @@ def test_a_stream_of_another_team_is_neither_shown_nor_named(ask: Ask, airflow_p
         assert ask("OP", f"api/plan/{act}", method="POST", headers=OURS, body={})["status"] == 404
 
 
+@pytest.mark.usefixtures("declared")
+def test_an_act_that_meets_files_of_another_version_says_that_the_api_server_is_to_be_restarted(
+    ask: Ask, airflow_process: AirflowProcess
+):
+    airflow_process.call(in_airflow.meet_other_files, change=True)
+    try:
+        for what in ("plan", "act"):
+            answer = ask("OP", f"api/{what}/pause/ticks", method="POST", headers=OURS, body={})
+            assert answer["status"] == 500
+            assert answer["body"]["detail"].startswith("frazil was changed under this API server")
+    finally:
+        airflow_process.call(in_airflow.meet_other_files, change=False)
+
+
 PATHS = ("api/stream/ticks", "api/table/demo.ticks")

@@ -104,7 +104,7 @@ def resume(stream: str, streams_folder: Path, reason: str, *, teller: Teller, ac
     desired = open_desired(spec)
     desired.resume(by=person(), reason=reason)
     lost = _lost(spec, desired)
-    starts = "its supervisor (Airflow) starts it within seconds"
+    starts = "its supervisor (Airflow) starts it within seconds, if its DAG is not paused"
     if _foreground(stream):
         starts = "it runs in the foreground"
     elif lost:
@@ -135,7 +135,7 @@ def restart(stream: str, streams_folder: Path, reason: str, *, teller: Teller) -
         return desired
     desired.restart(by=person(), reason=reason)
     lost = _lost(spec, desired)
-    starts = "its supervisor (Airflow) starts it once the current batch has committed"
+    starts = "its supervisor (Airflow) starts it once the current batch has committed, if its DAG is not paused"
     if lost:
         starts = "it cannot go on before its table is back"
     teller.say(f"{stream} gets a new writer: {starts}.")

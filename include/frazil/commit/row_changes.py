@@ -7,6 +7,7 @@ begins from what it has then.
 from __future__ import annotations
 
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -22,6 +23,7 @@ from pyiceberg.table import FileScanTask, Table
 from pyiceberg.table.snapshots import Snapshot
 from pyroaring import BitMap64
 
+from frazil.commit.letter_counts import letters_summary, listed
 from frazil.commit.manifest_lists import manifests_of
 from frazil.commit.manifest_writing import metadata_folder, write_without
 from frazil.commit.snapshot import Base, Prepared, SnapshotWriter
@@ -91,6 +93,7 @@ class _Attempt:
     """The files that it wrote beside those of its writer."""
     head: Snapshot | None
     """What main had then."""
+    summary: Mapping[str, str]
 
 
 @dataclass(slots=True)
@@ -111,13 +114,14 @@ class RowChangeWriter:
         head = head_of(table.metadata)
         last = self.attempts[-1] if self.attempts else None
         if last and last.writer.files and last.head == head:  # its answer is unknown: try the same again
-            return last.writer.prepare(table, summary=summary, now_ms=now_ms)
-        copied = _Copies(table, self.change)
+            return last.writer.prepare(table, summary=last.summary, now_ms=now_ms)
+        copied = _Copies(table, self.change, now_ms)
         copied.run()
         self.rows = copied.chosen
         snapshot_id = table.metadata.new_snapshot_id()
         writer = SnapshotWriter(copied.staged, base=copied.base(snapshot_id), snapshot_id=snapshot_id)
-        self.attempts.append(_Attempt(writer, tuple(f.path for f in copied.staged), head))
+        summary = {**summary, **letters_summary(copied.letters)}
+        self.attempts.append(_Attempt(writer, tuple(f.path for f in copied.staged), head, summary))
         return writer.prepare(table, summary=summary, now_ms=now_ms)
 
     def delete_unused(self, table: Table) -> None:
@@ -134,10 +138,13 @@ class _Copies:
 
     table: Table
     change: RowChange
+    now_ms: int
     staged: tuple[StagedFile, ...] = ()
     replaced: dict[str, DataFile] = field(default_factory=dict)
     """By path."""
     chosen: int = 0
+    letters: Counter[str] = field(default_factory=Counter)
+    """How many more of each error class there are, as `frazil.commit.letter_counts` counts them."""
 
     def run(self) -> None:
         head = head_of(self.table.metadata)
@@ -171,7 +178,10 @@ class _Copies:
             chosen = self.change.choose(rows)
             self.chosen += int(chosen.sum())
             stays, goes = rows.filter(pa.array(~chosen)), rows.filter(pa.array(chosen))
-            for part in (stays, self.change.replace(goes) if goes.num_rows else goes.slice(0, 0)):
+            comes = self.change.replace(goes) if goes.num_rows else goes.slice(0, 0)
+            self.letters.update(listed(comes, now_ms=self.now_ms))
+            self.letters.subtract(listed(goes, now_ms=self.now_ms))
+            for part in (stays, comes):
                 if part.num_rows:
                     writer.add(part.select(schema.names).cast(schema))
 

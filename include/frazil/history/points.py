@@ -81,6 +81,8 @@ class Kind(StrEnum):
     """Rows with event times too far in the future."""
     END = "end"
     """A writer ended with an error."""
+    LETTERS = "dead letters"
+    """A replay or a discard, which the table tells; no history has it."""
     SUPERVISION = "supervision"
     """What a supervisor did: starts, restarts with their reason, stops, giving up."""
 

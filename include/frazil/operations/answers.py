@@ -16,6 +16,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar, cast
 
+from frazil import installed
+
 T = TypeVar("T")
 
 THREADS = 4
@@ -37,6 +39,8 @@ class Answer(Generic[T]):
     """When the look began that has not come back in time; or that everything of its group waits for."""
     renewed: bool = False
     """It is old, and the look for a newer one has begun."""
+    outdated: bool = False
+    """The look failed because frazil was changed under this process, as `problem` says."""
 
     @property
     def pending(self) -> bool:
@@ -50,6 +54,7 @@ class _Kept:
     look: Callable[[], object]
     value: object = None
     problem: str | None = None
+    outdated: bool = False
     answered_s: float | None = None
     answered_ms: int | None = None
     began_s: float | None = None
@@ -169,7 +174,7 @@ class Answers:
         since_ms = None if since_s is None else self._now_ms() - int((self._monotonic() - since_s) * 1000)
         looking = one.waiting or one.began_s is not None
         old = one.answered_s is not None and self._monotonic() - one.answered_s >= TOO_OLD_S
-        return Answer(one.value, one.answered_ms, one.problem, since_ms, renewed=looking and old)
+        return Answer(one.value, one.answered_ms, one.problem, since_ms, renewed=looking and old, outdated=one.outdated)
 
     def _silent_since_s(self, one: _Kept) -> float | None:
         """Since when it has not come back; what waits for a thread is silent if all of these are."""
@@ -192,18 +197,19 @@ class Answers:
         with self._around():
             while one is not None:
                 value: object = None
-                problem = None
+                problem = restart = None
                 try:
                     value = one.look()
                 except Exception as error:  # whatever a catalog or a storage raises is the answer
-                    problem = f"{type(error).__name__}: {' '.join(str(error).split())}"
-                one = self._done(one, value, problem)
+                    restart = installed.outdated(error)
+                    problem = restart or f"{type(error).__name__}: {' '.join(str(error).split())}"
+                one = self._done(one, value, problem, outdated=restart is not None)
 
-    def _done(self, one: _Kept, value: object, problem: str | None) -> _Kept | None:
+    def _done(self, one: _Kept, value: object, problem: str | None, *, outdated: bool) -> _Kept | None:
         """Keep the answer; the thread goes on with what waits."""
         with self._changed:
             one.value = value if problem is None else one.value
-            one.problem, one.began_s = problem, None
+            one.problem, one.outdated, one.began_s = problem, outdated, None
             one.answered_s, one.answered_ms = self._monotonic(), self._now_ms()
             group = one.group
             group.running.discard(one)

@@ -10,8 +10,10 @@ from array import array
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 
+from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.manifest import ManifestFile
 from pyiceberg.table import Table
+from pyiceberg.table.metadata import TableMetadata
 
 from frazil import clock
 from frazil.commit.lane import Lane, branch_name, open_lanes
@@ -77,7 +79,16 @@ def look_at_history(spec: StreamSpec, *, past_ms: int) -> History | None:
         marker = None
     now_ms = clock.now_ms()
     past = past_of(table, spec.name, since_ms=now_ms - past_ms)
-    return history_of(table.metadata, spec, marker, past, now_ms=now_ms)
+    letters = _letters(table, spec)
+    return history_of(table.metadata, spec, marker, past, letters, now_ms=now_ms, past_ms=past_ms)
+
+
+def _letters(table: Table, spec: StreamSpec) -> TableMetadata | None:
+    """Of the dead-letter table; None where it was never made, or was dropped."""
+    try:
+        return table.catalog.load_table(spec.dead_letter_table).metadata
+    except NoSuchTableError:
+        return None
 
 
 def look_at_routed(spec: StreamSpec, specs: Sequence[StreamSpec]) -> tuple[str, ...]:

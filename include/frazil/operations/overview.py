@@ -49,6 +49,8 @@ class Need:
 
     sentence: str
     runbook: str | None = None
+    dag: str | None = None
+    """The DAG in Airflow that it is about."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,8 @@ class Seen:
     """Of the declaration, or why the look failed."""
     renewed: bool = False
     """It is old, and is looked at again: it is shown as it was then."""
+    outdated: str | None = None
+    """What to do, where the look failed because frazil was changed under this process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +137,8 @@ class Around:
     health: Health | None = None
     names: Mapping[str, str] = field(default_factory=dict)
     """Of the tables that the stream writes, by identifier: by these the page finds them."""
+    paused_dag: str | None = None
+    """The DAG of its writer, where that is paused in Airflow."""
 
 
 def line_of(name: str, spec: StreamSpec | None, seen: Seen, around: Around, *, now_ms: int) -> Line:
@@ -144,7 +150,7 @@ def line_of(name: str, spec: StreamSpec | None, seen: Seen, around: Around, *, n
     status = seen.status
     now_ms = seen.at_ms if seen.renewed and seen.at_ms is not None else now_ms
     condition = _condition(spec, seen, now_ms=now_ms)
-    needs = _needs(condition, seen, windows, alerts)
+    needs = (*_needs(condition, seen, windows, alerts), *_unsupervised(condition, status, around.paused_dag))
     told = Line(
         name,
         around.names.get(spec.table.identifier, spec.table.identifier),
@@ -154,7 +160,7 @@ def line_of(name: str, spec: StreamSpec | None, seen: Seen, around: Around, *, n
         application=spec.application,
         promise_ms=promise_ms(spec),
         windows=windows,
-        health=around.health,
+        health=None if seen.outdated or seen.problem else around.health,
         at_ms=seen.at_ms,
     )
     if status is None:
@@ -170,11 +176,13 @@ def line_of(name: str, spec: StreamSpec | None, seen: Seen, around: Around, *, n
         backpressure_ms=status.backpressure_ms,
         rejected_last_day=flow.rejected_last_day if flow else None,
         rows=status.rows,
-        health=None if status.table_exists is False else around.health,
+        health=around.health if status.table_exists and not seen.outdated else None,
     )
 
 
 def _condition(spec: StreamSpec, seen: Seen, *, now_ms: int) -> Condition:
+    if seen.outdated:
+        return Condition(Level.TROUBLE, "restart needed", seen.outdated)
     waited_ms = 0 if seen.silent_since_ms is None else now_ms - seen.silent_since_ms
     if seen.silent_since_ms is not None and (seen.status is None or waited_ms >= PATIENCE_MS):
         said = f"The catalog {spec.table.catalog or 'default'}, its storage, or Kafka has not answered since"
@@ -208,6 +216,14 @@ def _needs(
     first_said = next(iter(said), "") if condition.level <= Level.TROUBLE else ""
     said |= {one.sentence: one.runbook for one in alerts if not _says_the_same(one, condition, first_said)}
     return tuple(Need(sentence, runbook) for sentence, runbook in said.items())
+
+
+def _unsupervised(condition: Condition, status: StreamStatus | None, paused_dag: str | None) -> tuple[Need, ...]:
+    """Why no writer comes, where one should run and nobody sees it."""
+    if status is None or status.writer.pid is not None or condition.level > Level.TROUBLE or paused_dag is None:
+        return ()
+    said = f"The DAG of its writer, {paused_dag}, is paused in Airflow: no writer starts before you unpause it"
+    return (Need(said, dag=paused_dag),)
 
 
 def _says_the_same(alert: StandingAlert, condition: Condition, first_said: str) -> bool:

@@ -15,13 +15,13 @@ from pyiceberg.table.snapshots import Snapshot
 from frazil.commit.history import changes_of, commit_records
 from frazil.commit.lane import read_lane
 from frazil.commit.marker import Marker, of_topics
-from frazil.commit.reasons import Reason, reasons_in
 from frazil.errors import MarkerUnreadable
 from frazil.history.points import MINUTE_MS, Happened, Point, beginning
 from frazil.history.points import History as Past
 from frazil.host.launcher import Observation
 from frazil.host.records import ExitRecord, LaunchKind
 from frazil.offsets.spans import TopicPartition
+from frazil.operations.letters import Rejected, published, rejected_of, summary_of, treated, with_treatments
 from frazil.operations.overview import Line
 from frazil.partitions.watermark import holding_back
 from frazil.spec.model import StreamSpec
@@ -75,15 +75,6 @@ class Commit:
     bytes: int
     watermark_ms: int | None
     """Of the stream, after this batch."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rejected:
-    """Dead letters of one error class in the last day."""
-
-    reason: str
-    count: int
-    places: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,21 +184,32 @@ class StreamView:
     range: Range = Range.SIX_HOURS
 
 
-def history_of(
-    metadata: TableMetadata, spec: StreamSpec, marker: Marker | None, past: Past = NO_PAST, *, now_ms: int
+def history_of(  # noqa: PLR0913 - all that is known of a stream's past
+    metadata: TableMetadata,
+    spec: StreamSpec,
+    marker: Marker | None,
+    past: Past = NO_PAST,
+    letters: TableMetadata | None = None,
+    *,
+    now_ms: int,
+    past_ms: int = DAY_MS,
 ) -> History:
-    """The newest commits and what was rejected in the last day, by snapshots' summaries alone."""
+    """The newest commits and what was rejected in the last day, by snapshots' summaries alone.
+
+    `letters`: of the dead-letter table. `past_ms`: since when what happened is told.
+    """
     newest = [snapshot for snapshot, _ in islice(commit_records(metadata, spec.name), COMMITS_MOST)]
-    reasons: dict[str, Reason] = {}
     changes: Counter[str] = Counter()
     for snapshot, _ in commit_records(metadata, spec.name):
         if now_ms - snapshot.timestamp_ms > DAY_MS:
             break
-        changes.update(changes_of(_summary(snapshot)))
-        for name, found in reasons_in(_summary(snapshot)).items():
-            reasons[name] = found + reasons[name] if name in reasons else found
-    rejected = [Rejected(name, found.count, found.places) for name, found in reasons.items()]
-    rejected.sort(key=lambda one: (-one.count, one.reason))
+        changes.update(changes_of(summary_of(snapshot)))
+    for told in published(metadata, spec.name, since_ms=now_ms - DAY_MS):
+        changes.update(changes_of(told))
+    treatments = treated(letters, metadata, spec.name, since_ms=now_ms - max(past_ms, DAY_MS))
+    rejected = rejected_of(metadata, spec.name, treatments, now_ms=now_ms)
+    shown = (one for one in treatments if one.at_ms >= now_ms - past_ms)
+    past = replace(past, happened=with_treatments(past.happened, shown))
     commits = tuple(map(_commit, reversed(newest)))
     return History(commits, tuple(rejected), changes, marker, past, _under_way(metadata, spec.name))
 
@@ -223,7 +225,7 @@ def _under_way(metadata: TableMetadata, stream: str) -> UnderWay | None:
 
 
 def _commit(snapshot: Snapshot) -> Commit:
-    told = _summary(snapshot)
+    told = summary_of(snapshot)
 
     def number(name: str) -> int:
         text = told.get(name, "")
@@ -240,10 +242,6 @@ def _commit(snapshot: Snapshot) -> Commit:
         bytes=number("added-files-size"),
         watermark_ms=int(watermark) if watermark.removeprefix("-").isdecimal() else None,
     )
-
-
-def _summary(snapshot: Snapshot) -> Mapping[str, str]:
-    return snapshot.summary.additional_properties if snapshot.summary else {}
 
 
 def partitions_of(

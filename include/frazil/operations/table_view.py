@@ -22,6 +22,11 @@ from frazil.spec.maintenance import Maintenance
 SMALLEST_BUCKET = 16 * 1024
 SNAPSHOTS_MOST = 600
 PAST_MOST = 12
+STREAMS = ("frazil.stream", "frazil.backfill-stream", "frazil.dead-letters-of")
+OF_LETTERS = {"replay": "replayed", "discard-dead-letters": "discarded"}
+"""Operations on dead letters, and what became of these."""
+STARTS = frozenset({"take-over", "settle"})
+"""Operations by which a writer begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +41,8 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """One snapshot, or the end of some. `kind` is batch, merge, backfill, compaction, manifests, expiry, position or
-    others."""
+    """One snapshot, or the end of some. `kind` is batch, merge, backfill, compaction, manifests, expiry, start,
+    position, letters or others."""
 
     at_ms: int
     kind: str
@@ -171,21 +176,27 @@ def _mark(snapshot: Snapshot) -> Mark:
         "batch": f"{_number(told, 'frazil.records'):,} records",
         "merge": f"{_number(told, 'frazil.records'):,} changes",
         "compaction": f"{gone:,} files became {added:,}",
-        "position": told.get("frazil.operation", ""),
+        "letters": OF_LETTERS.get(told.get("frazil.operation", ""), ""),
+        **dict.fromkeys(("start", "position"), told.get("frazil.operation", "")),
     }
     said = words.get(kind, f"{added:,} files added, {gone:,} removed")
-    stream = told.get("frazil.stream") or told.get("frazil.backfill-stream")
+    stream = next((told[name] for name in STREAMS if told.get(name)), None)
     return Mark(snapshot.timestamp_ms, kind, stream, added, said)
 
 
 def _kind(snapshot: Snapshot, told: Mapping[str, str]) -> str:
     if told.get("frazil.stream") and told.get("frazil.commit-record"):
         return "merge" if told.get("frazil.inserted") is not None else "batch"
+    if told.get("frazil.operation") in OF_LETTERS:
+        return "letters"
     if told.get("frazil.backfill-stream") or told.get("frazil.backfill"):
         return "backfill"
     if snapshot.summary and snapshot.summary.operation is Operation.REPLACE:
         return "compaction" if told.get("deleted-data-files") or told.get("added-data-files") else "manifests"
-    return "position" if told.get("frazil.stream") and told.get("frazil.operation") else "others"
+    operation = told.get("frazil.operation") if told.get("frazil.stream") else None
+    if operation in STARTS:
+        return "start"
+    return "position" if operation else "others"
 
 
 def _told(snapshot: Snapshot) -> Mapping[str, str]:
@@ -199,7 +210,7 @@ def _number(told: Mapping[str, str], name: str) -> int:
 
 
 def level_of(shape: Shape | None, calendar: Calendar | None, alerts: Sequence[StandingAlert]) -> Level:
-    """How much a table needs a person."""
+    """How much a table needs a person. `shape` is None where it is not known now."""
     if alerts or (calendar and any(cell.state == "held" for cell in calendar.cells)):
         return Level.TROUBLE
     return Level.UNKNOWN if shape is None else Level.WELL

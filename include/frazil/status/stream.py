@@ -20,6 +20,7 @@ from frazil.commit.rules import check_ancestry, check_same_source
 from frazil.errors import FrazilError
 from frazil.host.heartbeat import Heartbeat, Stall
 from frazil.host.launcher import Observation, ProcessState
+from frazil.installed import outdated
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import kafka_properties
 from frazil.status.flow import Flow, flow_of
@@ -107,7 +108,7 @@ class StreamPosition:
 
 
 def stream_status(spec: StreamSpec, *, now_ms: int) -> StreamStatus:
-    """Read the status of one stream. Never raises for what is out of reach."""
+    """Read the status of one stream. Never raises for what is out of reach; an error that is `outdated` is raised."""
     writer, observation, problems = look_at_writer(spec.name, now_ms=now_ms)
     committed = observation is not None and has_committed(observation)
     view = _look_at_table(spec, committed=committed, now_ms=now_ms)
@@ -235,6 +236,7 @@ def _look_at_table(spec: StreamSpec, *, committed: bool, now_ms: int) -> TableVi
         problems = (missing,) if missing else ()
         return TableView(exists=False, desired=desired, desired_reason=reason, problems=problems)
     except Exception as error:  # catalogs raise what their clients raise; the other streams go on
+        _raise_if_outdated(error)
         return TableView(exists=None, problems=(f"the table cannot be read: {_words(error)}",))
 
 
@@ -247,6 +249,7 @@ def _behind(spec: StreamSpec, marker: Marker) -> list[str]:
         behind, dropped = not_with_home(spec, open_stream(spec).tables, marker)
         found = [*behind, *dropped]
     except Exception as error:  # as above: catalogs raise what their clients raise
+        _raise_if_outdated(error)
         return [f"the tables of its route cannot be read: {_words(error)}"]
     more = (
         [f"{len(found) - ROUTED_NAMED:,} more lack rows or were dropped: `frazil route {spec.name}`"]
@@ -277,6 +280,7 @@ def _view(table: Table, spec: StreamSpec, *, now_ms: int) -> TableView:
     try:
         desired, reason = _desired(spec, table)
     except Exception as error:  # as above: storage raises what its clients raise
+        _raise_if_outdated(error)
         problems.append(f"the desired state cannot be read: {_words(error)}")
     return TableView(
         exists=True,
@@ -311,6 +315,12 @@ def _desired(spec: StreamSpec, table: Table | None) -> tuple[str, str | None]:
 def _rows(metadata: TableMetadata) -> int | None:
     head = head_of(metadata)
     return live_rows(head) if head else 0
+
+
+def _raise_if_outdated(error: Exception) -> None:
+    """Nothing is known of a table, where what would read it was replaced under this process."""
+    if outdated(error):
+        raise error
 
 
 def _words(error: Exception) -> str:

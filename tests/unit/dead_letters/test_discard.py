@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from frazil.commit import letter_counts
 from frazil.commit.opened import OpenStream
 from frazil.dead_letters.counts import counts, samples
 from frazil.dead_letters.discard import Mark, discard
@@ -62,11 +63,17 @@ def check_all_there(world: World) -> None:
     assert head.summary["total-records"] == "4"
 
 
-def test_what_is_selected_is_marked_once_and_what_others_rejected_is_not(world: World, opened: OpenStream) -> None:
+def test_what_is_selected_is_marked_once_and_what_others_rejected_is_not(
+    world: World, opened: OpenStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(letter_counts, "LATELY_MS", world.tables.clock_ms())
     assert discard(opened, NOT_JSON, MARK) == 3
     assert discarded(world) == MINE
     check_all_there(world)
     head = world.load_dead_letters().current_snapshot()
+    assert head is not None
+    assert head.summary is not None
+    assert letter_counts.letters_in(head.summary.additional_properties) == {"NotJson": -3}
     assert discard(opened, NOT_JSON, Mark("bob", "again", 0)) == 0
     assert world.load_dead_letters().current_snapshot() == head
     table = opened.tables.dead_letters.refresh()

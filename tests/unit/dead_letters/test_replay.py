@@ -17,6 +17,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 from frazil.audit.run import audit_stream
 from frazil.backfill import commit as committing
 from frazil.backfill.commit import LaneCommitter, abandon
+from frazil.commit import letter_counts
 from frazil.commit.committer import Committer
 from frazil.commit.journal import Journal
 from frazil.commit.lane import LaneState, branch_name, read_lane
@@ -141,13 +142,18 @@ def check_audit(live: Any) -> None:
     assert audit.wrong == ()
 
 
-def test_what_is_accepted_today_becomes_rows_and_the_rest_keeps_its_history(live: Any) -> None:
+def test_what_is_accepted_today_becomes_rows_and_the_rest_keeps_its_history(
+    live: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     opened = open_stream(live.spec)
+    monkeypatch.setattr(letter_counts, "LATELY_MS", opened.tables.clock_ms())
     (done,) = replay(opened, Selection())
     assert (done.landed, done.failed) == (len(GOOD), len(BAD))
     check_settled(live)
     head = live.table().current_snapshot()
     assert head.summary[WINDOWS] == '{"1704067200000000":5}', "complete windows reopen"
+    told = live.table("_dead_letters").current_snapshot().summary.additional_properties
+    assert letter_counts.letters_in(told) == {"MissingField": -len(GOOD)}
     (again,) = replay(opened, Selection())
     assert (again.landed, again.failed) == (0, len(BAD))
     check_settled(live, replays=2)

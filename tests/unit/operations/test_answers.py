@@ -9,6 +9,7 @@ from functools import partial
 
 import pytest
 
+from frazil import installed
 from frazil.operations.answers import SILENT_AFTER_S, TOO_OLD_S, Answer, Answers
 from tests.polling import eventually
 
@@ -72,6 +73,21 @@ def test_a_failed_look_is_the_answers_problem_and_what_was_known_stays(answers: 
         lambda: next((a for a in [answers.one("g", "k", fails, keep_s=1, within_s=0)] if a.problem), None)
     )
     assert (found.value, found.problem) == (7, "OSError: no space")
+
+
+def test_a_look_that_fails_because_frazil_was_changed_says_so_until_one_succeeds(
+    answers: Answers, clock: Clock, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(installed, "_began", [installed.Began("API server", frozenset())])
+
+    def fails() -> int:
+        raise ImportError("cannot import name 'x'")
+
+    found = answers.one("g", "k", fails, keep_s=0, within_s=60)
+    assert (found.outdated, found.problem) == (True, installed.outdated(ImportError()))
+    clock.s += 61
+    assert eventually(lambda: answers.one("g", "k", lambda: 7, keep_s=60, within_s=0).value == 7)
+    assert not answers.one("g", "k", fails, keep_s=60, within_s=0).outdated
 
 
 def test_what_was_known_is_shown_at_once_however_old_and_is_pending_while_it_is_looked_for(

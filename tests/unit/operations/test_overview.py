@@ -161,6 +161,35 @@ def test_a_look_that_failed_says_so(spec: StreamSpec):
     assert (line.level, line.needs) == (Level.BROKEN, (Need("OSError: no space", "docs/runbook.md#unmeasured"),))
 
 
+def test_what_cannot_be_read_is_not_called_in_shape(spec: StreamSpec):
+    around = Around(health=Health(Level.WELL, "in shape"))
+    unreadable = status(table_exists=None, problems=("no catalog",))
+    for seen in (Seen(unreadable, NOW_MS), Seen(problem="OSError: gone"), Seen(status(), OLD_MS, outdated="restart")):
+        assert line_of("ticks", spec, seen, around, now_ms=NOW_MS).health is None
+    assert line_of("ticks", spec, Seen(status(), NOW_MS), around, now_ms=NOW_MS).health == around.health
+
+
+def test_where_frazil_was_changed_under_the_server_it_says_that_and_blames_no_table(spec: StreamSpec):
+    for before in (None, status()):
+        line = line_of("ticks", spec, Seen(before, OLD_MS, outdated="restart it"), Around(), now_ms=NOW_MS)
+        assert (line.word, line.level, line.needs) == ("restart needed", Level.TROUBLE, (Need("restart it"),))
+
+
+def test_where_no_writer_runs_a_paused_dag_is_named_as_the_reason_and_not_where_it_makes_no_difference(
+    spec: StreamSpec,
+):
+    around = Around(paused_dag="frazil_writer_ticks")
+
+    def dags(**changes: Any) -> list[str]:
+        line = line_of("ticks", spec, Seen(status(**changes), NOW_MS), around, now_ms=NOW_MS)
+        return [need.dag for need in line.needs if need.dag]
+
+    gone = WriterStatus("never launched")
+    assert dags(writer=gone, last_commit_at_ms=OLD_MS) == dags(writer=ENDED) == ["frazil_writer_ticks"]
+    stopped = replace(ENDED, exit_code=0)
+    assert dags() == dags(writer=gone) == dags(**PAUSED, writer=stopped) == dags(problems=("slow",)) == []
+
+
 def test_a_declaration_that_was_never_sound_is_broken_and_each_line_of_it_a_need():
     line = line_of("ticks", None, Seen(problem="a: is missing\nb: is missing"), Around(), now_ms=NOW_MS)
     needs = tuple(Need(f"{name}: is missing", "docs/runbook.md#declaration") for name in "ab")

@@ -142,7 +142,7 @@ def test_the_history_is_the_newest_commits_and_the_rejected_records_of_a_day(spe
     assert found.marker is None
 
 
-def test_what_became_of_changes_is_summed_over_a_day(spec: StreamSpec):
+def test_what_became_of_changes_is_summed_over_a_day_with_those_of_a_replay(spec: StreamSpec):
     def commit(n: int, at_ms: int, **told: str) -> Snapshot:
         summary = {"frazil.stream": "ticks", "frazil.commit-record": "r", **{f"frazil.{k}": v for k, v in told.items()}}
         return Snapshot(
@@ -155,15 +155,16 @@ def test_what_became_of_changes_is_summed_over_a_day(spec: StreamSpec):
         commit(1, NOW_MS - 2 * 86_400_000, inserted="100"),
         commit(2, NOW_MS - 5000, inserted="3", stale="2", unchanged="x"),
         commit(3, NOW_MS - 1000, inserted="4", repeated="0"),
+        commit(4, NOW_MS - 500, **{"stream": "", "backfill": "l", "backfill-stream": "ticks", "inserted": "9"}),
     ]
     metadata: Any = SimpleNamespace(
         snapshots=snapshots,
         properties={},
         snapshot_by_id=lambda n: snapshots[n - 1],
-        refs={"main": SimpleNamespace(snapshot_id=3)},
+        refs={"main": SimpleNamespace(snapshot_id=4)},
     )
     found = history_of(metadata, spec, None, now_ms=NOW_MS)
-    assert found.changes == {"inserted": 7, "stale": 2, "repeated": 0}
+    assert found.changes == {"inserted": 16, "stale": 2, "repeated": 0}
 
 
 @pytest.mark.parametrize("shown", Range)

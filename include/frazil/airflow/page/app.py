@@ -15,6 +15,7 @@ from airflow.api_fastapi.core_api.security import GetUserDep
 from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.responses import RedirectResponse, Response
 
+from frazil import installed
 from frazil.airflow.page.guard import may, readable, record, refusal
 
 # Scripts and styles come from here alone, and whatever a record or a sentence contains is text.
@@ -33,6 +34,7 @@ KINDS = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
 def operations_page() -> FastAPI:
     """The application that Airflow's API server mounts at `frazil.airflow.page.address.PREFIX`."""
     app = FastAPI(title="frazil: streams", openapi_url=None, lifespan=_warmed)
+    app.add_exception_handler(Exception, _unexpected)
 
     @app.get("/")
     def root(user: GetUserDep) -> Response:  # noqa: ARG001 - whoever is signed in
@@ -125,18 +127,29 @@ def _said(work: Callable[[], Any]) -> Any:
     except TimeoutError as error:
         raise HTTPException(504, str(error)) from error
     except Exception as error:  # whatever a catalog, a storage, Kafka or Airflow raises
+        if said := installed.outdated(error):
+            raise HTTPException(500, said) from error
         raise HTTPException(409, f"{type(error).__name__}: {error}") from error
+
+
+async def _unexpected(_: Request, error: Exception) -> Response:
+    """The server logs the error; the person is told what to do."""
+    said = installed.outdated(error) or (
+        f"{type(error).__name__}: {error}. Look again before you repeat it: the API server's log has the whole error"
+    )
+    return Response(msgspec.json.encode({"detail": said}), 500, headers=HEADERS, media_type="application/json")
 
 
 @asynccontextmanager
 async def _warmed(_: FastAPI) -> AsyncIterator[None]:
     """The API server loads PyIceberg, and reads the declarations, beside its start: nobody waits for it."""
+    installed.remember("API server")
     threading.Thread(target=_warm, daemon=True).start()
     yield
 
 
 def _warm() -> None:
-    from frazil.airflow.page import one_stream, views  # noqa: F401, PLC0415 - as above
+    from frazil.airflow.page import acts, one_stream, one_table, views  # noqa: F401, PLC0415 - as above
 
     views.declared()
 

@@ -98,7 +98,8 @@ def _view(one: DeclaredStream, spec: StreamSpec, wish: Wish, *, may_act: bool) -
     looks = Looks.begin(spec, shown)
     seen = _gathered(looks.status, WITHIN_S)
     told, ends, runs = _gathered(looks.history), _gathered(looks.ends), _gathered(looks.writers)
-    found, around = told.value or History(), _around(one)
+    dags = _gathered(looks.dags).value
+    found, around = told.value or History(), _around(one, dags)
     partitions = partitions_of(found.marker, ends.value, spec)
     return StreamView(
         at_ms=clock.now_ms(),
@@ -112,13 +113,13 @@ def _view(one: DeclaredStream, spec: StreamSpec, wish: Wish, *, may_act: bool) -
         partitions=shown_partitions(partitions),
         partitions_in_all=len(partitions),
         runs=runs_of(runs.value),
-        dags=_gathered(looks.dags).value,
+        dags=dags,
         log=_log(spec, _gathered(looks.run).value),
         topics=topics_of(spec, partitions, os.environ.get(TOPIC_URL_VARIABLE, "")),
         routed=routed_of(_gathered(looks.routed).value, wish.tables) if looks.routed else None,
         pending=told.pending or seen.pending or ends.pending,
         may_act=may_act,
-        problems=tuple(views.unread({"Kafka": ends, "The table": told, "The run folder": runs})),
+        problems=tuple(dict.fromkeys(views.unread({"Kafka": ends, "The table": told, "The run folder": runs}))),
         range=shown,
         points=coarser(found.past.points, shown),
         happened=tuple(reversed(found.past.happened[-HAPPENED_MOST:])),
@@ -142,13 +143,13 @@ def _log(spec: StreamSpec, run_id: str | None) -> str | None:
     return f"/dags/{quote(_dags(spec)[0])}/runs/{quote(run_id, safe='')}/tasks/{quote(task)}"
 
 
-def _around(one: DeclaredStream) -> Around:
+def _around(one: DeclaredStream, dags: Mapping[str, bool] | None) -> Around:
     """Of the table that a stream feeds, what is known by now."""
     everything = declared().value or []
     measured = answers().one("Airflow", "alerts", standing_alerts, keep_s=KEEP_S, within_s=0.2)
     care = views.care_of(measured.value, everything)
     specs = views.feeding(everything)[views.place_of(one.spec)] if one.spec else ()
     if not specs or not specs[0].window:
-        return care(one, None)
+        return care(one, None, dags)
     (windows,) = answers().gather([views.ask_windows(specs, KEEP_S)], within_s=0.3)
-    return care(one, windows.value)
+    return care(one, windows.value, dags)

@@ -78,7 +78,7 @@ def table(name: str, sees: Sees, may_act: Callable[[str], bool]) -> TableView | 
         at_ms=clock.now_ms(),
         table=name,
         kind=found.kind,
-        level=level_of(files, shown_windows, standing),
+        level=level_of(None if seen.problem else files, shown_windows, standing),
         streams=tuple(sorted(shown)),
         every=format_duration(found.settings.every),
         shape=files,
@@ -87,7 +87,7 @@ def table(name: str, sees: Sees, may_act: Callable[[str], bool]) -> TableView | 
         dags=paused.value,
         pending=seen.pending or (windows is not None and complete.pending),
         may_act=may_act(MAINTENANCE_DAG),
-        problems=tuple(unread({"The table": seen, "Its windows": complete})),
+        problems=tuple(dict.fromkeys(unread({"The table": seen, "Its windows": complete}))),
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from frazil import clock
 from frazil.airflow.dag_ids import writer_dag_id
 from frazil.airflow.declared import DeclaredStream, declared_streams
-from frazil.airflow.page.known import Measured, standing_alerts
+from frazil.airflow.page.known import Measured, paused_dags, standing_alerts
 from frazil.home import home
 from frazil.maintenance.tables import TableKind, maintained_tables
 from frazil.operations.answers import Answer, Answers, Asked
@@ -79,6 +79,8 @@ def overview(sees: Sees) -> Overview:
     shown = [one for one in everything if one.name in may]
     kept, keep_s = answers(), max(KEEP_S, len(shown) / LOOKS_A_SECOND)
     measured = kept.ask("Airflow", "alerts", standing_alerts, keep_s=KEEP_S)
+    writers = sorted({writer_dag_of(one) for one in everything})
+    dags = kept.ask("Airflow", ("writers", *writers), partial(paused_dags, writers), keep_s=KEEP_S)
     _recall(everything)
     statuses = {one.name: ask_status(one.spec, keep_s=keep_s) for one in shown if one.spec}
     feeds = feeding(everything)
@@ -89,12 +91,13 @@ def overview(sees: Sees) -> Overview:
     _save(shown, answered)
     known = dict(zip(windows, kept.gather(windows.values(), within_s=0), strict=True))
     (alerts,) = kept.gather([measured], within_s=0.2)
+    (paused,) = kept.gather([dags], within_s=0)
     care = care_of(alerts.value, everything)
     now_ms = clock.now_ms()
     lines = []
     for one in shown:
         complete = known.get(place_of(one.spec)) if one.spec else None
-        around = care(one, complete.value if complete else None)
+        around = care(one, complete.value if complete else None, paused.value)
         lines.append(line_of(one.name, one.spec, seen_of(one, answered.get(one.name)), around, now_ms=now_ms))
     pending = any(answer.pending for answer in answered.values()) or any(answer.pending for answer in known.values())
     notes = tuple(_notes(found, alerts, now_ms=now_ms))
@@ -150,10 +153,13 @@ class Care:
     names: Mapping[str, Mapping[str, str]]
     """By stream and identifier, its tables as maintenance names them: with the catalog where two have such a table."""
 
-    def __call__(self, one: DeclaredStream, windows: Windows | None) -> Around:
+    def __call__(self, one: DeclaredStream, windows: Windows | None, dags: Mapping[str, bool] | None) -> Around:
+        """`dags`: those that Airflow has, and whether each is paused."""
+        writer = writer_dag_of(one)
         alerts = self.standing.get(one.name, ())
         health = health_of(self.tables.get(one.name, ()), alerts, self.due)
-        return Around(windows, alerts, health, self.names.get(one.name, {}))
+        paused = writer if (dags or {}).get(writer) else None
+        return Around(windows, alerts, health, self.names.get(one.name, {}), paused)
 
     @property
     def about_none(self) -> tuple[Need, ...]:
@@ -182,6 +188,8 @@ def unread(looks: Mapping[str, Answer[Any]]) -> Iterator[str]:
     for name, answer in looks.items():
         if answer.silent_since_ms is not None:
             yield f"{name} has not answered since {utc(answer.silent_since_ms)}"
+        elif answer.outdated and answer.problem:
+            yield answer.problem
         elif answer.problem:
             yield f"{name} cannot be read: {answer.problem}"
 
@@ -243,6 +251,8 @@ def seen_of(one: DeclaredStream, answer: Answer[StreamStatus] | None) -> Seen:
     if answer is None:
         return Seen(problem=problem)
     renewed = answer.renewed and answer.silent_since_ms is None
+    if answer.outdated:
+        return Seen(answer.value, answer.at_ms, problem=problem, outdated=answer.problem)
     return Seen(answer.value, answer.at_ms, answer.silent_since_ms, problem or answer.problem, renewed=renewed)
 
 

@@ -30,6 +30,7 @@ function route() {
 }
 
 function show() {
+  document.querySelectorAll("dialog").forEach((dialog) => dialog.close()); // it is of the view before
   const next = route();
   shown = { ...next, state: next.view.begin(...next.arguments), data: null, problem: null };
   draw();

@@ -1,6 +1,6 @@
 // What several views have in common.
 
-import { linkOut } from "./airflow.js";
+import { linkOut, linkTo } from "./airflow.js";
 import { h } from "./dom.js";
 
 /** A sentence; what stands between backticks is code. */
@@ -17,16 +17,20 @@ export function needsList(needs, key = "needs") {
   return needs.length > 0 && h("ul", { class: "needs", "aria-label": "What needs a person" }, needed(needs, key));
 }
 
-/** The items alone, each with the way to what the runbook says of it; once where several in a row have the same. */
+/** The items alone, each with the way to its DAG, or to what the runbook says of it; once where several in a row have the same. */
 export function needed(needs, key) {
   const all = needs.map((need) => (typeof need === "string" ? { sentence: need } : need));
-  return all.map(({ sentence, runbook }, i) => h("li", {}, words(sentence), runbook && runbook !== all[i + 1]?.runbook && [" ", entry(runbook, `${key}-${i}`)]));
+  return all.map(({ sentence, runbook, dag }, i) => h("li", {}, words(sentence), dag && [" ", toDag(dag, `${key}-${i}`)], runbook && runbook !== all[i + 1]?.runbook && [" ", entry(runbook, `${key}-${i}`)]));
 }
 
 function entry(runbook, key) {
   const name = runbook.split("#").at(-1);
   if (!/^https?:\/\//.test(runbook)) return h("small", { class: "runbook" }, "Runbook: ", h("code", {}, runbook));
   return h("small", { class: "runbook" }, h("a", { ...linkOut(runbook), "data-key": key }, `Runbook: ${name}`));
+}
+
+function toDag(dag, key) {
+  return h("small", { class: "runbook" }, h("a", { ...linkTo(`/dags/${encodeURIComponent(dag)}`), "data-key": key }, "Its DAG in Airflow"));
 }
 
 /** What the next window waits for, shortest first said: the topic-partition, the stream or the gate. */

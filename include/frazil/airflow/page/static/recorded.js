@@ -43,7 +43,7 @@ function choice(view, state, page) {
 
 function charts(view) {
   const now = view.at_ms;
-  const of = (value) => view.points.map((point) => ({ at: point.at_ms, value: value(point) }));
+  const of = (value) => view.points.map((point) => ({ at: point.at_ms, value: value(point), span: point.span_ms }));
   const each = (name) => of((point) => (point.batches ? point[name] / point.batches : null));
   const some = (points) => points.filter(({ value }) => value !== null && value !== undefined).length > 1;
   const perSecond = view.points.map((point) => ({ at: point.at_ms, value: (point.records * 1000) / point.span_ms, bad: (point.rejected * 1000) / point.span_ms }));

@@ -58,9 +58,16 @@ function numbers(view) {
     number("Waiting in Kafka", count(line.lag), line.lag === null ? "unknown" : "records"),
     number("Records", rate(line.records_per_s), line.backpressure_ms > 0 ? `batches are ${duration(line.backpressure_ms)} too slow` : `${short(line.rows)} rows in the table`),
     number("Complete to", windows ? iso(windows.complete_to) : UNKNOWN, windows ? heldBy(windows) || `by ${windows.grain}, UTC` : "not known, or no windows"),
-    number("Dead letters", count(line.rejected_last_day), "in the last day"),
+    number("Dead letters", count(line.rejected_last_day), left(view)),
     line.health && number("Table", [shape(line.health.level), " ", line.health.word], line.health.what.join(", ") || "as measured last"),
   );
+}
+
+/** Of those of the last day, how many a replay or a discard took out. */
+function left(view) {
+  const there = view.rejected.reduce((sum, one) => sum + one.there, 0);
+  const all = view.rejected.reduce((sum, one) => sum + one.count, 0);
+  return there < all ? `in the last day, ${count(there)} are left` : "in the last day";
 }
 
 function number(name, value, beside) {
@@ -165,7 +172,7 @@ function rejected(view) {
       ? h(
           "ul",
           { class: "runs letters" },
-          view.rejected.map((one) => h("li", {}, h("div", {}, h("b", {}, one.reason), ` ${counted(one.count, "record")}`, one.places.length > 0 && h("small", {}, "such as ", one.places.map((place, i) => [i ? ", " : "", h("code", {}, place)])), h("small", {}, h("code", {}, `frazil dlq show ${name} --reason ${one.reason} --limit 3`))))),
+          view.rejected.map((one) => h("li", {}, h("div", {}, h("b", {}, one.reason), ` ${counted(one.count, "record")}`, one.there !== one.count && `, ${one.there ? counted(one.there, "dead letter") : "no dead letter"} now`, one.places.length > 0 && h("small", {}, "such as ", one.places.map((place, i) => [i ? ", " : "", h("code", {}, place)])), one.there > 0 && h("small", {}, h("code", {}, `frazil dlq show ${name} --reason ${one.reason} --limit 3`))))),
         )
       : h("p", { class: "soft" }, view.line.rejected_last_day ? "Why is not in the table's history." : "Every record could be decoded."),
     view.rejected.length > 0 && h("p", { class: "soft" }, "What is in them is not shown here, because their fields may be sensitive: the command shows it to whoever may read the table."),

@@ -206,6 +206,8 @@ const KINDS = {
   manifests: "manifests rewritten",
   expiry: "expiry",
   position: "position moved",
+  start: "writer started",
+  letters: "replay or discard",
   others: "by others",
 };
 const WIDTH = 1200;

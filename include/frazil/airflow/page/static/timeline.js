@@ -11,8 +11,8 @@ const TOP = 10;
 const BOTTOM = 22;
 
 /**
- * A figure of `points` [{at, value, bad}], oldest first; `bad` is the part of value that is drawn in the colour of
- * trouble. `options`: title, say(value) as text, now, bars (else a line), limit (a line that should not be crossed).
+ * A figure of `points` [{at, value, bad, span}], oldest first; `bad` is the part of value that is drawn in the colour of
+ * trouble, and a value with a `span` holds for so long after `at`. `options`: title, say(value) as text, now, bars (else a line), limit (a line that should not be crossed).
  */
 export function timeline(points, options) {
   const { title, say = short, now, bars = false, limit } = options;
@@ -22,7 +22,7 @@ export function timeline(points, options) {
   const head = h("figcaption", {}, h("h3", {}, title), read);
   if (shown.length < 2) return h("figure", { class: "chart" }, head, h("p", { class: "faint" }, "Not enough commits yet."));
   const from = shown[0].at;
-  const to = Math.max(now, last.at, from + 1);
+  const to = Math.max(now, last.at + (last.span || 0), from + 1);
   const top = niceTop(Math.max(usual(shown), limit && limit < 4 * last.value ? limit : 0), say === duration ? STEPS_MS : null);
   const x = (at) => LEFT + ((at - from) / (to - from)) * (WIDTH - LEFT - RIGHT);
   const y = (value) => TOP + (1 - Math.min(value, top) / top) * (HEIGHT - TOP - BOTTOM);
@@ -68,8 +68,8 @@ function drawBars(points, x, y) {
 
 /** A line for each stretch without a gap: where nothing was committed for long, nothing is known in between. */
 function drawLine(points, x, y) {
-  const gaps = points.slice(1).map((point, i) => point.at - points[i].at).sort((a, b) => a - b);
-  const usualGap = gaps[Math.floor(gaps.length / 2)];
+  if (points[0].span) return drawSteps(points, x, y);
+  const usualGap = usualGapOf(points);
   const stretches = [[points[0]]];
   for (const [i, point] of points.slice(1).entries()) {
     if (points.length > 8 && point.at - points[i].at > 8 * usualGap) stretches.push([]);
@@ -79,6 +79,27 @@ function drawLine(points, x, y) {
     const way = some.map(({ at, value }, i) => `${i ? "L" : "M"}${x(at).toFixed(1)} ${y(value).toFixed(1)}`).join("");
     const base = `L${x(some.at(-1).at).toFixed(1)} ${y(0)}L${x(some[0].at).toFixed(1)} ${y(0)}z`;
     return [s("path", { class: "area", d: way + base }), s("path", { class: "stroke", d: way })];
+  });
+}
+
+function usualGapOf(points) {
+  const gaps = points.slice(1).map((point, i) => point.at - points[i].at).sort((a, b) => a - b);
+  return gaps[Math.floor(gaps.length / 2)];
+}
+
+/** A step for each span, up to the next; where none was recorded for long, as while no writer ran, nothing is known. */
+function drawSteps(points, x, y) {
+  const stretches = [];
+  const usualGap = usualGapOf(points);
+  for (const [i, point] of points.entries()) {
+    if (!i || point.at - points[i - 1].at > Math.max(1.5 * points[i - 1].span, 3 * usualGap)) stretches.push([]);
+    stretches.at(-1).push(point);
+  }
+  return stretches.map((some) => {
+    const end = some.at(-1).at + some.at(-1).span;
+    const way = some.map(({ at, value }, i) => `${i ? "H" : "M"}${x(at).toFixed(1)} ${i ? `V${y(value).toFixed(1)}` : y(value).toFixed(1)}`).join("");
+    const steps = `${way}H${x(end).toFixed(1)}`;
+    return [s("path", { class: "area", d: `${steps}V${y(0)}H${x(some[0].at).toFixed(1)}z` }), s("path", { class: "stroke", d: steps })];
   });
 }
 

@@ -1,0 +1,51 @@
+"""Whether frazil's files are still those that this process began with.
+
+A process that goes on while they are replaced loads some of the new ones beside the old ones. What then fails says
+nothing about a table, a catalog or Kafka.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+FOLDER = Path(__file__).parent
+OF_CODE = (ImportError, AttributeError, NameError, TypeError)
+"""What one module raises that meets another version of the next."""
+Files = frozenset[tuple[str, int, int]]
+"""Each module's path, size and time of change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Began:
+    """With what a process began. `process` is its name in a sentence."""
+
+    process: str
+    files: Files
+
+
+_began: list[Began] = []
+
+
+def remember(process: str) -> None:
+    """To be called when a process begins that goes on for long."""
+    _began[:] = [Began(process, _files())]
+
+
+def outdated(error: BaseException) -> str | None:
+    """What to do about an error that comes of files that were replaced; None for any other error."""
+    if not _began or not isinstance(error, OF_CODE) or _files() == _began[0].files:
+        return None
+    process = _began[0].process
+    return f"frazil was changed under this {process} since it began, and only parts of it are loaded anew: restart it"
+
+
+def _files() -> Files:
+    found = set()
+    for file in FOLDER.rglob("*.py"):
+        try:
+            told = file.stat()
+        except OSError:  # it is being replaced just now
+            continue
+        found.add((str(file), told.st_size, told.st_mtime_ns))
+    return frozenset(found)

@@ -1,0 +1,111 @@
+"""A stream's dead letters as a page shows them: what was rejected, and what replays and discards left of it. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.snapshots import Snapshot
+
+from frazil.commit.history import ancestors, commit_records
+from frazil.commit.letter_counts import letters_in
+from frazil.commit.reasons import Reason, reasons_in
+from frazil.history.points import Happened, Kind
+from frazil.spec.units import counted
+from frazil.status.flow import DAY_MS
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """Records of one error class that were rejected in the last day."""
+
+    reason: str
+    count: int
+    places: tuple[str, ...]
+    """A few of them: none of before the last replay or discard of such letters."""
+    there: int
+    """How many are still dead letters. A replay may give a letter another error class."""
+
+
+@dataclass(frozen=True, slots=True)
+class Treated:
+    """One replay or discard of a stream's dead letters. `more`: how many more of each error class there are since."""
+
+    at_ms: int
+    sentence: str
+    more: Mapping[str, int]
+
+    @property
+    def happened(self) -> Happened:
+        return Happened(self.at_ms, Kind.LETTERS, self.sentence)
+
+
+def treated(letters: TableMetadata | None, main: TableMetadata, stream: str, *, since_ms: int) -> list[Treated]:
+    """The replays and discards since then, oldest first, by the snapshots of the dead-letter table."""
+    found: list[Treated] = []
+    landed = {told["frazil.backfill"]: told for told in published(main, stream, since_ms=since_ms)}
+    for snapshot in ancestors(letters) if letters else ():
+        if snapshot.timestamp_ms < since_ms:
+            break
+        told = summary_of(snapshot)
+        if told.get("frazil.operation") == "replay" and told.get("frazil.backfill-stream") == stream:
+            sentence = _replayed(landed.get(told.get("frazil.backfill", "")))
+        elif told.get("frazil.dead-letters-of") == stream:
+            by, why = told.get("frazil.discarded-by", "somebody"), told.get("frazil.reason", "")
+            sentence = f"dead letters were discarded by {by}: {why}"
+        else:
+            continue
+        found.append(Treated(snapshot.timestamp_ms, sentence, letters_in(told)))
+    return found[::-1]
+
+
+def published(main: TableMetadata, stream: str, *, since_ms: int) -> list[Mapping[str, str]]:
+    """The summaries of a stream's backfills and replays in its table since then, newest first."""
+    found = []
+    for snapshot in ancestors(main):
+        if snapshot.timestamp_ms < since_ms:
+            break
+        told = summary_of(snapshot)
+        if told.get("frazil.backfill-stream") == stream and "frazil.backfill" in told:
+            found.append(told)
+    return found
+
+
+def _replayed(told: Mapping[str, str] | None) -> str:
+    landed, failed = ((told or {}).get(f"frazil.{name}", "") for name in ("records", "rejected"))
+    if not (landed.isdecimal() and failed.isdecimal()):
+        return "dead letters were replayed"
+    return f"dead letters were replayed: {counted(int(landed), 'record')} landed, {int(failed):,} failed again"
+
+
+def rejected_of(main: TableMetadata, stream: str, treatments: Sequence[Treated], *, now_ms: int) -> list[Rejected]:
+    """By error class, most first, what was rejected in the last day, and what is left of it."""
+    begin_ms = now_ms - DAY_MS
+    treatments = [one for one in treatments if one.at_ms >= begin_ms]
+    more = Counter[str]()
+    gone_ms: dict[str, int] = {}
+    for one in treatments:
+        more.update(one.more)
+        gone_ms |= {name: one.at_ms for name, change in one.more.items() if change < 0}
+    reasons = {name: Reason(0) for name, change in more.items() if change > 0}
+    for snapshot, _ in commit_records(main, stream):
+        if snapshot.timestamp_ms < begin_ms:
+            break
+        for name, found in reasons_in(summary_of(snapshot)).items():
+            told = found if snapshot.timestamp_ms > gone_ms.get(name, 0) else Reason(found.count)
+            reasons[name] = told + reasons.get(name, Reason(0))
+    rejected = [
+        Rejected(name, found.count, found.places, max(found.count + more[name], 0)) for name, found in reasons.items()
+    ]
+    return sorted(rejected, key=lambda one: (-one.count, one.reason))
+
+
+def with_treatments(happened: Iterable[Happened], treatments: Iterable[Treated]) -> tuple[Happened, ...]:
+    """What happened, in its order."""
+    return tuple(sorted((*happened, *(one.happened for one in treatments)), key=lambda what: what.at_ms))
+
+
+def summary_of(snapshot: Snapshot) -> Mapping[str, str]:
+    return snapshot.summary.additional_properties if snapshot.summary else {}

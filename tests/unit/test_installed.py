@@ -1,0 +1,43 @@
+"""Files that are replaced under a process that goes on."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from frazil import installed
+
+CODE = ImportError("cannot import name 'route_of'")
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "room").mkdir()
+    (tmp_path / "room" / "one.py").write_text("a = 1")
+    monkeypatch.setattr(installed, "FOLDER", tmp_path)
+    monkeypatch.setattr(installed, "_began", [])
+    return tmp_path
+
+
+def test_an_error_of_code_is_outdated_once_a_file_is_another_and_no_other_error_is(package: Path):
+    assert installed.outdated(CODE) is None, "a process that does not go on for long"
+    installed.remember("API server")
+    (package / "room" / "one.pyc").write_text("compiled")
+    assert installed.outdated(CODE) is None
+    os.utime(package / "room" / "one.py", ns=(1, 1))  # an older one, as of a rollback
+    assert str(installed.outdated(CODE)).startswith("frazil was changed under this API server")
+    assert installed.outdated(OSError("no route to host")) is None
+    installed.remember("API server")
+    assert installed.outdated(CODE) is None
+
+
+def test_a_file_that_came_or_went_is_a_change_too(package: Path):
+    installed.remember("API server")
+    (package / "two.py").write_text("b = 2")
+    assert installed.outdated(AttributeError("b"))
+    (package / "two.py").unlink()
+    assert installed.outdated(AttributeError("b")) is None
+    (package / "room" / "one.py").unlink()
+    assert installed.outdated(AttributeError("a"))
