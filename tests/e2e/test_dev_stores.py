@@ -12,7 +12,7 @@ import pytest
 from pyiceberg.catalog import Catalog, load_catalog
 from sqlalchemy import create_engine, text
 
-from frazil.dev import process
+from frazil.dev import object_store, process
 from frazil.dev.object_store import EmbeddedObjectStore
 from frazil.dev.postgres import EmbeddedPostgres
 from frazil.errors import EnvironmentUnusable
@@ -65,6 +65,17 @@ def test_a_taken_port_of_the_object_store_is_named(store: EmbeddedObjectStore, t
     port = int(store.endpoint.rpartition(":")[2])
     with pytest.raises(EnvironmentUnusable, match=rf"port {port}, .* is taken by weed .*--object-store-port"):
         EmbeddedObjectStore(tmp_path, port=port).start()
+
+
+def test_a_store_that_ends_while_it_starts_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    weed = tmp_path / "weed"
+    weed.write_text(
+        "#!/bin/sh\necho 'F1124 11:57:52.689578 s3.go:588 bind: address already in use\ngoroutine 1 [running]:'"
+    )
+    weed.chmod(0o700)
+    monkeypatch.setattr(object_store, "_weed", lambda: weed)
+    with pytest.raises(EnvironmentUnusable, match=r"ended while it started: s3.go:588 bind: address already in use$"):
+        EmbeddedObjectStore(tmp_path / "store").start()
 
 
 def test_postgres_comes_back_after_a_kill_and_ends_in_spite_of_a_client(postgres: EmbeddedPostgres) -> None:

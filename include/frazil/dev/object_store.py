@@ -7,6 +7,7 @@ service and every interface but loopback are off.
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import shutil
 import sys
@@ -30,6 +31,8 @@ STATE_FILE = "object-store.json"
 
 _SOCKETS = Path("/tmp")
 """Where SeaweedFS puts the sockets between its own parts."""
+_FATAL = re.compile(r"F\d{4} [\d:.]+ (.+)")
+"""A line of its log that tells of an error which ended it, before the stacks of its goroutines."""
 _THERE = frozenset({"BucketAlreadyExists", "BucketAlreadyOwnedByYou", "ConflictException"})
 
 
@@ -148,6 +151,12 @@ class EmbeddedObjectStore(process.EmbeddedServer):
             catalog = requests.get(f"{self.catalog_uri}/v1/config", timeout=2)
             return None if catalog.status_code < 500 and self._made_buckets() else ""
         return ""
+
+    def _last_words(self) -> str:
+        fatal = [
+            found[1] for line in self.log.read_text(errors="replace").splitlines() if (found := _FATAL.match(line))
+        ]
+        return fatal[-1] if fatal else super()._last_words()
 
     def _made_buckets(self) -> bool:
         """Whether both buckets exist and take an object; the volume server joins a while after S3 answers."""

@@ -30,10 +30,15 @@ from frazil.host.processes import has_ended
 RECORD_SUFFIX = ".process.json"
 LOOPBACK = "127.0.0.1"
 
+PORTS = range(20_000, 32_000)
+"""Where free ports are sought: below the range of outgoing connections."""
+
 _POLL_S = 0.1
 _SAME_START_S = 0.5
 """The start time of one process, read at different moments, differs only by rounding."""
 _INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_given: set[int] = set()
+"""Ports that this process chose before; their servers may not listen yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +103,10 @@ class EmbeddedServer(Embedded):
     def _missing(self) -> str | None:
         """None if it is ready; otherwise why not, or nothing."""
 
+    def _last_words(self) -> str:
+        """What its log says of its end."""
+        return last_lines(self.log)
+
     def start(self) -> Self:
         """Start the server, unless it runs, and wait until it is ready.
 
@@ -133,7 +142,7 @@ class EmbeddedServer(Embedded):
         deadline = time.monotonic() + self.READY_WITHIN_S
         while True:
             if not self.server():
-                raise EnvironmentUnusable(f"{self.TITLE} ended while it started: {last_lines(self.log)}")
+                raise EnvironmentUnusable(f"{self.TITLE} ended while it started: {self._last_words()}")
             missing = self._missing()
             if missing is None:
                 return
@@ -239,12 +248,13 @@ def last_lines(log: Path, count: int = 5) -> str:
 
 
 def free_port() -> int:
-    """A free port on loopback, below the range of outgoing connections."""
+    """A free port of `PORTS` on loopback, which this process is not given again."""
     for _ in range(200):
-        port = random.randint(20_000, 32_000)
-        if is_free(port):
+        port = random.choice(PORTS)
+        if port not in _given and is_free(port):
+            _given.add(port)
             return port
-    raise EnvironmentUnusable("found no free port between 20000 and 32000; end some of the servers there.")
+    raise EnvironmentUnusable(f"found no free port from {PORTS[0]} to {PORTS[-1]}; end some of the servers there.")
 
 
 def answers(port: int) -> bool:
