@@ -34,9 +34,9 @@ from pyiceberg.exceptions import CommitFailedException, NoSuchTableError
 from frazil.commit import followers, merging, swap
 from frazil.commit import sweep as sweeping
 from frazil.commit.following import give_up
-from frazil.commit.lacking import lacking
 from frazil.commit.marker import BatchKey, Fate, Marker
 from frazil.commit.marker_change import reset
+from frazil.commit.members import write_member
 from frazil.commit.reset import standing
 from frazil.commit.swap import Patience
 from frazil.commit.sweep import sweep
@@ -260,17 +260,18 @@ class Tables(RuleBasedStateMachine):
     @precondition(lambda self: bool(self.trouble))
     @rule(forward=st.booleans())
     def mend_a_routed_table(self, forward: bool) -> None:
-        """A person puts it forward again, or makes it anew, or lets it go on as it stands."""
+        """A person puts it forward again, or lets it go on as it stands, made anew if need be: `frazil route`."""
         name = min(self.trouble)
         head = self.trouble.pop(name)
         home = self.world.marker()
         if home is None or (head is not None and forward and self.world.move(name, head)):
             return
         process = Process(self.world)
-        ensure_declared(process.catalog, routed_table(self.world.spec, name), self.world.spec.name)
-        if head is not None or any(behind.target == name for behind in lacking(process.tables, home)):
-            give_up(process.tables, name, home)
-            self.given_up[name] |= self.world.records_of(name) - set(self.world.offsets(name))
+        table = ensure_declared(process.catalog, routed_table(self.world.spec, name), self.world.spec.name)
+        give_up(process.tables, name, home)
+        if head is None:
+            write_member(process.tables, name, None, table)
+        self.given_up[name] |= self.world.records_of(name) - set(self.world.offsets(name))
 
     # What must hold
 

@@ -285,7 +285,7 @@ def present_marker(found: Marker | None, table: Table, stream: str) -> Marker:
     if found is None:
         raise CommitUnavailable(
             f"table {'.'.join(table.name())} has no marker of stream {stream!r}: it was dropped and made again, or the "
-            "marker was removed"
+            f"marker was removed. `frazil route {stream}` says what to do"
         )
     return found
 
