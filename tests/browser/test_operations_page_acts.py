@@ -185,6 +185,8 @@ def test_a_reset_says_what_it_skips_and_reads_again_and_moves_the_stream(open_pa
     assert confirmed(page, dialog) == "refunds has its new position. Resume it to go on there."
     expect(page.get_by_text("Nothing waits.")).to_be_visible()
     assert recorded(server, "reset")[2]["to"] == "latest"
+    view(page, "#/table/shop.refunds", "shop.refunds")
+    expect(page.get_by_role("img", name=re.compile("1 of offsets reset, refunds"))).to_be_visible()
     view(page, "#/stream/orders", "orders")
     dialog = asked(page, "Reset …")
     expect(dialog.get_by_text("A writer of orders runs. Pause the stream first")).to_be_visible()

@@ -22,11 +22,35 @@ from frazil.spec.maintenance import Maintenance
 SMALLEST_BUCKET = 16 * 1024
 SNAPSHOTS_MOST = 600
 PAST_MOST = 12
+LOST_MOST = 200
+"""So much is shown of the text that tells which offsets were lost."""
 STREAMS = ("frazil.stream", "frazil.backfill-stream", "frazil.dead-letters-of")
 OF_LETTERS = {"replay": "replayed", "discard-dead-letters": "discarded"}
 """Operations on dead letters, and what became of these."""
-STARTS = frozenset({"take-over", "settle"})
-"""Operations by which a writer begins."""
+LABELS = {
+    "batch": "batch",
+    "merge": "merge",
+    "backfill": "backfill",
+    "compaction": "compaction",
+    "manifests": "manifests rewritten",
+    "expiry": "expiry",
+    "letters": "replay or discard",
+    "others": "by others",
+}
+OF_MARKERS = {
+    "take-over": ("start", "writer started", "a new epoch"),
+    "settle": ("start", "writer started", "a batch of an earlier epoch was discarded"),
+    "follow": ("start", "table joined", "the stream's next batches bring it rows"),
+    "reset": ("position", "offsets reset", "the stream goes on elsewhere in Kafka"),
+    "adopt": ("position", "table adopted", "the stream appends to the rows that it has"),
+    "forget": ("position", "stream forgotten", "its marker was removed"),
+    "skip-gap": ("position", "gap skipped", "Kafka deleted what was not read"),
+    "give-up": ("position", "rows given up", "the table goes on without rows that waited for it"),
+    "align": ("open", "open windows", ""),
+    "release": ("open", "rows moved to main", ""),
+}
+"""Operations of a stream that commit no batch: the kind, what they are called, and what they did. Where that is empty,
+files say it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +65,11 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """One snapshot, or the end of some. `kind` is batch, merge, backfill, compaction, manifests, expiry, start,
-    position, letters or others."""
+    """One snapshot, or the end of some. `kind` is a key of LABELS, or start, position or open; `label` names it."""
 
     at_ms: int
     kind: str
+    label: str
     stream: str | None
     files: int
     said: str
@@ -161,30 +185,38 @@ def marks_of(metadata: TableMetadata, past: Iterable[PastOutcome] = ()) -> tuple
     """The newest snapshots, of main and of what was kept beside it, and when others expired since the first of them."""
     newest = [_mark(one) for one in sorted(metadata.snapshots, key=lambda one: one.timestamp_ms)[-SNAPSHOTS_MOST:]]
     expiries = [
-        Mark(one.at_ms, "expiry", None, 0, f"{one.numbers.get('snapshots-expired', 0):,.0f} snapshots expired")
+        Mark(one.at_ms, "expiry", "expiry", None, 0, _expired(one))
         for one in past
         if one.action == DueAction.EXPIRY and one.ending is Ending.DONE and newest and one.at_ms >= newest[0].at_ms
     ]
     return tuple(sorted((*newest, *expiries), key=lambda one: one.at_ms))
 
 
+def _expired(one: PastOutcome) -> str:
+    return f"{one.numbers.get('snapshots-expired', 0):,.0f} snapshots expired"
+
+
 def _mark(snapshot: Snapshot) -> Mark:
     told = _told(snapshot)
     added, gone = _number(told, "added-data-files"), _number(told, "deleted-data-files")
-    kind = _kind(snapshot, told)
+    kind, operation = _kind(snapshot, told), told.get("frazil.operation", "")
+    label, did = LABELS.get(kind, "marker changed"), ""
+    if kind == "position":
+        kind, label, did = OF_MARKERS.get(operation, (kind, label, operation))
     words = {
         "batch": f"{_number(told, 'frazil.records'):,} records",
         "merge": f"{_number(told, 'frazil.records'):,} changes",
         "compaction": f"{gone:,} files became {added:,}",
-        "letters": OF_LETTERS.get(told.get("frazil.operation", ""), ""),
-        **dict.fromkeys(("start", "position"), told.get("frazil.operation", "")),
+        "letters": OF_LETTERS.get(operation, ""),
     }
-    said = words.get(kind, f"{added:,} files added, {gone:,} removed")
+    lost = f": {told['frazil.lost'][:LOST_MOST]}" if told.get("frazil.lost") else ""
+    said = f"{did}{lost}" if did else words.get(kind, f"{added:,} files added, {gone:,} removed")
     stream = next((told[name] for name in STREAMS if told.get(name)), None)
-    return Mark(snapshot.timestamp_ms, kind, stream, added, said)
+    return Mark(snapshot.timestamp_ms, kind, label, stream, added, said)
 
 
 def _kind(snapshot: Snapshot, told: Mapping[str, str]) -> str:
+    """A key of LABELS; of what changed a stream's marker and committed no batch, position."""
     if told.get("frazil.stream") and told.get("frazil.commit-record"):
         return "merge" if told.get("frazil.inserted") is not None else "batch"
     if told.get("frazil.operation") in OF_LETTERS:
@@ -193,10 +225,7 @@ def _kind(snapshot: Snapshot, told: Mapping[str, str]) -> str:
         return "backfill"
     if snapshot.summary and snapshot.summary.operation is Operation.REPLACE:
         return "compaction" if told.get("deleted-data-files") or told.get("added-data-files") else "manifests"
-    operation = told.get("frazil.operation") if told.get("frazil.stream") else None
-    if operation in STARTS:
-        return "start"
-    return "position" if operation else "others"
+    return "position" if told.get("frazil.stream") and told.get("frazil.operation") else "others"
 
 
 def _told(snapshot: Snapshot) -> Mapping[str, str]:

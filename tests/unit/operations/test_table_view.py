@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from itertools import pairwise
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyiceberg.table.snapshots import Snapshot, Summary
 
+import frazil
+from frazil.commit.marked_update import ALIGN
 from frazil.maintenance.due import Action, Due
 from frazil.maintenance.health import TableHealth
 from frazil.maintenance.outcome import Ending
@@ -19,6 +23,8 @@ from frazil.operations.calendar import Calendar, Cell
 from frazil.operations.condition import Level
 from frazil.operations.overview import StandingAlert
 from frazil.operations.table_view import (
+    LOST_MOST,
+    OF_MARKERS,
     PAST_MOST,
     SNAPSHOTS_MOST,
     histogram,
@@ -58,8 +64,6 @@ BATCH = {"frazil__stream": "ticks", "frazil__commit_record": "r", "frazil__recor
         (snapshot(1, **BATCH), "batch", "ticks", "12 records"),
         (snapshot(1, "overwrite", **BATCH, frazil__inserted="3"), "merge", "ticks", "12 changes"),
         (snapshot(1, frazil__backfill_stream="ticks"), "backfill", "ticks", "0 files added, 0 removed"),
-        (snapshot(1, frazil__stream="ticks", frazil__operation="take-over"), "start", "ticks", "take-over"),
-        (snapshot(1, frazil__stream="ticks", frazil__operation="reset"), "position", "ticks", "reset"),
         (snapshot(1, frazil__backfill_stream="ticks", frazil__operation="replay"), "letters", "ticks", "replayed"),
         (snapshot(1, "replace", added_data_files="1", deleted_data_files="9"), "compaction", None, "9 files became 1"),
         (snapshot(1, "replace", frazil__operation="manifests"), "manifests", None, "0 files added, 0 removed"),
@@ -70,6 +74,42 @@ BATCH = {"frazil__stream": "ticks", "frazil__commit_record": "r", "frazil__recor
 def test_a_snapshot_says_what_made_it(made: Snapshot, kind: str, stream: str | None, said: str):
     (mark,) = marks_of(metadata(made))
     assert (mark.kind, mark.stream, mark.said) == (kind, stream, said)
+
+
+@pytest.mark.parametrize(
+    ("operation", "kind", "label", "said"),
+    [
+        ("take-over", "start", "writer started", "a new epoch"),
+        ("follow", "start", "table joined", "the stream's next batches bring it rows"),
+        ("reset", "position", "offsets reset", "the stream goes on elsewhere in Kafka"),
+        ("adopt", "position", "table adopted", "the stream appends to the rows that it has"),
+        ("forget", "position", "stream forgotten", "its marker was removed"),
+        ("give-up", "position", "rows given up", "the table goes on without rows that waited for it"),
+        ("align", "open", "open windows", "4 files added, 0 removed"),
+        ("release", "open", "rows moved to main", "4 files added, 0 removed"),
+        ("of-a-later-version", "position", "marker changed", "of-a-later-version"),
+    ],
+)
+def test_what_changed_a_marker_and_committed_no_batch_is_called_what_it_is(
+    operation: str, kind: str, label: str, said: str
+):
+    made = snapshot(1, frazil__stream="ticks", frazil__operation=operation, added_data_files="4")
+    (mark,) = marks_of(metadata(made))
+    assert (mark.kind, mark.label, mark.stream, mark.said) == (kind, label, "ticks", said)
+
+
+def test_a_gap_that_was_skipped_says_which_offsets_were_lost_but_not_all_of_very_many():
+    lost = "; ".join(f"ticks-{n} offsets 0 to 99" for n in range(90))
+    (mark,) = marks_of(metadata(snapshot(1, frazil__stream="t", frazil__operation="skip-gap", frazil__lost=lost)))
+    assert (mark.label, mark.kind) == ("gap skipped", "position")
+    assert mark.said.startswith("Kafka deleted what was not read: ticks-0 offsets 0 to 99; ticks-1")
+    assert len(mark.said) < 2 * LOST_MOST
+
+
+def test_each_operation_that_writes_a_marker_alone_has_a_label():
+    code = "\n".join(file.read_text() for file in (Path(frazil.__file__).parent / "commit").glob("*.py"))
+    written = set(re.findall(r'operation(?:": |=)"([a-z-]+)"', code)) | {ALIGN}
+    assert {"reset", "skip-gap"} < written == set(OF_MARKERS)
 
 
 def test_of_very_many_snapshots_the_newest_are_shown():

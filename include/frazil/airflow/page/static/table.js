@@ -198,18 +198,6 @@ function did({ action, numbers, sentence }) {
 
 /* Snapshots */
 
-const KINDS = {
-  batch: "batch",
-  merge: "merge",
-  backfill: "backfill",
-  compaction: "compaction",
-  manifests: "manifests rewritten",
-  expiry: "expiry",
-  position: "position moved",
-  start: "writer started",
-  letters: "replay or discard",
-  others: "by others",
-};
 const WIDTH = 1200;
 const ROW = 24;
 const LEFT = 190;
@@ -238,7 +226,7 @@ function snapshots(view) {
           s("text", { x: 0, y: i * ROW + 16 }, name.length > 26 ? `${name.slice(0, 25)}…` : name),
           s("line", { class: "grid", x1: LEFT, x2: WIDTH, y1: i * ROW + 12, y2: i * ROW + 12 }),
         ]),
-        marks.map((mark) => s("rect", { class: `mark ${mark.kind}`, x: x(mark.at_ms) - 1.5, y: lanes.indexOf(lane(mark)) * ROW + 4, width: 3, height: 16, rx: 1 }, s("title", {}, `${moment(mark.at_ms, view.at_ms)}: ${KINDS[mark.kind]}, ${mark.said}`))),
+        marks.map((mark) => s("rect", { class: `mark ${mark.kind}`, x: x(mark.at_ms) - 1.5, y: lanes.indexOf(lane(mark)) * ROW + 4, width: 3, height: 16, rx: 1 }, s("title", {}, `${moment(mark.at_ms, view.at_ms)}: ${mark.label}, ${mark.said}`))),
         [from, (from + to) / 2, to].map((at, i) => s("text", { class: "axis", x: x(at), y: height - 4, "text-anchor": ["start", "middle", "end"][i] }, moment(at, view.at_ms))),
       ),
     ),
@@ -246,5 +234,5 @@ function snapshots(view) {
 }
 
 function lane(mark) {
-  return mark.stream ? `${KINDS[mark.kind]}, ${mark.stream}` : KINDS[mark.kind];
+  return mark.stream ? `${mark.label}, ${mark.stream}` : mark.label;
 }
