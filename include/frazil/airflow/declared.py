@@ -29,6 +29,8 @@ class DeclaredStream:
     """Its file is gone: whatever still runs for it ends, and nothing new starts."""
     missing: bool = False
     """Its file is gone, perhaps for a moment: nobody is alerted before it is known which."""
+    current: bool = False
+    """`spec` is what its file says now: what is wrong is a conflict with another file."""
 
 
 def all_streams(folder: Path) -> list[DeclaredStream]:
@@ -46,7 +48,7 @@ def all_streams(folder: Path) -> list[DeclaredStream]:
         own = "\n".join(clash for clash in clashes if clash.startswith(f"{path}: "))
         before = found.get(spec.name)
         problem = "\n".join(filter(None, [before.problem if before else None, own])) or None
-        found[spec.name] = DeclaredStream(spec.name, spec, problem)
+        found[spec.name] = DeclaredStream(spec.name, spec, problem, current=True)
     return [found[name] for name in sorted(found)]
 
 

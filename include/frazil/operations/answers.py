@@ -30,10 +30,11 @@ FORGOTTEN_AFTER_S, SWEPT_EVERY_S = 12 * 3600.0, 60.0
 
 @dataclass(frozen=True, slots=True)
 class Answer(Generic[T]):
-    """The newest answer. `at_ms` is None before the first; `problem` says why the last look failed."""
+    """The newest answer. `problem` says why the last look failed."""
 
     value: T | None = None
     at_ms: int | None = None
+    """Of `value`, or of the look that failed where there is none; None before the first."""
     problem: str | None = None
     silent_since_ms: int | None = None
     """When the look began that has not come back in time; or that everything of its group waits for."""
@@ -210,7 +211,9 @@ class Answers:
         with self._changed:
             one.value = value if problem is None else one.value
             one.problem, one.outdated, one.began_s = problem, outdated, None
-            one.answered_s, one.answered_ms = self._monotonic(), self._now_ms()
+            one.answered_s = self._monotonic()
+            if problem is None or one.value is None:
+                one.answered_ms = self._now_ms()
             group = one.group
             group.running.discard(one)
             following = group.queue.popleft() if group.queue else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from frazil.maintenance.rules import runbook_of
@@ -83,7 +83,11 @@ class Seen:
     at_ms: int | None = None
     silent_since_ms: int | None = None
     problem: str | None = None
-    """Of the declaration, or why the look failed."""
+    """Why the last look failed. `status`, if there is one, is of an earlier look, at `at_ms`."""
+    broken: str = ""
+    """What is wrong with the stream's file, a sentence a line: its last sound declaration is in use, if it has one."""
+    conflict: str = ""
+    """Why its declaration, which is sound and in use, cannot stand beside others, a sentence a line."""
     renewed: bool = False
     """It is old, and is looked at again: it is shown as it was then."""
     outdated: str | None = None
@@ -145,10 +149,11 @@ def line_of(name: str, spec: StreamSpec | None, seen: Seen, around: Around, *, n
     """The line of one stream. `around.alerts` are those of the stream and of its table."""
     windows, alerts = around.windows, around.alerts
     if spec is None:
-        needs = tuple(Need(said, runbook_of("declaration")) for said in (seen.problem or "").splitlines())
+        needs = tuple(Need(said, runbook_of("declaration")) for said in seen.broken.splitlines())
         return Line(name, None, Level.BROKEN, "declaration broken", needs)
     status = seen.status
-    now_ms = seen.at_ms if seen.renewed and seen.at_ms is not None else now_ms
+    if seen.at_ms is not None and seen.silent_since_ms is None and (seen.renewed or seen.problem):
+        now_ms = seen.at_ms
     condition = _condition(spec, seen, now_ms=now_ms)
     needs = (*_needs(condition, seen, windows, alerts), *_unsupervised(condition, status, around.paused_dag))
     told = Line(
@@ -203,10 +208,12 @@ def _needs(
     said = {}
     if condition.level <= Level.TROUBLE:
         said[condition.sentence or condition.word] = runbook_of(condition.rule) if condition.rule else None
+    said |= dict.fromkeys(_of_file(seen), runbook_of("declaration"))
     if seen.status is not None and seen.problem:
-        first = seen.problem.splitlines()[0]
-        sentence = f"The last sound declaration is in use, because the file has a problem: {first}"
-        said[sentence] = runbook_of("declaration")
+        since = f" since {utc(seen.at_ms)}" if seen.at_ms is not None else ""
+        said[f"It could not be looked at{since}, and is shown as it was then: {seen.problem}"] = runbook_of(
+            "unmeasured"
+        )
     if seen.status is not None and condition.level <= Level.TROUBLE:
         said |= dict.fromkeys(one for one in seen.status.problems if one not in condition.sentence)
     if windows is not None and windows.held:
@@ -216,6 +223,14 @@ def _needs(
     first_said = next(iter(said), "") if condition.level <= Level.TROUBLE else ""
     said |= {one.sentence: one.runbook for one in alerts if not _says_the_same(one, condition, first_said)}
     return tuple(Need(sentence, runbook) for sentence, runbook in said.items())
+
+
+def _of_file(seen: Seen) -> Iterator[str]:
+    """The first of what is wrong: `frazil validate` says the rest."""
+    if seen.broken:
+        yield f"The last sound declaration is in use, because the file has a problem: {seen.broken.splitlines()[0]}"
+    if seen.conflict:
+        yield f"The declaration is in use, and is in conflict with another: {seen.conflict.splitlines()[0]}"
 
 
 def _unsupervised(condition: Condition, status: StreamStatus | None, paused_dag: str | None) -> tuple[Need, ...]:

@@ -161,6 +161,32 @@ def test_a_look_that_failed_says_so(spec: StreamSpec):
     assert (line.level, line.needs) == (Level.BROKEN, (Need("OSError: no space", "docs/runbook.md#unmeasured"),))
 
 
+def test_a_problem_is_said_for_what_it_is_of_the_file_of_another_file_or_of_the_last_look(spec: StreamSpec):
+    def needs(seen: Seen) -> tuple[Need, ...]:
+        line = line_of("ticks", spec, seen, Around(), now_ms=NOW_MS)
+        assert (line.word, line.level) == ("running", Level.TROUBLE)
+        return line.needs
+
+    runbook = "docs/runbook.md#declaration"
+    (need,) = needs(Seen(status(), NOW_MS, broken="ticks.yaml: name: is missing\nticks.yaml: table: is missing"))
+    said = "The last sound declaration is in use, because the file has a problem: ticks.yaml: name: is missing"
+    assert need == Need(said, runbook)
+    (need,) = needs(Seen(status(), NOW_MS, conflict="ticks.yaml: table: is in another catalog in a.yaml"))
+    said = (
+        "The declaration is in use, and is in conflict with another: ticks.yaml: table: is in another catalog in a.yaml"
+    )
+    assert need == Need(said, runbook)
+    waits = status(lag=5, last_commit_at_ms=OLD_MS - 1000)  # it was not late when it was seen
+    (need,) = needs(Seen(waits, OLD_MS, problem="OSError: gone"))
+    said = "It could not be looked at since 2023-11-14 21:13:20Z, and is shown as it was then: OSError: gone"
+    assert need == Need(said, "docs/runbook.md#unmeasured")
+
+
+def test_a_file_that_is_broken_does_not_make_the_stream_unreadable_while_it_is_looked_at(spec: StreamSpec):
+    line = line_of("ticks", spec, Seen(broken="ticks.yaml: name: is missing"), Around(), now_ms=NOW_MS)
+    assert (line.word, line.level, len(line.needs)) == ("looking", Level.TROUBLE, 1)
+
+
 def test_what_cannot_be_read_is_not_called_in_shape(spec: StreamSpec):
     around = Around(health=Health(Level.WELL, "in shape"))
     unreadable = status(table_exists=None, problems=("no catalog",))
@@ -191,7 +217,7 @@ def test_where_no_writer_runs_a_paused_dag_is_named_as_the_reason_and_not_where_
 
 
 def test_a_declaration_that_was_never_sound_is_broken_and_each_line_of_it_a_need():
-    line = line_of("ticks", None, Seen(problem="a: is missing\nb: is missing"), Around(), now_ms=NOW_MS)
+    line = line_of("ticks", None, Seen(broken="a: is missing\nb: is missing"), Around(), now_ms=NOW_MS)
     needs = tuple(Need(f"{name}: is missing", "docs/runbook.md#declaration") for name in "ab")
     assert (line.word, line.needs) == ("declaration broken", needs)
 

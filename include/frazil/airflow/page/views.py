@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -247,13 +247,16 @@ def group_of(spec: StreamSpec) -> str:
 
 def seen_of(one: DeclaredStream, answer: Answer[StreamStatus] | None) -> Seen:
     """What a look gave, and what is wrong with the declaration."""
-    problem = None if one.missing or not one.problem else one.problem.replace(f"{streams_folder()}/", "")
+    wrong = "" if one.missing or not one.problem else one.problem.replace(f"{streams_folder()}/", "")
+    file = Seen(conflict=wrong) if one.current else Seen(broken=wrong)
     if answer is None:
-        return Seen(problem=problem)
-    renewed = answer.renewed and answer.silent_since_ms is None
+        return file
+    seen = replace(file, status=answer.value, at_ms=answer.at_ms)
     if answer.outdated:
-        return Seen(answer.value, answer.at_ms, problem=problem, outdated=answer.problem)
-    return Seen(answer.value, answer.at_ms, answer.silent_since_ms, problem or answer.problem, renewed=renewed)
+        return replace(seen, outdated=answer.problem)
+    silent_ms = answer.silent_since_ms
+    renewed = answer.renewed and silent_ms is None
+    return replace(seen, silent_since_ms=silent_ms, problem=answer.problem, renewed=renewed)
 
 
 def _notes(found: Answer[list[DeclaredStream]], alerts: Answer[Measured], *, now_ms: int) -> Iterator[str]:
