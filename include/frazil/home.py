@@ -2,7 +2,8 @@
 
 <home>/streams/<name>/   the run folder of a stream, or of an application that streams share: lock, status.json,
                          exit.json, writer.log
-<home>/page/             what the operations page showed last: see `frazil.operations.remembered`
+<home>/page/             what the operations page showed last: see `frazil.operations.remembered`; and which
+                         processes serve it: see `frazil.host.page_servers`
 <home>/declared/         the last sound declarations: see `frazil.spec.last_sound`
 <home>/catalog.db        the embedded catalog     <home>/warehouse/   its tables
 <home>/dev/              embedded Kafka and Airflow

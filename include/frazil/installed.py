@@ -6,6 +6,7 @@ nothing about a table, a catalog or Kafka.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,20 +30,25 @@ _began: list[Began] = []
 
 def remember(process: str) -> None:
     """To be called when a process begins that goes on for long."""
-    _began[:] = [Began(process, _files())]
+    _began[:] = [Began(process, _files(FOLDER))]
 
 
 def outdated(error: BaseException) -> str | None:
     """What to do about an error that comes of files that were replaced; None for any other error."""
-    if not _began or not isinstance(error, OF_CODE) or _files() == _began[0].files:
+    if not _began or not isinstance(error, OF_CODE) or _files(FOLDER) == _began[0].files:
         return None
     process = _began[0].process
     return f"frazil was changed under this {process} since it began, and only parts of it are loaded anew: restart it"
 
 
-def _files() -> Files:
+def fingerprint(folder: Path) -> str:
+    """Of the files that a package has now: another one as soon as any of them is replaced."""
+    return hashlib.sha256(repr(sorted(_files(folder))).encode()).hexdigest()
+
+
+def _files(folder: Path) -> Files:
     found = set()
-    for file in FOLDER.rglob("*.py"):
+    for file in folder.rglob("*.py"):
         try:
             told = file.stat()
         except OSError:  # it is being replaced just now

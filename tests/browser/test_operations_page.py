@@ -10,9 +10,12 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
 
+from frazil.doctor import host
+from frazil.doctor.finding import State
 from tests.api_server import ApiServer
 from tests.browser.conftest import PAGE, Open, settled, view
 from tests.dags import in_airflow
+from tests.polling import eventually
 from tests.troubled_world import DECLARED, TroubledWorld
 
 pytestmark = [pytest.mark.browser, pytest.mark.processes]
@@ -54,6 +57,12 @@ def test_the_page_stands_in_airflows_navigation_and_is_dark_when_airflow_is(open
     expect(inside.get_by_role("heading", name="Streams")).to_be_visible()
     expect(inside.locator("html[data-theme=dark]")).to_have_count(1)
     expect(page.get_by_role("link", name="Streams").first).to_be_visible()
+
+
+@pytest.mark.usefixtures("server")
+def test_frazil_doctor_knows_the_api_server_that_serves_the_page(world: TroubledWorld, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("FRAZIL_HOME", world.environment["FRAZIL_HOME"])
+    assert eventually(lambda: [one.state for one in host.api_servers()] == [State.OK], within_s=30)
 
 
 @pytest.mark.parametrize(("theme", "width"), [("light", 1200), ("dark", 1200), ("light", 390)])

@@ -53,6 +53,7 @@ def doctor(streams_folder: Path, *, as_json: bool) -> None:
         "declarations": Check(lambda: declared),
         "connections": Check(partial(connections, streams), within_s=180),
         "clock": Check(partial(clocks_of, streams), within_s=60),
+        "api server": Check(host.api_servers),
         "airflow": Check(partial(airflow.airflow, streams_folder, environment), within_s=airflow.WITHIN_S),
     }
     found = []

@@ -17,6 +17,7 @@ from pathlib import Path
 from frazil import __version__
 from frazil.doctor.finding import Finding, State
 from frazil.home import cache_folder, home
+from frazil.host.page_servers import announced
 from frazil.spark import jars
 from frazil.spark.java import require_java
 from frazil.spec.units import rounded_bytes
@@ -99,6 +100,21 @@ def _folder(subject: str, folder: Path, variable: str, *, locked: bool) -> Findi
     if free < FREE_BYTES:
         return Finding(subject, State.WARNING, f"{folder} has {rounded_bytes(free)} left", "make room on its disk")
     return Finding(subject, State.OK, f"{folder} can be written; {rounded_bytes(free)} free")
+
+
+def api_servers() -> Iterator[Finding]:
+    """Whether the processes that serve the operations page here began with the frazil that is there now."""
+    found = announced()
+    old = [str(one.process.pid) for one in found if one.is_outdated]
+    if not found:
+        yield Finding("api server", State.SKIPPED, f"none of this host and this FRAZIL_HOME, {home()}, serves the page")
+    elif not old:
+        yield Finding("api server", State.OK, "it has the same frazil as when it began")
+    else:
+        yield Finding(
+            "api server", State.WARNING, f"frazil was changed under it since it began (process {', '.join(old)}), and "
+            "views of the operations page may fail", "restart Airflow's API server",
+        )  # fmt: skip
 
 
 def tasks_python() -> Iterator[Finding]:

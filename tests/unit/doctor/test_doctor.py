@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import sys
 import threading
@@ -15,12 +16,14 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+from frazil import installed
 from frazil.cli.main import frazil
 from frazil.doctor import airflow, connections, host
 from frazil.doctor.clocks import WARN_MS, WRONG_MS, Told, clocks, judged
 from frazil.doctor.finding import Check, Finding, State, findings
 from frazil.doctor.streams import declarations
 from frazil.errors import EnvironmentUnusable
+from frazil.host import page_servers
 
 NOW = 1_700_000_000_000
 
@@ -185,6 +188,46 @@ def test_a_tasks_python_that_is_not_there_is_wrong(monkeypatch: pytest.MonkeyPat
     (found,) = host.tasks_python()
     assert found.state is State.WRONG
     assert "unset PYSPARK_PYTHON" in found.mend
+
+
+@pytest.mark.usefixtures("frazil_home")
+def test_an_api_server_under_which_frazil_was_changed_is_named_until_it_is_restarted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def found() -> Finding:
+        (one,) = host.api_servers()
+        return one
+
+    package = tmp_path / "frazil"
+    package.mkdir()
+    (package / "one.py").write_text("a = 1")
+    monkeypatch.setattr(installed, "FOLDER", package)
+    assert found().state is State.SKIPPED
+    page_servers.announce()
+    assert found().state is State.OK
+    (package / "one.py").write_text("a = 10")
+    changed = found()
+    assert (changed.state, changed.mend) == (State.WARNING, "restart Airflow's API server")
+    assert f"(process {os.getpid()})" in changed.said
+    page_servers.announce()
+    assert found().state is State.OK
+
+
+def test_of_api_servers_that_ended_and_of_other_hosts_nothing_is_said_and_a_record_is_kept_for_others(
+    frazil_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = frazil_home / "page" / "servers"
+    for name in ("elsewhere", "here"):
+        monkeypatch.setattr(socket, "gethostname", lambda name=name: name)
+        page_servers.announce()
+    ended = json.loads((folder / f"here-{os.getpid()}.json").read_text())
+    ended["process"]["started_at_s"] -= 3600
+    (folder / f"here-{os.getpid()}.json").write_text(json.dumps(ended))
+    (folder / "here-1.json").write_text("[]")
+    assert [one.state for one in host.api_servers()] == [State.SKIPPED]
+    page_servers.announce()
+    assert {file.name for file in folder.iterdir()} == {f"elsewhere-{os.getpid()}.json", f"here-{os.getpid()}.json"}
+    assert [one.state for one in host.api_servers()] == [State.OK]
 
 
 def test_a_port_that_another_program_has_is_named_and_our_own_is_not() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -28,6 +29,7 @@ HEADERS = {
     "Referrer-Policy": "same-origin",
     "Cache-Control": "no-cache",
 }
+log = logging.getLogger(__name__)
 KINDS = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
 
 
@@ -150,7 +152,12 @@ async def _warmed(_: FastAPI) -> AsyncIterator[None]:
 
 def _warm() -> None:
     from frazil.airflow.page import acts, one_stream, one_table, views  # noqa: F401, PLC0415 - as above
+    from frazil.host import page_servers  # noqa: PLC0415 - as above
 
+    try:
+        page_servers.announce()
+    except OSError as error:
+        log.warning("`frazil doctor` will not know of this API server: %s", error)
     views.declared()
 
 
