@@ -12,6 +12,7 @@ import pytest
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from frazil.airflow.audits.dag import verdict
+from frazil.airflow.audits.findings import audit_findings, remember
 from frazil.airflow.audits.tasks import audit_all, audit_hours
 from frazil.errors import FrazilError
 from frazil.spec.load import load_stream
@@ -43,6 +44,10 @@ def made(frazil_home: Path, tmp_path: Path) -> MadeStream:  # noqa: ARG001
     return stream
 
 
+class Store(dict[str, Any]):
+    set = dict.__setitem__
+
+
 def lose_five_rows(made: MadeStream) -> None:
     made.tables.main.refresh().delete("kafka_partition = 1 and kafka_offset >= 10 and kafka_offset < 15")
 
@@ -65,6 +70,8 @@ def test_a_clean_hour_is_the_one_that_was_complete_and_has_no_findings(tmp_path:
         "stream": "made",
         "from": "2033-05-18T10:00:00+00:00",
         "to": "2033-05-18T11:00:00+00:00",
+        "source": False,
+        "complete": True,
         "findings": 0,
         "sentences": [],
     }
@@ -147,3 +154,19 @@ def test_each_stream_where_something_is_wrong_has_tasks_and_an_asset_event_of_it
     assert asset == "frazil.audit.made"
     assert (extra["stream"], extra["from"], extra["findings"]) == ("made", "2033-05-18T10:00:00+00:00", 1)
     assert "the table lacks 5 rows" in extra["sentences"][0]
+
+
+@pytest.mark.parametrize(("source", "complete", "stands"), [
+    (True, True, False),
+    (True, False, True),
+    (False, False, False),
+])  # fmt: skip
+def test_an_audit_that_could_not_compare_all_with_kafka_takes_no_finding_back(
+    source: bool, complete: bool, stands: bool
+) -> None:
+    store = Store()
+    hour = {"stream": "made", "from": TEN.isoformat(), "to": (TEN + timedelta(hours=1)).isoformat()}
+    asked = {**hour, "source": source, "complete": complete}
+    remember(store, [{**hour, "source": True, "complete": True, "findings": 1, "sentences": ["made: 1 key"]}])
+    remember(store, [{**asked, "findings": 0, "sentences": []}])
+    assert bool(audit_findings(store)) is stands

@@ -119,6 +119,8 @@ def test_the_audit_finds_what_others_changed(stream: Any, source: Source, frazil
     moved_back = frazil("audit", "events", "--source")
     assert "are yet to be read again" in moved_back.stdout
     assert "clean" not in moved_back.stdout, "nothing of that was compared"
+    as_json = json.loads(frazil("audit", "events", "--source", "--json").stdout)
+    assert (as_json["clean"], as_json["complete"]) == (False, False)
 
 
 def test_a_record_that_lacks_its_key_is_a_dead_letter(stream: Any) -> None:

@@ -100,13 +100,21 @@ class FindingKind(StrEnum):
     LOG_CUT = "log cut"
     """Kafka lost committed records and gives their offsets to others, which no table has."""
     UNCHECKED = "unchecked"
+    """One witness says nothing, where another was asked."""
+    NOT_COMPARED = "not compared"
+    """What was committed was held against nothing."""
     SKIPPED = "skipped"
     CHANGED = "changed"
     """Somebody else's commits deleted or overwrote rows."""
 
     @property
     def is_wrong(self) -> bool:
-        return self not in {FindingKind.UNCHECKED, FindingKind.SKIPPED, FindingKind.CHANGED}
+        return self not in {
+            FindingKind.UNCHECKED,
+            FindingKind.NOT_COMPARED,
+            FindingKind.SKIPPED,
+            FindingKind.CHANGED,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,7 +366,7 @@ def compare_counts(
     ]  # fmt: skip
     if other_streams:
         sentence = f"{other_streams} other streams write to the table: its rows cannot be counted against this one's"
-        found.append(Finding(FindingKind.UNCHECKED, other_streams, sentence, stream))
+        found.append(Finding(FindingKind.NOT_COMPARED, other_streams, sentence, stream))
     elif rows != claimed + adopted:
         before = f", beside {adopted:,} that were adopted" if adopted else ""
         sentence = f"the table has {counted(rows, 'row')}, and the commit records count {claimed:,}{before}"

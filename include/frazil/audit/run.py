@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Operation
@@ -61,7 +61,6 @@ class PartitionAudit:
 @dataclass(frozen=True, slots=True)
 class Audit:
     stream: str
-    clean: bool
     partitions: tuple[PartitionAudit, ...]
     findings: tuple[Finding, ...]
     batches: int
@@ -70,14 +69,22 @@ class Audit:
     """None for everything that was ever committed."""
     by_key: bool = False
     """Records changed rows of their keys: `rows` of a partition are its changes, and nothing is counted by offset."""
+    complete: bool = field(init=False)
+    """Whether all that was committed was compared."""
+    clean: bool = field(init=False)
+    """Whether it was, and nothing is wrong."""
+
+    def __post_init__(self) -> None:
+        complete = not any(f.kind is FindingKind.NOT_COMPARED for f in self.findings)
+        object.__setattr__(self, "complete", complete)
+        object.__setattr__(self, "clean", complete and not self.wrong)
 
     @property
     def wrong(self) -> tuple[Finding, ...]:
         return tuple(f for f in self.findings if f.kind.is_wrong)
 
     def with_findings(self, more: Iterable[Finding]) -> Audit:
-        findings = (*self.findings, *more)
-        return replace(self, findings=findings, clean=not any(f.kind.is_wrong for f in findings))
+        return replace(self, findings=(*self.findings, *more))
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,9 +214,8 @@ def _looked_at_twice(run: _Run, claimed: Claims, evidence: tuple[Evidence, ...])
 
 def _result(run: _Run, claimed: Claims, evidence: tuple[Evidence, ...], findings: tuple[Finding, ...]) -> Audit:
     findings = (*findings, *_changed(run.table, stream=run.marker.stream, window=run.window))
-    clean = not any(f.kind.is_wrong for f in findings)
     partitions = tuple(_numbers(e) for e in evidence)
-    return Audit(run.tables.stream, clean, partitions, findings, claimed.batches, run.window)
+    return Audit(run.tables.stream, partitions, findings, claimed.batches, run.window)
 
 
 def _numbers(e: Evidence) -> PartitionAudit:
@@ -282,10 +288,10 @@ def _without_coordinates(run: _Run, claimed: Claims) -> tuple[Finding, ...]:
         sentence = (
             f"the stream keeps no Kafka coordinates: it can only be counted as a whole, by `frazil audit {stream}`"
         )
-        return (Finding(FindingKind.UNCHECKED, 1, sentence, stream),)
+        return (Finding(FindingKind.NOT_COMPARED, claimed.batches, sentence, stream),) if claimed.batches else ()
     tables = counted(len(claimed.routed), "table", "is|are")
     sentence = f"of its route, {tables} not counted, because the stream keeps no Kafka coordinates"
-    notes = (Finding(FindingKind.UNCHECKED, len(claimed.routed), sentence, stream),) if claimed.routed else ()
+    notes = (Finding(FindingKind.NOT_COMPARED, len(claimed.routed), sentence, stream),) if claimed.routed else ()
     others = [n for n in properties if n.startswith(PROPERTY_PREFIX) and n != PROPERTY_PREFIX + stream]
     heads = (head_of(run.table.metadata, branch) for branch in (MAIN, open_branch(stream)))
     found = compare_counts(

@@ -59,11 +59,10 @@ def audit_upserts(
     findings = standing_findings(table, marker, claimed, window)
     if with_source:
         findings = (*findings, *_compared(spec, tables, table, marker, claimed))
-    else:
+    elif claimed.batches:
         sentence = "rows of an upsert are compared with Kafka's records alone: ask for them (--source)"
-        findings = (*findings, Finding(FindingKind.UNCHECKED, 1, sentence, spec.name))
-    clean = not any(f.kind.is_wrong for f in findings)
-    return Audit(spec.name, clean, tuple(_numbers(claimed)), findings, claimed.batches, window, by_key=True)
+        findings = (*findings, Finding(FindingKind.NOT_COMPARED, 1, sentence, spec.name))
+    return Audit(spec.name, tuple(_numbers(claimed)), findings, claimed.batches, window, by_key=True)
 
 
 def compared_with_source(spec: StreamSpec, tables: StreamTables, *, window: Period | None) -> Iterator[Finding]:
@@ -104,7 +103,7 @@ def _compared(
             f"the stream was moved back, and {counted(again, 'offset')} of it are yet to be read again: nothing is "
             "compared with their records. Audit again once the writer has caught up"
         )
-        yield Finding(FindingKind.UNCHECKED, again, sentence, spec.name)
+        yield Finding(FindingKind.NOT_COMPARED, again, sentence, spec.name)
     with open_kafka(spec) as kafka:
         found = kafka.describe()
         if (found.identity.cluster_id, *_ids(found.identity.topic_ids, starts)) != (
@@ -112,13 +111,13 @@ def _compared(
             *_ids(marker.source.topic_ids, starts),
         ):
             sentence = "the topic is not (any more) the one that was read: nothing is checked against Kafka"
-            yield Finding(FindingKind.UNCHECKED, 1, sentence, spec.name)
+            yield Finding(FindingKind.NOT_COMPARED, 1, sentence, spec.name)
             return
         first, ends = kafka.earliest(found.partitions), kafka.log_ends(found.partitions)
     gone = {tp: first[tp] - start for tp, start in starts.items() if first.get(tp, 0) > start}
     if gone:
         sentence = f"Kafka has deleted {counted(sum(gone.values()), 'record')} of them: nothing is known about these"
-        yield Finding(FindingKind.UNCHECKED, len(gone), sentence, spec.name)
+        yield Finding(FindingKind.NOT_COMPARED, len(gone), sentence, spec.name)
     # Everything up to the marker: a later record of a key is what the table has.
     ranges = tuple(
         OffsetRange(*tp, max(start, first.get(tp, start)), min(marker.offsets[tp], ends[tp].stable))

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import click
 
-from frazil.audit.compare import FindingKind
 from frazil.audit.declared import audit as audit_declared
 from frazil.audit.run import Audit
 from frazil.cli.options import json_option, stream_argument, streams_option
@@ -64,7 +63,8 @@ def audit(  # noqa: PLR0913 - a command's options
     records, and noted. A writer may run meanwhile. With --last or --from, only batches that were committed in that time
     are audited, and only the data files are read that may hold their records.
 
-    Exits with 0 if all is well; otherwise prints a sentence for each finding and exits with 1.
+    Exits with 1 if anything is wrong, and prints a sentence for each finding. Notes say what was not compared: "clean"
+    is only what was compared as a whole.
 
     \b
     Example:
@@ -77,7 +77,7 @@ def audit(  # noqa: PLR0913 - a command's options
         echo_json(result)
     else:
         _show(result, with_source=with_source)
-    if not result.clean:
+    if result.wrong:
         raise SystemExit(1)
 
 
@@ -145,7 +145,7 @@ def _show_offsets(result: Audit, *, with_source: bool) -> None:
 def _verdict(result: Audit) -> str:
     rows = sum(p.rows for p in result.partitions)
     when = f", committed from {utc(result.window.from_ms)} to {utc(result.window.to_ms)}" if result.window else ""
-    if not result.clean:
+    if result.wrong:
         return (
             f"Stream {result.stream}{f'{when},' if when else ''} is not clean: {counted(len(result.wrong), 'finding')}."
         )
@@ -155,9 +155,9 @@ def _verdict(result: Audit) -> str:
         )
     if not (result.batches or result.window or rows):
         return f"Stream {result.stream} has committed nothing yet. `frazil status {result.stream}` says what waits."
-    if result.by_key and any(f.kind is FindingKind.UNCHECKED for f in result.findings):
-        changes = counted(rows, "committed change")
-        return f"Stream {result.stream}: nothing is off in what was compared of {changes}{when}; see the notes."
+    if not result.complete:
+        committed = counted(rows, "committed change" if result.by_key else "row")
+        return f"Stream {result.stream}: nothing is off in what was compared of {committed}{when}; see the notes."
     if result.partitions:
         all_well = ", and each key is as Kafka's newest record has it" if result.by_key else ", each offset once"
         said = "; see the notes" if result.findings else all_well

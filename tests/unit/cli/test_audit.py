@@ -1,17 +1,20 @@
-"""What `frazil audit` says of a stream that has committed nothing."""
+"""What `frazil audit` says, and how it exits, by what was found and what was not compared."""
 
 from __future__ import annotations
 
+import json
+
 import pytest
+from click.testing import CliRunner
 
 from frazil.audit.compare import Finding, FindingKind
 from frazil.audit.run import Audit, PartitionAudit
-from frazil.cli.audit import _show
+from frazil.cli.audit import _show, audit
 
 
 def test_a_stream_that_has_committed_nothing_is_not_called_clean(capsys: pytest.CaptureFixture[str]) -> None:
     nothing = PartitionAudit("orders", 0, None, 0, 0, 0, 0, None, 0)
-    _show(Audit("orders", clean=True, partitions=(nothing,), findings=(), batches=0), with_source=False)
+    _show(Audit("orders", partitions=(nothing,), findings=(), batches=0), with_source=False)
     said = capsys.readouterr().out
     assert "Stream orders has committed nothing yet. `frazil status orders` says what waits." in said
     assert "not asked" not in said
@@ -19,14 +22,14 @@ def test_a_stream_that_has_committed_nothing_is_not_called_clean(capsys: pytest.
 
 def test_gaps_that_kafka_was_not_asked_for_are_said(capsys: pytest.CaptureFixture[str]) -> None:
     landed = PartitionAudit("orders", 0, 0, 5, 5, 5, 0, None, 0)
-    _show(Audit("orders", clean=True, partitions=(landed,), findings=(), batches=1), with_source=False)
+    _show(Audit("orders", partitions=(landed,), findings=(), batches=1), with_source=False)
     said = capsys.readouterr().out
     assert "gaps: not asked (--source compares with Kafka)" in said
     assert "Stream orders is clean: 5 rows, each offset once." in said
 
 
 def test_an_upsert_that_has_committed_nothing_has_no_partitions(capsys: pytest.CaptureFixture[str]) -> None:
-    _show(Audit("orders", clean=True, partitions=(), findings=(), batches=0, by_key=True), with_source=True)
+    _show(Audit("orders", partitions=(), findings=(), batches=0, by_key=True), with_source=True)
     assert capsys.readouterr().out == (
         "Stream orders has committed nothing yet. `frazil status orders` says what waits.\n"
     )
@@ -34,8 +37,28 @@ def test_an_upsert_that_has_committed_nothing_has_no_partitions(capsys: pytest.C
 
 def test_an_upsert_of_which_not_all_was_compared_is_not_called_clean(capsys: pytest.CaptureFixture[str]) -> None:
     landed = PartitionAudit("orders", 0, 0, 5, 5, 5, 0, None, 0)
-    note = Finding(FindingKind.UNCHECKED, 5, "5 offsets are yet to be read again", "orders")
-    _show(Audit("orders", clean=True, partitions=(landed,), findings=(note,), batches=1, by_key=True), with_source=True)
+    note = Finding(FindingKind.NOT_COMPARED, 5, "5 offsets are yet to be read again", "orders")
+    found = Audit("orders", partitions=(landed,), findings=(note,), batches=1, by_key=True)
+    assert (found.clean, found.complete, found.wrong) == (False, False, ())
+    _show(found, with_source=True)
     said = capsys.readouterr().out
     assert "Stream orders: nothing is off in what was compared of 5 committed changes; see the notes." in said
     assert "clean" not in said
+
+
+@pytest.mark.parametrize(("kind", "clean", "exit_code"), [
+    (FindingKind.NOT_COMPARED, False, 0),
+    (FindingKind.UNCHECKED, True, 0),
+    (FindingKind.MISSING, False, 1),
+])  # fmt: skip
+def test_only_what_was_compared_and_agrees_is_clean_and_only_what_is_wrong_exits_with_1(
+    kind: FindingKind, clean: bool, exit_code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    landed = PartitionAudit("orders", 0, 0, 5, 5, 5, 0, None, 0)
+    found = Audit("orders", (landed,), (), batches=1).with_findings([Finding(kind, 1, "as it is", "orders")])
+    monkeypatch.setattr("frazil.cli.audit.find_stream", lambda *_: None)
+    monkeypatch.setattr("frazil.cli.audit.audit_declared", lambda *_, **__: found)
+    ran = CliRunner().invoke(audit, ["orders", "--json"])
+    said = json.loads(ran.stdout)
+    assert (ran.exit_code, said["clean"]) == (exit_code, clean)
+    assert said["complete"] == (kind is not FindingKind.NOT_COMPARED)

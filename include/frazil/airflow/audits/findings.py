@@ -22,6 +22,7 @@ def audit_findings(store: Store) -> dict[str, str]:
 def remember(store: Store, audits: Iterable[Mapping[str, Any]]) -> None:
     """Keep what audits found, and forget it once one of the same hours found nothing, or after a week.
 
+    One that asked Kafka, and could not compare all, as after a reset, takes nothing back.
     Each is what `audit_hours` returns; times are ISO 8601 of one zone, so that they compare as text.
     """
     before = {stream: kept for stream, kept in stored_mapping(store, FOUND).items() if _is_kept(kept)}
@@ -32,10 +33,16 @@ def remember(store: Store, audits: Iterable[Mapping[str, Any]]) -> None:
             begin, end = found["from"], found["to"]
             said = f"{stream}, committed from {begin} to {end}: {found['findings']} findings. {found['sentences'][0]}"
             after[stream] = [min(begin, kept[0]), max(end, kept[1]), said] if kept else [begin, end, said]
-        elif kept and ((found["from"] <= kept[0] and kept[1] <= found["to"]) or _is_old(kept, found["to"])):
+        elif kept and (_takes_back(found, kept) or _is_old(kept, found["to"])):
             del after[stream]
     if after != before:
         store.set(FOUND, after)
+
+
+def _takes_back(found: Mapping[str, Any], kept: Sequence[str]) -> bool:
+    if found["source"] and not found["complete"]:
+        return False
+    return bool(found["from"] <= kept[0] and kept[1] <= found["to"])
 
 
 def _is_old(kept: Sequence[str], now: str) -> bool:

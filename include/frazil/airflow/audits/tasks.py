@@ -29,7 +29,8 @@ WITHIN = timedelta(minutes=20)
 """A stream whose audit has not ended by then, as behind a silent catalog, is left to a task of its own."""
 
 AuditJson = dict[str, Any]
-"""One audit as JSON: stream, from and to (ISO 8601, UTC), the number of findings, and the first ones as sentences."""
+"""One audit as JSON: stream, from and to (ISO 8601, UTC), whether Kafka was asked, whether all was compared, the number
+of findings, and the first ones as sentences."""
 
 
 class Audited(NamedTuple):
@@ -84,6 +85,8 @@ def audit_hours(
         "stream": stream,
         "from": _iso(window.from_ms),
         "to": _iso(window.to_ms),
+        "source": with_source,
+        "complete": result.complete,
         "findings": len(result.wrong),
         "sentences": [f"{f.where}: {f.sentence}" for f in result.wrong[:SENTENCES]],
     }
@@ -107,9 +110,10 @@ def _tell(result: Audit, found: AuditJson) -> None:
         level = logging.ERROR if finding.kind.is_wrong else logging.INFO
         log.log(level, "%s: %s", finding.where, finding.sentence)
     log.info(
-        "%s, %s to %s: %d batches, %d rows, %d dead letters, %d findings",
+        "%s, %s to %s: %d batches, %d rows, %d dead letters, %d findings%s",
         found["stream"], found["from"], found["to"], result.batches, sum(p.rows for p in result.partitions),
         sum(p.dead_letters for p in result.partitions), found["findings"],
+        "" if result.complete else " in what was compared",
     )  # fmt: skip
 
 
