@@ -407,7 +407,9 @@ def test_a_writer_that_was_killed_is_said_with_its_signal_and_the_end_of_its_log
 def test_watching_shows_the_streams_until_ctrl_c(streams: Path) -> None:
     """On a terminal of its own: a change is seen at the next look, and Ctrl-C is no error."""
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-c", "from frazil.cli.main import main; main()", "status", "--watch", "1"]
+    begin = "signal.signal(signal.SIGINT, signal.default_int_handler)"  # a shell's background ignores it
+    program = f"import signal; {begin}; from frazil.cli.main import main; main()"
+    command = [sys.executable, "-c", program, "status", "--watch", "1"]
     environment = {**os.environ, "FRAZIL_STREAMS": str(streams), "TERM": "xterm", "COLUMNS": "160", "LINES": "40"}
     watching = subprocess.Popen(command, env=environment, stdin=theirs, stdout=theirs, stderr=theirs)
     os.close(theirs)
