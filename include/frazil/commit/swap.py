@@ -95,6 +95,11 @@ class TableHandle:
         with catalog_errors(self.catalog_name):
             self.refresh()
 
+    @property
+    def is_kept(self) -> bool:
+        """Whether `current` answers without a load."""
+        return self._table is not None
+
     def current(self) -> Table:
         """The table as last seen; loads it the first time."""
         return self._table or self.refresh()
@@ -169,7 +174,10 @@ class Change(Generic[T]):
 
 
 Propose = Callable[[Table], Done[T] | Change[T]]
-"""From the current table to the change of the next round, or to the result. What it raises ends the swap."""
+"""From the current table to the change of the next round, or to the result.
+
+What it raises ends the swap, once the table was loaded for it: somebody may have mended the one that was kept.
+"""
 
 
 class Written(Protocol):
@@ -273,12 +281,15 @@ class _Rounds(Generic[T]):
         self.proposing_s = 0.0
         """Spent on proposals: a merge takes minutes, and a race that it lost must not end the swap."""
         self._tried: list[_Attempt[T]] = []
+        self.kept = False
+        """Whether a table of the current round was not loaded for it."""
         self.step: Step = "load"
         self.tables: Sequence[Table] = ()
 
     def run(self) -> T:
         """Run one round. Raises anything if it is not decided."""
         self.step = "load"
+        self.kept = any(commit.handle.is_kept for commit in self._commits)
         self.tables = tables = in_parallel(lambda commit: commit.handle.current(), self._commits)
         self.step = "prepare"
         landed = next((attempt for attempt in self._tried if attempt.stands_in(tables)), None)
@@ -336,7 +347,10 @@ def _swap(commits: Sequence[TableCommit[T]], at_once: CommitTables | None, patie
         try:
             result = rounds.run()
         except FrazilError:
-            raise
+            if not rounds.kept:
+                raise
+            rounds.forget()
+            continue
         except Exception as error:  # anything else is an unknown outcome, which the next round finds out
             refusals.met(error, rounds.tables)
             setback = setback_of(error, rounds.step, of, patience.total_s)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from frazil.commit.swap import Done, Patience, TableHandle, swap
-from frazil.errors import CommitUnavailable, StaleBatch
+from frazil.errors import CommitUnavailable, RolledBack, StaleBatch
 
 
 def test_a_handle_loads_once_until_it_is_told_to_look_again(world):
@@ -51,6 +51,20 @@ def test_what_a_decision_raises_on_purpose_ends_the_loop_at_once(world):
     with pytest.raises(StaleBatch):
         swap(TableHandle(world.catalog, "demo.events"), decide, patience=world.time.patience())
 
+    assert world.time.waits == []
+
+
+def test_a_table_that_was_mended_since_it_was_loaded_is_loaded_before_anything_ends(world):
+    handle = TableHandle(world.catalog, "demo.events")
+    rolled_back, before = handle.current(), world.catalog.loads
+
+    def decide(table):
+        if table is rolled_back:
+            raise RolledBack("a person has put it forward since")
+        return Done("answer")
+
+    assert swap(handle, decide, patience=world.time.patience()) == "answer"
+    assert world.catalog.loads == before + 1
     assert world.time.waits == []
 
 
