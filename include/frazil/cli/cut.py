@@ -16,11 +16,12 @@ from frazil.cli.output import echo_json, echo_table
 from frazil.cli.positions import MomentText
 from frazil.commit.cut import TAG, Cut, CutTable, StreamHistory, cut_of, remove_tag, set_tag
 from frazil.commit.lacking import lacking_replayed, lacking_since
+from frazil.commit.lane import LaneState, read_lane
 from frazil.commit.marker import read_marker
 from frazil.commit.opened import PATIENCE_S, open_stream
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.swap import Patience
-from frazil.errors import FrazilError, RouteBehind, TableLost
+from frazil.errors import FrazilError, RouteBehind, TableLost, WriterBusy
 from frazil.spec.load import find_stream
 from frazil.spec.model import StreamSpec
 from frazil.stream.dropped_tables import dropped_tables, told_dropped
@@ -30,6 +31,8 @@ from frazil.timetext import utc
 
 Engine = Literal["spark", "trino", "duckdb"]
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+LOOKS = 3
+"""So often the tables are loaded while backfills or replays are published."""
 
 
 @click.command()
@@ -97,12 +100,42 @@ Tables = dict[str, tuple[Table, str]]
 
 
 def _opened(names: Sequence[str], folder: Path, *, whole: bool) -> tuple[list[StreamHistory], Tables]:
-    """The streams and their tables. If they are to be `whole`, raises TableLost or RouteBehind where they are not."""
+    """The streams and their tables, of which each has what the home of its stream has of backfills and replays.
+
+    If they are to be `whole`, raises TableLost or RouteBehind where they are not. Raises WriterBusy where each look met
+    another publication.
+    """
+    for _ in range(LOOKS):
+        opened, histories, tables = _looked_at(names, folder, whole=whole)
+        # Homes are loaded first: what is published after that is in the other tables, and in no home.
+        met = [of.stream for of in opened if _published_meanwhile(of, tables[of.main.identifier][0])]
+        if not met:
+            return histories, tables
+    raise WriterBusy(
+        f"while the tables of stream {met[0]!r} were loaded, {LOOKS} times a backfill or a replay of dead letters was "
+        f"published: no cut of them is whole. Cut again once these have ended"
+    )
+
+
+def _published_meanwhile(tables: StreamTables, home: Table) -> bool:
+    """Whether a backfill or replay was, or may have been, published since a home was loaded."""
+    before = read_lane(home.properties, tables.stream)
+    now = read_lane(tables.main.refresh().properties, tables.stream)
+    if now is None or before is None or now.id != before.id:
+        return now != before
+    return now.state is LaneState.PUBLISHED and before.state is not LaneState.PUBLISHED
+
+
+def _looked_at(
+    names: Sequence[str], folder: Path, *, whole: bool
+) -> tuple[list[StreamTables], list[StreamHistory], Tables]:
+    streams: list[StreamTables] = []
     histories: list[StreamHistory] = []
     tables: Tables = {}
     for name in dict.fromkeys(names):
         spec = find_stream(folder, name)
         opened = open_stream(spec).tables
+        streams.append(opened)
         both = [opened.main, opened.dead_letters]
         for handle in both:
             known = tables.setdefault(handle.identifier, (handle.current(), handle.catalog_name))
@@ -119,7 +152,7 @@ def _opened(names: Sequence[str], folder: Path, *, whole: bool) -> tuple[list[St
                 _check_whole(spec, opened, routed)
         tables |= {each: (table, opened.main.catalog_name) for each, table in routed.items()}
         histories.append(StreamHistory(name, own[0], own[1], tuple(routed), since))
-    return histories, tables
+    return streams, histories, tables
 
 
 def _check_whole(spec: StreamSpec, tables: StreamTables, there: Mapping[str, Table]) -> None:

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from frazil.commit.opened import open_stream
 from frazil.dead_letters import replay as replaying
 from frazil.dead_letters.letters import Selection
 from frazil.dead_letters.replay import replay
-from frazil.errors import CommitUnavailable, RouteBehind
+from frazil.errors import CommitUnavailable, RouteBehind, WriterBusy
 from frazil.ingest.contract import Target
 from frazil.ingest.stage import stage
 from frazil.stream.routed_tables import RoutedTables
@@ -199,6 +200,33 @@ def test_rows_of_a_replay_that_home_has_and_a_table_lacks_are_told_and_no_cut_is
     assert made.rows()[ORDERS] == 1
     assert json.loads(call("route", "shop", "--json").stdout)["behind"] == []
     assert call("cut", "shop").exit_code == 0
+
+
+@pytest.mark.parametrize("looks", [1, 2])
+def test_a_cut_that_meets_a_replay_looks_again_or_is_refused(
+    made: Shop, looks: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    text = made.spec.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    (tmp_path / "shop.yaml").write_text(yaml.safe_dump(text))
+    cutting = import_module("frazil.cli.cut")  # the command has the name in the package
+    load = cutting.tables_of
+
+    def replayed(*args: Any, **more: Any) -> Any:
+        """Home and the dead letters are loaded; the tables of the route are not."""
+        monkeypatch.setattr(cutting, "tables_of", load)
+        replay(open_stream(made.spec), Selection())
+        return load(*args, **more)
+
+    monkeypatch.setattr(cutting, "tables_of", replayed)
+    monkeypatch.setattr(cutting, "LOOKS", looks)
+    found = CliRunner().invoke(frazil, ["cut", "shop", "--json", "--streams", str(tmp_path)])
+    if looks == 1:
+        assert isinstance(found.exception, WriterBusy)
+        return
+    catalog = load_catalog(None)
+    there = {t["table"]: t["snapshot-id"] for t in json.loads(found.stdout)["tables"]}
+    rows = {name: catalog.load_table(name).scan(snapshot_id=at).count() for name, at in there.items() if at}
+    assert rows == {HOME: 2, ORDERS: 1, RAW_A: 3, NEW: 1, made.spec.dead_letter_table: 2}
 
 
 def test_while_a_table_lacks_rows_or_is_not_there_nothing_is_replayed(made: Shop) -> None:
