@@ -33,7 +33,7 @@ from frazil.backfill.routes import bring
 from frazil.commit.branch_end import BranchEnd, stands
 from frazil.commit.journal import Journal, Unusable
 from frazil.commit.lane import Lane, LaneState, branch_name, lane_stream, property_name, read_lane
-from frazil.commit.lane_records import Record, chunks, lane_folder, lane_journals, record_path
+from frazil.commit.lane_records import Record, chunks, lane_folder, lane_journals, record_of, record_path, topic_ids
 from frazil.commit.late_rows import WINDOWS, windows_summary
 from frazil.commit.marker import BatchKey, read_marker
 from frazil.commit.merging import MERGED_CONTENT, MergeWriter, Merging
@@ -44,7 +44,7 @@ from frazil.commit.snapshot import SnapshotWriter
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.swap import Change, Done, TableCommit, TableHandle, commit_snapshot, commit_snapshots
 from frazil.commit.sweep import batch_folders, discard_batch, sweep_batch
-from frazil.errors import CommitUnavailable, Fenced, FrazilError, StaleBatch
+from frazil.errors import CommitUnavailable, Fenced, StaleBatch
 from frazil.ingest.contract import StagedFile, is_routed
 from frazil.offsets.spans import merged, overlap
 from frazil.table.tables import may_delete_files
@@ -291,16 +291,10 @@ def settle_replay(tables: StreamTables, lane: Lane) -> None:
     failed = [f for journal in own_chunks for f in journal.staged_for("dead-letters")]
     found = _lane_of(tables.dead_letters, tables.stream)
     if found is not None and found.id == lane.id and found.is_open:
-        data = tables.store.get(record_path(tables.journals, lane.id))
-        if data is None:
-            raise FrazilError(
-                f"the record of replay {lane.id} of stream {lane.stream!r} is missing: nothing tells which dead "
-                f"letters it made rows. Put {record_path(tables.journals, lane.id)} back"
-            )
-        table = tables.dead_letters.current()
-        topic_ids = {topic: i for journal in own_chunks for topic, i in journal.source.topic_ids.items()}
+        record, ids = record_of(tables.journals, lane), topic_ids(own_chunks)
         bring(tables, lane, own_chunks)
-        change = settled_letters(lane.stream, Record.from_bytes(data).replayed, topic_ids, failed_again(table, failed))
+        again = failed_again(tables.dead_letters.current(), failed)
+        change = settled_letters(lane.stream, record.replayed, ids, again)
         summary = {"frazil.operation": "replay", "frazil.backfill": lane.id, "frazil.backfill-stream": lane.stream}
         _publish(tables, tables.dead_letters, found, written=RowChangeWriter(change), summary=summary)
     tables.store_of("dead-letters").delete([f.path for f in failed])

@@ -154,6 +154,14 @@ def discard_(  # noqa: PLR0913 - a command's options
     ask(f"Discard {counted(meant, 'dead letter')} of stream {stream}?", yes=yes)
     done = discard(opened, selection, Mark(person(), because, clock.now_ms()))
     _tell(as_json, f"{counted(done, 'dead letter')} of stream {stream} discarded.", discarded=done, meant=meant)
+    lane = unfinished(opened.tables) if done < meant else None
+    if lane and lane.replays and not lane.is_open:
+        click.echo(
+            f"Letters that home has as rows by replay {lane.id} are not discarded: they leave once each table has its "
+            f"rows. `frazil dlq replay {stream}` brings these, or says which table must be mended or given up "
+            f"(`frazil route {stream}`).",
+            err=True,
+        )
 
 
 @dlq.command("replay")

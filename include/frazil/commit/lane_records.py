@@ -19,6 +19,7 @@ from frazil.commit.history import ancestors_and_kept
 from frazil.commit.journal import Journal, JournalStore
 from frazil.commit.lane import Lane, LaneState, read_lane
 from frazil.commit.period import Period
+from frazil.errors import FrazilError
 from frazil.ingest.contract import Target
 from frazil.offsets.spans import TopicPartition
 
@@ -75,6 +76,18 @@ def record_path(journals: JournalStore, lane_id: str) -> str:
     return f"{folder(journals)}/{lane_id}.json"
 
 
+def record_of(journals: JournalStore, lane: Lane) -> Record:
+    """The record of a published replay. Raises FrazilError where it is gone."""
+    path = record_path(journals, lane.id)
+    data = journals.store.get(path)
+    if data is None:
+        raise FrazilError(
+            f"the record of replay {lane.id} of stream {lane.stream!r} is missing: nothing tells which dead letters it "
+            f"made rows. Put {path} back"
+        )
+    return Record.from_bytes(data)
+
+
 def lane_folder(journals: JournalStore, lane_id: str) -> str:
     return f"{folder(journals)}/{lane_id}"
 
@@ -88,6 +101,11 @@ def chunks(journals: JournalStore, lane: Lane) -> list[Journal]:
     """The journals of the committed chunks, in order."""
     own = lane_journals(journals, lane.id)
     return [journal for key in own.keys() if lane.has(key) and (journal := own.get(key))]  # noqa: SIM118 - no mapping
+
+
+def topic_ids(own_chunks: Iterable[Journal]) -> dict[str, str]:
+    """The ids of the topics that a lane's chunks have records of."""
+    return {topic: i for journal in own_chunks for topic, i in journal.source.topic_ids.items()}
 
 
 def published(

@@ -42,7 +42,7 @@ def settled_letters(
     failed: Mapping[Place, Reason],
 ) -> RowChange:
     """The change of a stream's dead letters after a replay. `topic_ids` are those of the topics that were replayed."""
-    letters = _letters(replayed, failed, topic_ids)
+    letters = letters_at(replayed, topic_ids, failed)
 
     def replace(rows: pa.Table) -> pa.Table:
         again = [failed.get(place) for place in zip(*(rows[name].to_pylist() for name in COORDINATES), strict=True)]
@@ -52,10 +52,10 @@ def settled_letters(
     return RowChange(within(letters), chosen(stream, letters), replace)
 
 
-def _letters(
-    replayed: Mapping[TopicPartition, BitMap64], failed: Iterable[Place], topic_ids: Mapping[str, str]
+def letters_at(
+    replayed: Mapping[TopicPartition, BitMap64], topic_ids: Mapping[str, str], failed: Iterable[Place] = ()
 ) -> Letters:
-    """Letters of earlier versions have no topic's id."""
+    """The letters of these offsets and places. Letters of earlier versions have no topic's id."""
     offsets: dict[TopicPartition, BitMap64] = {tp: BitMap64(found) for tp, found in replayed.items()}
     for topic, partition, offset in failed:
         offsets.setdefault((topic, partition), BitMap64()).add(offset)

@@ -11,8 +11,10 @@ from pyiceberg.table import Table
 from pyroaring import BitMap64
 
 from frazil.commit.branch_end import stands
-from frazil.commit.lane import Lane, branch_name, read_lane
+from frazil.commit.lane import Lane, LaneState, branch_name, read_lane
+from frazil.commit.lane_records import chunks, record_of, topic_ids
 from frazil.commit.opened import OpenStream
+from frazil.commit.replayed_letters import letters_at
 from frazil.commit.row_changes import (
     LETTER_COLUMNS,
     Letters,
@@ -41,11 +43,15 @@ class Mark:
 def discard(opened: OpenStream, selection: Selection, mark: Mark) -> int:
     """Mark the selected letters in one commit; returns how many. Those that are discarded already keep their mark.
 
-    A letter that is rejected meanwhile is not marked: nobody has seen it. Raises WriterBusy while a replay of the
-    stream's letters is under way, which may have decoded them.
+    A letter that is rejected meanwhile is not marked: nobody has seen it. Nor is one that a replay made a row at home,
+    which leaves once each table of the route has its rows. Raises WriterBusy while a replay of the stream's letters is
+    under way, which may have decoded them.
     """
     handle = opened.tables.dead_letters
     letters = identities(opened, selection)
+    decided = _decided(opened)
+    if decided is not None and letters:
+        letters = _without_rows(opened, letters, decided)
     if not letters:
         return 0
     meant = chosen(opened.spec.name, letters)
@@ -66,7 +72,7 @@ def discard(opened: OpenStream, selection: Selection, mark: Mark) -> int:
     branch = branch_name(opened.spec.name)
 
     def propose(table: Table) -> Done[int] | Change[int]:
-        _check_not_replayed(read_lane(table.metadata.properties, opened.spec.name))
+        _check_not_replayed(read_lane(table.metadata.properties, opened.spec.name), decided)
         prepared = writer.prepare(table, summary=summary, now_ms=opened.tables.clock_ms())
         # The branch moves when a replay begins.
         return Change((*prepared.requirements, stands(table, branch)), prepared.updates, writer.rows)
@@ -75,8 +81,28 @@ def discard(opened: OpenStream, selection: Selection, mark: Mark) -> int:
     return commit_snapshot(handle, propose, (writer,), patience=opened.tables.patience)
 
 
-def _check_not_replayed(lane: Lane | None) -> None:
-    if lane and lane.is_open and lane.replays:
+def _decided(opened: OpenStream) -> Lane | None:
+    """The replay that ended at home, and whose letters have not left their table: a table of the route lacks its rows,
+    or the command was killed."""
+    own = read_lane(opened.tables.dead_letters.current().properties, opened.spec.name)
+    home = read_lane(opened.tables.main.refresh().properties, opened.spec.name)
+    if own is None or not (own.is_open and own.replays):
+        return None
+    return home if home is not None and home.id == own.id and not home.is_open else None
+
+
+def _without_rows(opened: OpenStream, letters: Letters, replay: Lane) -> Letters:
+    """The letters, without those of which home has rows by this replay, for ever."""
+    if replay.state is not LaneState.PUBLISHED:
+        return letters
+    journals = opened.tables.journals
+    rows = letters_at(record_of(journals, replay).replayed, topic_ids(chunks(journals, replay)))
+    left = {source: offsets - rows.get(source, BitMap64()) for source, offsets in letters.items()}
+    return {source: offsets for source, offsets in left.items() if offsets}
+
+
+def _check_not_replayed(lane: Lane | None, decided: Lane | None) -> None:
+    if lane and lane.is_open and lane.replays and (decided is None or lane.id != decided.id):
         raise WriterBusy(
             f"dead letters of stream {lane.stream!r} are being replayed ({lane.request['dead-letters']}): none was "
             f"discarded. Wait until that has ended; if it was interrupted, finish it with `frazil dlq replay "

@@ -23,6 +23,7 @@ from frazil.commit.lane import LaneState, branch_name, read_lane
 from frazil.commit.lane_records import chunks
 from frazil.commit.opened import open_stream
 from frazil.dead_letters import replay as replaying
+from frazil.dead_letters.discard import discard
 from frazil.dead_letters.letters import Selection
 from frazil.dead_letters.replay import replay
 from frazil.errors import CommitUnavailable, RouteBehind, WriterBusy
@@ -31,7 +32,7 @@ from frazil.ingest.stage import stage
 from frazil.stream.routed_tables import RoutedTables
 from frazil.table.catalogs import load_catalog
 from tests.made_routes import MadeRoute, shop
-from tests.unit.dead_letters.test_replay import Killed, discard_once_copied, is_killed
+from tests.unit.dead_letters.test_replay import MARK, Killed, discard_once_copied, is_killed
 
 KINDS = [None, "order", "a", "new", "other", None]
 """Of the records that are letters; the last of them is still no JSON."""
@@ -194,10 +195,16 @@ def test_rows_of_a_replay_that_home_has_and_a_table_lacks_are_told_and_no_cut_is
         refused = call("cut", "shop", *words)
         assert isinstance(refused.exception, RouteBehind)
         assert said in str(refused.exception)
+    discarded = call("dlq", "discard", "shop", "--because", "a test", "--yes")
+    assert "2 dead letters of stream shop discarded." in discarded.stdout, "those that failed again"
+    assert (
+        f"by replay {behind['replay']} are not discarded: they leave once each table has its rows" in discarded.stderr
+    )
     given_up = call("route", "shop", "--give-up", ORDERS, "--yes")
     assert f"Rows that never reach {ORDERS}: 0." in given_up.stdout
     replay(open_stream(made.spec), Selection())
-    assert made.rows()[ORDERS] == 1
+    assert (made.rows()[ORDERS], made.letters()) == (1, 2)
+    assert made.tables.dead_letters.refresh().scan("discarded_at is not null").count() == 2, "the replay kept the marks"
     assert json.loads(call("route", "shop", "--json").stdout)["behind"] == []
     assert call("cut", "shop").exit_code == 0
 
@@ -282,6 +289,21 @@ def test_an_abandoned_replay_leaves_tables_and_letters_as_they_were(
     assert [f.path for f in made.tables.store.list_files(f"{made.tables.state}/backfills")] == []
     replay(open_stream(made.spec), Selection())
     made.check_settled()
+
+
+def test_letters_of_a_replay_whose_end_was_killed_may_be_discarded(made: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("frazil.backfill.commit.LaneCommitter.publish", _killed)
+        with pytest.raises(Killed):
+            replay(open_stream(made.spec), Selection())
+        with pytest.raises(WriterBusy, match="end it with `frazil backfill shop --abandon`"):
+            discard(open_stream(made.spec), Selection(), MARK)
+        lane = read_lane(made.tables.main.refresh().properties, "shop")
+        assert lane is not None
+        patch.setattr("frazil.backfill.commit.clear_ended", _killed)
+        with pytest.raises(Killed):
+            abandon(open_stream(made.spec).tables, lane)
+    assert discard(open_stream(made.spec), Selection(), MARK) == len(KINDS), "home has none of them"
 
 
 def _killed(*_: Any, **__: Any) -> None:
