@@ -20,7 +20,7 @@ from frazil.audit.compare import Evidence, Finding, FindingKind, counted_once, m
 from frazil.commit.beside_home import all_beside, is_beside, some_beside
 from frazil.commit.followers import Followers, lacked
 from frazil.commit.journal import Journal
-from frazil.commit.lane import Lane, LaneState, has_lane, read_lane
+from frazil.commit.lane import Lane, has_lane, unsettled_replay
 from frazil.commit.lane_records import chunks, published
 from frazil.commit.marker import Marker
 from frazil.commit.members import member_of, never_had
@@ -57,7 +57,7 @@ class Replays:
     routed: Mapping[Target, Mapping[TopicPartition, BitMap64]] = field(default_factory=dict)
     """Those of them that are in tables of the route."""
     last: Lane | None = None
-    """One whose rows may still wait for their tables."""
+    """One whose rows may still wait for their tables: its letters have not left theirs."""
     journals: Sequence[Journal] = ()
     """Those of its chunks."""
 
@@ -70,8 +70,7 @@ class Replays:
             for found, of in ((rows, record.replayed), *((routed[t], of) for t, of in record.routed.items())):
                 for tp, offsets in of.items():
                     found[tp] |= offsets
-        lane = read_lane(home.properties, tables.stream)
-        last = lane if lane and lane.replays and lane.state is LaneState.PUBLISHED else None
+        last = unsettled_replay(home.properties, tables.dead_letters.refresh().properties, tables.stream)
         return cls(rows, routed, last, chunks(tables.journals, last) if last else ())
 
     def waiting(self, properties: Mapping[str, str], target: Target) -> list[StagedFile]:
@@ -88,7 +87,7 @@ def routed_rows(
 
     `within` has the audited ranges; None for all. Raises what catalog and storage raise.
     """
-    targets = sorted(claimed.routed.keys() | replays.routed.keys())
+    targets = sorted(claimed.routed.keys() | {t for t, of in replays.routed.items() if _claimed_of(of, claimed)})
     if not targets:
         return ()
     waiting = Followers.of(tables, marker).waiting

@@ -24,7 +24,7 @@ from frazil.audit.evidence import explained, gather
 from frazil.audit.routed import Replays, compare_tables, routed_rows
 from frazil.commit.history import ancestors
 from frazil.commit.journal import key_of
-from frazil.commit.lane import LaneState, read_lane
+from frazil.commit.lane import LaneState, read_lane, unsettled_replay
 from frazil.commit.marker import PROPERTY_PREFIX, Fate, Marker, open_branch, read_marker
 from frazil.commit.period import Period
 from frazil.commit.reset import is_rolled_back
@@ -132,9 +132,8 @@ class _Run:
 
     def _without_settled(self, claimed: Claims, letters: Tallies) -> Tallies:
         """The dead letters, without those of a published replay that have not left their table yet."""
-        lane = read_lane(self.table.properties, self.marker.stream)
-        own = read_lane(self.tables.dead_letters.current().properties, self.marker.stream)
-        if not (lane and lane.state is LaneState.PUBLISHED and lane.replays and own and own.is_open):
+        own = self.tables.dead_letters.current().properties
+        if unsettled_replay(self.table.properties, own, self.marker.stream) is None:
             return letters
         settled = {tp: claimed.replayed[tp] for tp in letters.keys() & claimed.replayed.keys()}
         return {**letters, **{tp: OffsetTally([*(letters[tp].seen - offsets)]) for tp, offsets in settled.items()}}

@@ -22,7 +22,7 @@ from frazil.commit.followers import (
     told_error,
 )
 from frazil.commit.journal import Journal
-from frazil.commit.lane import Lane, LaneState, has_lane, read_lane
+from frazil.commit.lane import Lane, has_lane, unsettled_replay
 from frazil.commit.lane_records import chunks
 from frazil.commit.marker import BatchKey, Marker, read_marker
 from frazil.commit.members import never_had
@@ -56,11 +56,8 @@ def lacking_replayed(tables: StreamTables, there: Mapping[Target, Table]) -> lis
     `there` has tables that are loaded already. Costs nothing once the replay's letters have left their table: all have
     its rows then.
     """
-    lane = read_lane(tables.main.current().properties, tables.stream)
-    if lane is None or not lane.replays or lane.state is not LaneState.PUBLISHED:
-        return []
-    letters = read_lane(tables.dead_letters.current().properties, tables.stream)
-    if letters is None or letters.id != lane.id or not letters.is_open:
+    lane = unsettled_replay(tables.main.current().properties, tables.dead_letters.current().properties, tables.stream)
+    if lane is None:
         return []
     staged = defaultdict[Target, list[Journal]](list)
     for journal in chunks(tables.journals, lane):

@@ -126,6 +126,17 @@ def read_lane(properties: Mapping[str, str], stream: str) -> Lane | None:
         ) from error
 
 
+def unsettled_replay(home: Mapping[str, str], letters: Mapping[str, str], stream: str) -> Lane | None:
+    """The replay that home has and whose letters are still in their table: tables of a route may lack its rows.
+
+    Takes the properties of both tables.
+    """
+    lane, own = read_lane(home, stream), read_lane(letters, stream)
+    if lane is None or own is None or not lane.replays or lane.state is not LaneState.PUBLISHED:
+        return None
+    return lane if own.id == lane.id and own.is_open else None
+
+
 def has_lane(properties: Mapping[str, str], lane: Lane) -> bool:
     """Whether a routed table has the rows of a replay: its properties name the last one that had any for it."""
     found = read_lane(properties, lane.stream)

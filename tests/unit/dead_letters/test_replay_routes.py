@@ -15,6 +15,7 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
+from frazil.audit.compare import FindingKind
 from frazil.audit.run import audit_stream
 from frazil.backfill import routes
 from frazil.backfill.commit import abandon
@@ -22,6 +23,7 @@ from frazil.cli.main import frazil
 from frazil.commit.lane import LaneState, branch_name, read_lane
 from frazil.commit.lane_records import chunks
 from frazil.commit.opened import open_stream
+from frazil.commit.period import Period
 from frazil.dead_letters import replay as replaying
 from frazil.dead_letters.discard import discard
 from frazil.dead_letters.letters import Selection
@@ -79,6 +81,10 @@ class Shop(MadeRoute):
             f.path for f in self.tables.store.list_files(f"{self.tables.state}/backfills") if "/waiting/" in f.path
         ] == []
         check_audit(self)
+
+
+def declared(made: MadeRoute) -> dict[str, Any]:
+    return made.spec.model_dump(mode="json", by_alias=True, exclude_unset=True)
 
 
 def check_audit(made: MadeRoute) -> None:
@@ -176,8 +182,7 @@ def test_a_table_that_refuses_its_rows_once_home_has_them_gets_them_with_the_nex
 def test_rows_of_a_replay_that_home_has_and_a_table_lacks_are_told_and_no_cut_is_without_them(
     made: Shop, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    text = made.spec.model_dump(mode="json", by_alias=True, exclude_unset=True)
-    (tmp_path / "shop.yaml").write_text(yaml.safe_dump(text))
+    (tmp_path / "shop.yaml").write_text(yaml.safe_dump(declared(made)))
 
     def call(*words: str) -> Result:
         return CliRunner().invoke(frazil, [*words, "--streams", str(tmp_path)])
@@ -213,8 +218,7 @@ def test_rows_of_a_replay_that_home_has_and_a_table_lacks_are_told_and_no_cut_is
 def test_a_cut_that_meets_a_replay_looks_again_or_is_refused(
     made: Shop, looks: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    text = made.spec.model_dump(mode="json", by_alias=True, exclude_unset=True)
-    (tmp_path / "shop.yaml").write_text(yaml.safe_dump(text))
+    (tmp_path / "shop.yaml").write_text(yaml.safe_dump(declared(made)))
     cutting = import_module("frazil.cli.cut")  # the command has the name in the package
     load = cutting.tables_of
 
@@ -234,6 +238,25 @@ def test_a_cut_that_meets_a_replay_looks_again_or_is_refused(
     there = {t["table"]: t["snapshot-id"] for t in json.loads(found.stdout)["tables"]}
     rows = {name: catalog.load_table(name).scan(snapshot_id=at).count() for name, at in there.items() if at}
     assert rows == {HOME: 2, ORDERS: 1, RAW_A: 3, NEW: 1, made.spec.dead_letter_table: 2}
+
+
+@pytest.mark.parametrize("given_up", [True, False])
+def test_of_a_replay_a_period_is_audited_only_for_the_batches_that_it_has(
+    made: Shop, given_up: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "shop.yaml").write_text(yaml.safe_dump(declared(made)))
+    replay(open_stream(made.spec), Selection())
+    load_catalog(None).drop_table(ORDERS)
+    if given_up:
+        CliRunner().invoke(frazil, ["route", "shop", "--give-up", ORDERS, "--yes", "--streams", str(tmp_path)])
+    made.now_ms += 2 * 3_600_000
+    made.run({"main": 1, RAW_A: 1, **({ORDERS: 1} if given_up else {})})
+    tables = open_stream(made.spec).tables
+    later = audit_stream(tables, window=Period(made.now_ms - 1000, made.now_ms + 1000))
+    assert (later.batches, [*map(str, later.wrong)]) == (1, [])
+    wrong = {(f.kind, f.where) for f in audit_stream(tables).wrong}
+    assert (FindingKind.MISCOUNTED, ORDERS) in wrong, "what a dropped table had is missed in its own time"
+    assert ((FindingKind.MISSING, ORDERS) in wrong) == (not given_up), "no file waits once the letters have left"
 
 
 def test_while_a_table_lacks_rows_or_is_not_there_nothing_is_replayed(made: Shop) -> None:
