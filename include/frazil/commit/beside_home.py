@@ -70,14 +70,16 @@ def all_beside(tables: StreamTables, journals: Iterable[Journal], target: Target
 
 
 def moved(tables: StreamTables, table: Table, journal: Journal, target: Target) -> tuple[StagedFile, ...]:
-    """The files of a batch for the table, where those with its own columns take the place of what waits beside home.
+    """The files of a batch for the table, where those with its own columns take the place of what waits elsewhere.
 
-    An earlier try may have written them, of this writer or of another.
+    That is beside home; or in the folder of the table that had its name before, when a person let the new one go on
+    beside a writer that had not seen it yet. An earlier try may have written them, of this writer or of another.
     """
     files, store = journal.staged_for(target), tables.store_of(target)
-    if not some_beside(tables, [journal], target):
+    place = f"{bare_path(data_location(table))}/"
+    own = tuple(file for file in files if bare_path(file.path).startswith(place) and not is_beside(tables, file))
+    if len(own) == len(files):
         return files
-    own = tuple(file for file in files if not is_beside(tables, file))
     record = _record_path(tables, table, journal.key)
     known = _recorded(store.get(record), table)
     if known and files_fit(table.metadata, known):
@@ -93,14 +95,20 @@ def moved(tables: StreamTables, table: Table, journal: Journal, target: Target) 
 def written_anew(
     tables: StreamTables, table: Table, files: Sequence[StagedFile], target: Target, *, folder: str
 ) -> tuple[StagedFile, ...]:
-    """New files of the table with the rows of `files`, which are in home's storage. Nothing is ever written over."""
+    """New files of the table with the rows of `files`, which are home's, or of the table that had its name before.
+
+    Nothing is ever written over.
+    """
     from frazil.ingest.routed_writers import fitted  # noqa: PLC0415 - loads Numba, which commands that look do not need
 
     layout = target_table(table, folder=folder)
     writer = TableWriter(layout, target, io=table.io, file_name=file_namer(0, 0))
-    source = tables.main.current().io
+    home = tables.main.current()
+    homes = f"{bare_path(data_location(home))}/"
     try:
         for file in files:
+            is_homes = is_beside(tables, file) or bare_path(file.path).startswith(homes)
+            source = (home if is_homes else table).io
             with source.new_input(file.path).open() as stream:
                 for batch in pq.ParquetFile(stream).iter_batches():
                     writer.add(fitted(pa.Table.from_batches([batch]), writer.layout.arrow_schema))

@@ -11,6 +11,7 @@ import dataclasses
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import reduce
 
@@ -50,6 +51,10 @@ PATIENCE_BEHIND_S = 3.0
 """The same for a table whose last commit failed."""
 Make = Callable[[Target, Sequence[Journal]], None]
 """Makes or loads a table whose rows of these batches wait beside home, and gives it its first marker; or raises."""
+
+
+class _MadeAgain(CommitUnavailable):
+    """Another table has the name than the one that files were chosen for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,9 +186,7 @@ class Followers:
             self.make(target, journals)
 
     def _files(self, target: Target, journals: Sequence[Journal], *, made: bool = False) -> tuple[StagedFile, ...]:
-        """The files that these journals have for a table; rows that wait beside home are written anew as its own."""
-        if not some_beside(self.tables, journals, target):
-            return tuple(file for journal in journals for file in journal.staged_for(target))
+        """The files that these journals have for a table; rows that wait elsewhere are written anew as its own."""
         if made:
             self._made(target, journals)
         table = self.tables.handle(target).current()
@@ -231,7 +234,8 @@ def follow(  # noqa: PLR0913 - the place and the contents of a commit
         if not lacking:
             return marker
         commit = _commit(tables, handle, lacking, files_of(target, lacking), target=target)
-        commit_snapshots((commit,), patience=patience)
+        with suppress(_MadeAgain):
+            commit_snapshots((commit,), patience=patience)
 
 
 def _commit(
@@ -243,9 +247,12 @@ def _commit(
     target: Target,
 ) -> TableCommit[Marker]:
     """The commit of all that these journals have for a table, which is in `files`."""
+    prepared_for = handle.current().metadata.table_uuid
 
     def decide(table: Table, found: Marker | None) -> Marker | Done[Marker]:
         marker = present_marker(found, table, tables.stream)
+        if table.metadata.table_uuid != prepared_for:
+            raise _MadeAgain(f"table {target} was made again meanwhile: its rows are to be written anew for it")
         check_routed_not_rolled_back(table.metadata, marker, table=target)
         if len(later_journals(marker, journals)) < len(journals):
             return Done(marker)  # others committed some of them meanwhile: what is left is prepared anew

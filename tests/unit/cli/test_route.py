@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,29 @@ def test_a_table_that_was_dropped_with_nothing_waiting_is_missed_until_a_person_
     assert told(tmp_path, "route", "shop")["dropped"] == []
     assert call(tmp_path, "cut", "shop").exit_code == 0
     assert catalog.load_table(table).scan().count() == 0
+
+
+def test_rows_that_a_writer_staged_for_the_dropped_table_are_written_as_those_of_the_new_one(
+    made: MadeRoute, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The writer learns that the table is another one only when it commits."""
+    catalog = load_catalog(None)
+    known = made.tables.handle("shop.orders").current()
+    catalog.drop_table("shop.orders")
+    told(tmp_path, "route", "shop", "--give-up", "shop.orders", "--yes")
+    load, stale = type(catalog).load_table, [known]
+
+    def loaded(of: Any, name: str) -> Any:
+        return stale.pop() if name == "shop.orders" and stale else load(of, name)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(catalog), "load_table", loaded)
+        made.run({"shop.orders": 4})
+    shutil.rmtree(known.location().removeprefix("file://"))
+    table = catalog.load_table("shop.orders")
+    assert table.location() != known.location()
+    assert table.scan().to_arrow().num_rows == 4
+    assert told(tmp_path, "route", "shop")["behind"] == []
 
 
 def test_rows_that_a_dropped_table_had_do_not_wait_for_it(made: MadeRoute, tmp_path: Path) -> None:
