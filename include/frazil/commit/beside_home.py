@@ -28,6 +28,7 @@ from frazil.commit.rules import files_fit
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.sweep import bare_path
 from frazil.commit.target import target_table
+from frazil.errors import words_of
 from frazil.ingest.contract import StagedFile, Target
 from frazil.ingest.write import TableWriter, file_namer
 from frazil.table.tables import data_location
@@ -131,7 +132,7 @@ def delete_moved(tables: StreamTables, journals: Iterable[Journal], target: Targ
         table = tables.handle(target).current()
         tables.store_of(target).delete([_record_path(tables, table, journal.key) for journal in waited])
     except Exception as error:  # storages raise anything, and the rows are where they belong
-        log.info("files that waited for table %s were left to the next start: %r", target, error)
+        log.info("files that waited for table %s were left to the next start: %s", target, words_of(error))
 
 
 def sweep_beside(

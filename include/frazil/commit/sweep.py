@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 
+from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot, Summary
 
@@ -21,6 +22,7 @@ from frazil.commit.marker import BatchKey, Fate, Marker, read_marker
 from frazil.commit.merging import MERGED_CONTENT
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.swap import TableHandle
+from frazil.errors import words_of
 from frazil.ingest.contract import Target, is_routed
 from frazil.table.object_store import ObjectStore
 from frazil.table.parallel import in_parallel
@@ -70,7 +72,7 @@ def _loaded(target: Target, handle: TableHandle) -> Table | None:
     try:
         return handle.current()
     except Exception as error:  # catalogs' clients raise anything, and the other tables shall go on
-        log.info("the folders of table %s are left to the next start: %r", target, error)
+        log.info("the folders of table %s are left to the next start: %s", target, words_of(error))
         return None
 
 
@@ -87,8 +89,16 @@ def sweep_routed(tables: StreamTables, *, below_epoch: int) -> int:
     def swept(target: Target) -> int:
         try:
             return _sweep_side(view, _Side(target, tables.handle(target).current(), tables.stream), below_epoch)
+        except NoSuchTableError:
+            log.warning(
+                "table %s of the route is not in the catalog: it was dropped or renamed, and what failed batches left "
+                "of it stays. `frazil route %s` says what mends that",
+                target,
+                tables.stream,
+            )
+            return 0
         except Exception as error:  # catalogs' clients raise anything, and the other tables shall go on
-            log.warning("files of nobody of table %s were left to the next start: %r", target, error)
+            log.warning("what failed batches left of table %s stays until the next start: %s", target, words_of(error))
             return 0
 
     return sum(in_parallel(swept, sorted(tables.routed)))

@@ -236,7 +236,7 @@ class RoutedTables:
             try:
                 table = self._loaded(identifier)
             except Exception as error:  # catalogs' clients raise anything; a record tells what the table is for
-                log.warning("table %s cannot be loaded: %r", identifier, error)
+                log.warning("table %s cannot be loaded: %s", identifier, words_of(error))
                 self._unread.add(identifier)
                 return
             value = None if table is None else made_for(table.properties, identifier, self.route, stream=self.spec.name)

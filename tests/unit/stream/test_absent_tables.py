@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -413,7 +414,9 @@ def test_a_table_whose_name_does_not_show_its_value_is_made_anew_for_it(made: Sh
 
 
 @pytest.mark.parametrize("purged", [False, True])
-def test_a_start_does_not_make_a_table_again_that_was_dropped_and_its_rows_wait(made: Shop, *, purged: bool) -> None:
+def test_a_start_does_not_make_a_table_again_that_was_dropped_and_its_rows_wait(
+    made: Shop, caplog: pytest.LogCaptureFixture, *, purged: bool
+) -> None:
     catalog = load_catalog(None)
     made.land(a=1, order=1)
     made.land(b=1)
@@ -424,6 +427,11 @@ def test_a_start_does_not_make_a_table_again_that_was_dropped_and_its_rows_wait(
     made.land(a=2, order=1)
     assert (made.offsets(ORDERS), catalog.table_exists(A)) == ([1, 5], False)
     assert "was dropped or renamed" in made.route.followers.behind[A].reason
+    caplog.clear()
+    made.start()
+    told = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING and "clock" not in r.getMessage()]
+    assert not [one for one in told if "NoSuchTableError" in one or "`frazil route shop" not in one]
+    assert any("what failed batches left of it stays" in one for one in told)
     made_anew(made.spec, made.tables, A)
     give_up(made.tables, A, made.home())
     made.start()
