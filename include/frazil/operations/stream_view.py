@@ -23,6 +23,7 @@ from frazil.host.records import ExitRecord, LaunchKind
 from frazil.offsets.spans import TopicPartition
 from frazil.operations.letters import Rejected, published, rejected_of, summary_of, treated, with_treatments
 from frazil.operations.overview import Line
+from frazil.operations.rates import Rate
 from frazil.partitions.watermark import holding_back
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import format_bytes, format_duration
@@ -173,6 +174,8 @@ class StreamView:
     problems: tuple[str, ...] = ()
     """What could not be read for this view."""
     points: tuple[Point, ...] = ()
+    rates: tuple[Rate, ...] = ()
+    """Of the same spans."""
     """Oldest first, as the writer recorded them."""
     happened: tuple[Happened, ...] = ()
     """Newest first."""

@@ -21,6 +21,7 @@ from frazil.offsets.spans import TopicPartition
 from frazil.operations.answers import Answer, Asked
 from frazil.operations.look import look_at_history, look_at_routed, look_at_topics, look_at_writers
 from frazil.operations.overview import Around, line_of
+from frazil.operations.rates import rates_of
 from frazil.operations.stream_view import (
     HAPPENED_MOST,
     History,
@@ -100,6 +101,7 @@ def _view(one: DeclaredStream, spec: StreamSpec, wish: Wish, *, may_act: bool) -
     told, ends, runs = _gathered(looks.history), _gathered(looks.ends), _gathered(looks.writers)
     dags = _gathered(looks.dags).value
     found, around = told.value or History(), _around(one, dags)
+    points = coarser(found.past.points, shown)
     partitions = partitions_of(found.marker, ends.value, spec)
     return StreamView(
         at_ms=clock.now_ms(),
@@ -121,7 +123,8 @@ def _view(one: DeclaredStream, spec: StreamSpec, wish: Wish, *, may_act: bool) -
         may_act=may_act,
         problems=tuple(dict.fromkeys(views.unread({"Kafka": ends, "The table": told, "The run folder": runs}))),
         range=shown,
-        points=coarser(found.past.points, shown),
+        points=points,
+        rates=rates_of(points),
         happened=tuple(reversed(found.past.happened[-HAPPENED_MOST:])),
     )
 

@@ -46,7 +46,7 @@ function charts(view) {
   const of = (value) => view.points.map((point) => ({ at: point.at_ms, value: value(point), span: point.span_ms }));
   const each = (name) => of((point) => (point.batches ? point[name] / point.batches : null));
   const some = (points) => points.filter(({ value }) => value !== null && value !== undefined).length > 1;
-  const perSecond = view.points.map((point) => ({ at: point.at_ms, value: (point.records * 1000) / point.span_ms, bad: (point.rejected * 1000) / point.span_ms }));
+  const perSecond = view.rates.map((one) => ({ at: one.at_ms, value: one.records_per_s, bad: one.rejected_per_s }));
   const pictures = [
     { points: perSecond, title: "Records a second", bars: true, say: (value) => rate(value) },
     { points: of((point) => point.lag), title: "Records that waited in Kafka" },

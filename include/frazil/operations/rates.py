@@ -1,0 +1,61 @@
+"""Records a second over time, from what a stream's writers recorded. Pure.
+
+A batch that takes longer than a span brings what came in several of them: it is no burst in one, and the others are no
+pause.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from frazil.history.points import Point
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """Of one span, which began at `at_ms`."""
+
+    at_ms: int
+    records_per_s: float = 0.0
+    rejected_per_s: float = 0.0
+
+
+def rates_of(points: Sequence[Point]) -> tuple[Rate, ...]:
+    """Of points, oldest first. A batch counts for all spans since the one before, unless that was long before it.
+
+    The last spans have no rate while their batch may still be under way.
+    """
+    found: list[Rate] = []
+    waiting: list[Point] = []
+    """The spans since the last batch, or since a writer began."""
+    landed_ms: int | None = None
+    known_ms = -math.inf
+    for point in points:
+        if point.at_ms - known_ms > _longest_ms(point):  # a writer began
+            found += [Rate(one.at_ms) for one in waiting]
+            waiting, landed_ms = [], None if point.batches else point.at_ms
+        known_ms = point.end_ms
+        waiting.append(point)
+        if point.batches:
+            begin_ms = point.at_ms
+            if landed_ms is not None and point.end_ms - landed_ms <= _longest_ms(point):
+                begin_ms = landed_ms
+            found += [_rate(one, point, begin_ms) for one in waiting]
+            waiting, landed_ms = [], point.end_ms
+    if waiting and landed_ms is not None and waiting[-1].end_ms - landed_ms > _longest_ms(waiting[-1]):
+        found += [Rate(one.at_ms) for one in waiting]
+    return tuple(found)
+
+
+def _rate(span: Point, batch: Point, begin_ms: int) -> Rate:
+    if span.at_ms < begin_ms:
+        return Rate(span.at_ms)
+    seconds = (batch.end_ms - begin_ms) / 1000
+    return Rate(span.at_ms, batch.records / seconds, batch.rejected / seconds)
+
+
+def _longest_ms(point: Point) -> int:
+    """Batches that land in this span came at least so often: twice as long as an interval and the delay, and a span."""
+    return 2 * ((point.interval_ms or 0) + (point.backpressure_ms or 0)) + point.span_ms
