@@ -12,6 +12,8 @@ export function way(name) {
   return h("nav", { class: "way", "aria-label": "Where you are" }, h("a", { href: "#/", "data-key": "back" }, "Streams"), " / ", name);
 }
 
+const APART = "\u2002"; // an en space stays at the end of a line: what begins the next one is not indented
+
 /** What needs a person: {sentence, runbook} each, or a sentence alone. */
 export function needsList(needs, key = "needs") {
   return needs.length > 0 && h("ul", { class: "needs", "aria-label": "What needs a person" }, needed(needs, key));
@@ -20,7 +22,7 @@ export function needsList(needs, key = "needs") {
 /** The items alone, each with the way to its DAG, or to what the runbook says of it; once where several in a row have the same. */
 export function needed(needs, key) {
   const all = needs.map((need) => (typeof need === "string" ? { sentence: need } : need));
-  return all.map(({ sentence, runbook, dag }, i) => h("li", {}, words(sentence), dag && [" ", toDag(dag, `${key}-${i}`)], runbook && runbook !== all[i + 1]?.runbook && [" ", entry(runbook, `${key}-${i}`)]));
+  return all.map(({ sentence, runbook, dag }, i) => h("li", {}, words(sentence), dag && [APART, toDag(dag, `${key}-${i}`)], runbook && runbook !== all[i + 1]?.runbook && [APART, entry(runbook, `${key}-${i}`)]));
 }
 
 function entry(runbook, key) {
