@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot
 
 from frazil.commit.history import ancestors, commit_records
 from frazil.commit.letter_counts import letters_in
-from frazil.commit.reasons import Reason, reasons_in
+from frazil.commit.reasons import Reason, Reasons, reasons_in
 from frazil.history.points import Happened, Kind
 from frazil.spec.units import counted
 from frazil.status.flow import DAY_MS
@@ -81,25 +82,35 @@ def _replayed(told: Mapping[str, str] | None) -> str:
 
 
 def rejected_of(main: TableMetadata, stream: str, treatments: Sequence[Treated], *, now_ms: int) -> list[Rejected]:
-    """By error class, most first, what was rejected in the last day, and what is left of it."""
-    begin_ms = now_ms - DAY_MS
-    treatments = [one for one in treatments if one.at_ms >= begin_ms]
-    more = Counter[str]()
-    gone_ms: dict[str, int] = {}
-    for one in treatments:
-        more.update(one.more)
-        gone_ms |= {name: one.at_ms for name, change in one.more.items() if change < 0}
-    reasons = {name: Reason(0) for name, change in more.items() if change > 0}
-    for snapshot, _ in commit_records(main, stream):
-        if snapshot.timestamp_ms < begin_ms:
-            break
-        for name, found in reasons_in(summary_of(snapshot)).items():
-            told = found if snapshot.timestamp_ms > gone_ms.get(name, 0) else Reason(found.count)
-            reasons[name] = told + reasons.get(name, Reason(0))
-    rejected = [
-        Rejected(name, found.count, found.places, max(found.count + more[name], 0)) for name, found in reasons.items()
-    ]
+    """By error class, most first, what was rejected in the last day, and what is left of it.
+
+    A treatment takes no more than was rejected before it within the day: what else it took, the day has left behind.
+    """
+    reasons: dict[str, Reason] = {}
+    there = Counter[str]()
+    for found, more in _changes(main, stream, treatments, begin_ms=now_ms - DAY_MS):
+        for name, told in found.items():
+            reasons[name] = reasons.get(name, Reason(0)) + told
+            there[name] += told.count
+        for name, change in more.items():
+            there[name] = max(there[name] + change, 0)
+            if change > 0:
+                reasons.setdefault(name, Reason(0))
+            elif known := reasons.get(name):
+                reasons[name] = Reason(known.count)
+    rejected = [Rejected(name, found.count, found.places, there[name]) for name, found in reasons.items()]
     return sorted(rejected, key=lambda one: (-one.count, one.reason))
+
+
+def _changes(
+    main: TableMetadata, stream: str, treatments: Iterable[Treated], *, begin_ms: int
+) -> Iterator[tuple[Reasons, Mapping[str, int]]]:
+    """What each batch rejected and each treatment changed since then, oldest first."""
+    batches = takewhile(lambda one: one.timestamp_ms >= begin_ms, (batch for batch, _ in commit_records(main, stream)))
+    found = [(batch.timestamp_ms, reasons_in(summary_of(batch)), dict[str, int]()) for batch in batches]
+    treated = [(one.at_ms, dict[str, Reason](), one.more) for one in treatments if one.at_ms >= begin_ms]
+    for _, rejected, more in sorted([*found, *treated], key=lambda one: one[0]):
+        yield rejected, more
 
 
 def with_treatments(happened: Iterable[Happened], treatments: Iterable[Treated]) -> tuple[Happened, ...]:

@@ -78,6 +78,18 @@ def test_a_discard_is_told_with_who_and_why_and_no_less_than_none_are_there():
     assert with_treatments([later], treatments) == (discarded, later)
 
 
+def test_a_treatment_of_letters_that_the_day_left_behind_takes_none_that_were_rejected_since():
+    main = snapshots(
+        batch(BEGIN_MS - 100, NotJson=Reason(10, ("orders[0]@1",))),
+        batch(NOW_MS - 50, NotJson=Reason(10, ("orders[0]@99",))),
+        batch(NOW_MS - 10, NotJson=Reason(1, ("orders[0]@100",))),
+    )
+    letters = snapshots(replayed(NOW_MS - 60, NotJson=-10), replayed(NOW_MS - 20, NotJson=-4))
+    treatments = treated(letters, main, "orders", since_ms=BEGIN_MS)
+    (found,) = rejected_of(main, "orders", treatments, now_ms=NOW_MS)
+    assert found == Rejected("NotJson", 11, ("orders[0]@100",), 7)
+
+
 def test_without_a_table_of_dead_letters_or_with_one_that_others_changed_all_are_there():
     for letters in (None, snapshots((NOW_MS - 500, {"frazil.letters-by": "[1]", "frazil.dead-letters-of": "orders"}))):
         treatments = treated(letters, MAIN, "orders", since_ms=BEGIN_MS)
