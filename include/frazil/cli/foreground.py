@@ -225,19 +225,34 @@ def batch_document(batch: BatchCommitted) -> dict[str, object]:
 
 
 class Waits:
-    """What a writer waits for, as it says with each try: shown when it has lasted for half a minute, and then each."""
+    """What a writer waits for, as it says with each try: shown when it has lasted for half a minute, and then each.
+
+    A wait is over when a batch begins and nothing has been waited for since the last one committed. Tables of a route
+    that lack rows are waited for after each commit, so batches that commit meanwhile do not end that wait.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._said_at: float | None = None
+        self._none_since_commit = False
 
     def met(self, sentence: str) -> str | None:
         """The line that is due, if one is."""
+        self._none_since_commit = False
         now = self._clock()
         if self._said_at is not None and now - self._said_at < WAITS_SAID_EVERY_S:
             return None
         first, self._said_at = self._said_at is None, now
         return None if first else f"waiting: {sentence}"
+
+    def committed(self) -> None:
+        """A batch has committed."""
+        self._none_since_commit = True
+
+    def staging(self) -> None:
+        """A batch begins, or is tried again."""
+        if self._none_since_commit:
+            self._said_at = None
 
 
 class Totals:

@@ -33,6 +33,7 @@ from frazil.extras import extras_named
 from frazil.home import run_folder
 from frazil.host.agents import AGENT_KILLED, is_agent
 from frazil.host.endings import record_exit
+from frazil.host.heartbeat import Phase
 from frazil.host.lock import WriterLock, read_launch
 from frazil.host.processes import end_group, mark
 from frazil.host.writer_log import LOG_FILE, redirect, rotate
@@ -255,13 +256,16 @@ def _write(spec: StreamSpec, voice: Voice, *, until_caught_up: bool) -> None:
     totals, waits = Totals(spec), Waits()
 
     def say(event: Event) -> None:
-        from frazil.events import BatchCommitted, EpochBegan, OutageMet  # noqa: PLC0415 - `write` imports it after the JVM's start
+        from frazil.events import BatchCommitted, EpochBegan, OutageMet, PhaseBegan  # noqa: PLC0415 - after the JVM's start, as `write`
 
+        if isinstance(event.what, PhaseBegan) and event.what.phase is Phase.STAGING:
+            waits.staging()
         if isinstance(event.what, OutageMet) and (line := waits.met(event.what.sentence)):
             voice.say(line)
         if isinstance(event.what, EpochBegan):
             _say_if_paused(spec, voice)
         if isinstance(event.what, BatchCommitted):
+            waits.committed()
             voice.say(totals.add(event.what))
             voice.tell({"stream": spec.name, **batch_document(event.what)})
 

@@ -90,6 +90,31 @@ def test_what_the_writer_waits_for_is_said_each_half_minute_from_when_it_has_las
     assert said == [30.0, 60.0]
 
 
+def test_a_wait_after_a_batch_without_one_is_another_and_one_that_batches_do_not_end_goes_on():
+    now_s = 0.0
+    waits = Waits(clock=lambda: now_s)
+
+    def batch() -> None:
+        waits.staging()
+        waits.committed()
+
+    batch()
+    assert waits.met("city.a lacks 3 rows") is None
+    now_s = 20.0
+    batch()
+    assert waits.met("city.a lacks 3 rows") is None
+    now_s = 30.0
+    batch()
+    assert waits.met("city.a lacks 3 rows"), "as is said after each batch"
+    batch()
+    now_s = 7200.0
+    waits.staging()
+    assert waits.met("Kafka is away") is None, "another wait"
+    now_s = 7230.0
+    waits.staging()  # each try begins the batch anew
+    assert waits.met("Kafka is away") == "waiting: Kafka is away"
+
+
 def test_of_merged_batches_the_lines_count_changes():
     spec = SPEC.model_copy(update={"mode": "upsert"})
     totals = Totals(spec)
