@@ -34,11 +34,15 @@ def remember(process: str) -> None:
 
 
 def outdated(error: BaseException) -> str | None:
-    """What to do about an error that comes of files that were replaced; None for any other error."""
+    """What to do about an error that may come of files that were replaced, with the error; None for any other error."""
     if not _began or not isinstance(error, OF_CODE) or _files(FOLDER) == _began[0].files:
         return None
     process = _began[0].process
-    return f"frazil was changed under this {process} since it began, and only parts of it are loaded anew: restart it"
+    return (
+        f"frazil was changed under this {process} since it began, and only parts of it are loaded anew: restart it. "
+        f"If it fails again after that, the change is not the cause: {type(error).__name__}: "
+        f"{' '.join(str(error).split())}"
+    )
 
 
 def fingerprint(folder: Path) -> str:

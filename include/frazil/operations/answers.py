@@ -8,6 +8,7 @@ asks.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
@@ -19,6 +20,8 @@ from typing import Generic, TypeVar, cast
 from frazil import installed
 
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
 
 THREADS = 4
 SILENT_AFTER_S = 1.2
@@ -204,6 +207,8 @@ class Answers:
                 except Exception as error:  # whatever a catalog or a storage raises is the answer
                     restart = installed.outdated(error)
                     problem = restart or f"{type(error).__name__}: {' '.join(str(error).split())}"
+                    if restart and problem != one.problem:  # once, though it is looked at again and again
+                        log.warning("a look failed: %s", problem, exc_info=error)
                 one = self._done(one, value, problem, outdated=restart is not None)
 
     def _done(self, one: _Kept, value: object, problem: str | None, *, outdated: bool) -> _Kept | None:

@@ -76,19 +76,25 @@ def test_a_failed_look_is_the_answers_problem_and_what_was_known_stays(answers: 
     assert (found.value, found.at_ms, found.problem) == (7, known.at_ms, "OSError: no space")
 
 
-def test_a_look_that_fails_because_frazil_was_changed_says_so_until_one_succeeds(
-    answers: Answers, clock: Clock, monkeypatch: pytest.MonkeyPatch
+def test_a_look_that_fails_because_frazil_was_changed_says_so_and_its_error_until_one_succeeds(
+    answers: Answers, clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     monkeypatch.setattr(installed, "_began", [installed.Began("API server", frozenset())])
 
+    looks = []
+
     def fails() -> int:
+        looks.append(1)
         raise ImportError("cannot import name 'x'")
 
     found = answers.one("g", "k", fails, keep_s=0, within_s=60)
-    assert (found.outdated, found.problem) == (True, installed.outdated(ImportError()))
+    assert (found.outdated, found.problem) == (True, installed.outdated(ImportError("cannot import name 'x'")))
     clock.s += 61
-    assert eventually(lambda: answers.one("g", "k", lambda: 7, keep_s=60, within_s=0).value == 7)
+    assert eventually(lambda: answers.one("g", "k", fails, keep_s=60, within_s=0) and len(looks) == 2)
+    assert eventually(lambda: answers.one("g", "k", lambda: 7, keep_s=0, within_s=0).value == 7)
     assert not answers.one("g", "k", fails, keep_s=60, within_s=0).outdated
+    (logged,) = caplog.records
+    assert logged.exc_info, "the log has the whole error, and has it once"
 
 
 def test_what_was_known_is_shown_at_once_however_old_and_is_pending_while_it_is_looked_for(

@@ -130,6 +130,7 @@ def _said(work: Callable[[], Any]) -> Any:
         raise HTTPException(504, str(error)) from error
     except Exception as error:  # whatever a catalog, a storage, Kafka or Airflow raises
         if said := installed.outdated(error):
+            log.warning("an act failed: %s", said, exc_info=error)
             raise HTTPException(500, said) from error
         raise HTTPException(409, f"{type(error).__name__}: {error}") from error
 
