@@ -124,7 +124,7 @@ def test_a_start_goes_on_although_one_of_the_routes_tables_cannot_be_swept(
     shop = Shop(tables={"a": "shop.a"})
     monkeypatch.setattr("frazil.commit.sweep.batch_folders", refused)
     assert StreamRoute.begin(shop.spec, shop.tables, shop.home(), lambda _: None) is not None
-    assert "files of nobody of table shop.a were left to the next start" in caplog.text
+    assert "what failed batches left of table shop.a stays until the next start" in caplog.text
 
 
 def test_tables_that_were_made_are_found_again_and_count() -> None:
