@@ -27,13 +27,14 @@ from frazil.commit.beside_home import (
     some_beside,
 )
 from frazil.commit.committer import commit_of
-from frazil.commit.journal import Journal
+from frazil.commit.journal import Journal, later_journals
 from frazil.commit.marker import BatchKey, Fate, Marker, merged_identity, read_marker
+from frazil.commit.members import never_had
 from frazil.commit.rules import check_ancestry, files_fit
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.swap import Done, Patience, TableCommit, TableHandle, commit_snapshots
 from frazil.commit.sweep import bare_path
-from frazil.errors import CommitUnavailable, MarkerUnreadable, RolledBack, SchemaIncompatible, words_of
+from frazil.errors import CommitUnavailable, MarkerUnreadable, RolledBack, SchemaIncompatible, TableLost, words_of
 from frazil.ingest.contract import StagedFile, Target
 from frazil.spec.units import counted
 
@@ -73,6 +74,13 @@ class Behind:
     def __str__(self) -> str:
         of = counted(self.batches, "batch") if self.replay is None else f"replay {self.replay}"
         return f"{self.target} lacks {counted(self.rows, 'row')} of {of}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Failed:
+    reason: str
+    lacks: Sequence[Journal]
+    """The batches whose rows wait; none for a table that was dropped when it had all."""
 
 
 @dataclass(slots=True)
@@ -123,17 +131,19 @@ class Followers:
             return
         with ThreadPoolExecutor(min(AT_ONCE, len(targets)), thread_name_prefix="followers") as pool:
             failures = dict(zip(targets, pool.map(self._tried, targets), strict=True))
-        for target, reason in failures.items():
-            if reason is None:
+        for target, failed in failures.items():
+            if failed is None:
                 del self.waiting[target]
                 self.inherited.discard(target)
                 if self.behind.pop(target, None):
                     log.warning("table %s has all rows again", target)
-                continue
-            found = behind_of(target, self.waiting[target], reason)
-            if target not in self.behind:
-                log.warning("%s. Its files are kept, and committed as soon as that is possible", found)
-            self.behind[target] = found
+            elif failed.lacks:
+                found = behind_of(target, failed.lacks, failed.reason)
+                if target not in self.behind:
+                    log.warning("%s. Its files are kept, and committed as soon as that is possible", found)
+                self.behind[target] = found
+            else:
+                self.behind.pop(target, None)
 
     def together(self, journal: Journal, *, only: frozenset[Target] | None = None) -> tuple[TableCommit[Marker], ...]:
         """The commits of a batch to its routed tables, for one step with home's: all tables have it, or none does.
@@ -154,8 +164,8 @@ class Followers:
             for t in targets
         )
 
-    def _tried(self, target: Target) -> str | None:
-        """Commit to one table; returns why that failed."""
+    def _tried(self, target: Target) -> _Failed | None:
+        """Commit to one table; returns why that failed, if it did."""
         behind = target in self.behind
         patience = Patience(total_s=PATIENCE_BEHIND_S if behind else PATIENCE_S)
         handle = self.tables.handle(target)
@@ -177,8 +187,18 @@ class Followers:
                 log.warning("table %s got %s that waited for it", target, counted(waited, "row"))
         except Exception as error:  # catalogs' clients raise anything, and the other tables shall go on
             log.debug("table %s is left behind", target, exc_info=True)
-            return told_error(error)
+            return self._failed(target, error)
         return None
+
+    def _failed(self, target: Target, error: Exception) -> _Failed:
+        """A table that was dropped had some of what an earlier writer left; each other lacks all of it, or may."""
+        lacks: Sequence[Journal] = self.waiting[target]
+        if target in self.inherited and isinstance(error, NoSuchTableError | TableLost):
+            try:
+                lacks = never_had(self.tables, target, lacks)
+            except Exception:  # as above: what cannot be looked up is not known to have been there
+                log.debug("what table %s had is not known", target, exc_info=True)
+        return _Failed(told_error(error, self.tables.stream, target), lacks)
 
     def _made(self, target: Target, journals: Sequence[Journal]) -> None:
         """Let the table be there whose rows wait beside home."""
@@ -284,10 +304,6 @@ def _with(marker: Marker, journal: Journal) -> Marker:
     )
 
 
-def later_journals(marker: Marker, journals: Sequence[Journal]) -> list[Journal]:
-    return [journal for journal in journals if marker.settled is None or journal.key > marker.settled]
-
-
 def present_marker(found: Marker | None, table: Table, stream: str) -> Marker:
     if found is None:
         raise CommitUnavailable(
@@ -333,7 +349,11 @@ def lacked(tables: StreamTables, table: Table, journals: Sequence[Journal]) -> S
     return journals if marker is None else later_journals(marker, journals)
 
 
-def told_error(error: Exception) -> str:
+def told_error(error: Exception, stream: str, target: Target) -> str:
+    """Why a table could not be committed to, or loaded."""
     if isinstance(error, NoSuchTableError):
-        return "it is not in the catalog: it was dropped or renamed. The command `frazil route` says what mends that"
+        return (
+            "it is not in the catalog: it was dropped or renamed. Put it back, or let it go on, empty: "
+            f"`frazil route {stream} --give-up {target}`"
+        )
     return words_of(error)

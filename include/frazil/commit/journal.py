@@ -331,6 +331,11 @@ def _journal(data: bytes | None) -> Journal | None:
     return None if data is None else Journal.from_bytes(data)
 
 
+def later_journals(marker: Marker, journals: Sequence[Journal]) -> list[Journal]:
+    """Those of the journals that a marker of a routed table does not have."""
+    return [journal for journal in journals if marker.settled is None or journal.key > marker.settled]
+
+
 def key_of(path: str) -> BatchKey | None:
     """The batch whose journal has this path; None if it is not one of ours."""
     epoch, dash, batch = path.rsplit("/", 1)[-1].removesuffix(".json").partition("-")

@@ -17,11 +17,10 @@ from frazil.commit.followers import (
     check_routed_not_rolled_back,
     decided_journals,
     lacked,
-    later_journals,
     present_marker,
     told_error,
 )
-from frazil.commit.journal import Journal
+from frazil.commit.journal import Journal, later_journals
 from frazil.commit.lane import Lane, has_lane, unsettled_replay
 from frazil.commit.lane_records import chunks
 from frazil.commit.marker import BatchKey, Marker, read_marker
@@ -42,7 +41,7 @@ def lacking(tables: StreamTables, home: Marker) -> list[Behind]:
             journals = later_journals(marker, waiting)
         except Exception as error:  # catalogs' clients raise anything
             note = note_of(tables, target) if all_beside(tables, waiting, target) else None
-            reason = told_error(error) if note is None else note.reason
+            reason = told_error(error, tables.stream, target) if note is None else note.reason
             if isinstance(error, NoSuchTableError):
                 journals = [*never_had(tables, target, waiting)]
         if journals:

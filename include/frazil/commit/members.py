@@ -12,8 +12,7 @@ from urllib.parse import quote, unquote
 
 from pyiceberg.table import Table
 
-from frazil.commit.followers import later_journals
-from frazil.commit.journal import Journal
+from frazil.commit.journal import Journal, later_journals
 from frazil.commit.marker import read_marker
 from frazil.commit.stream_tables import StreamTables
 from frazil.errors import FrazilError

@@ -133,7 +133,8 @@ class StreamRoute:
         if not behind:
             return
         until_ms = behind[0].since_ms + self._lag // timedelta(milliseconds=1)
-        self.emit(OutageMet(f"{told(behind)}. The writer tries on, and ends with RouteBehind after {utc(until_ms)}"))
+        more = f"The writer tries on, and ends with RouteBehind after {utc(until_ms)}"
+        self.emit(OutageMet(f"{told(behind)}. {more}. `frazil route {self.spec.name}` says what mends that"))
         if self._overdue:
             raise RouteBehind(
                 f"stream {self.spec.name!r}: {told(behind)}. That has lasted for longer than route.lag, "

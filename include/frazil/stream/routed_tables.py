@@ -49,8 +49,8 @@ def made_to_follow(spec: StreamSpec, tables: StreamTables, target: Target, journ
         try:
             table = catalog.load_table(target)
         except NoSuchTableError:
-            _check_never_there(tables, target, journals)
             _check_not_dropped(spec, tables, target)
+            _check_never_there(tables, target, journals)
             table = ensure_declared(catalog, declared, spec.name)
         if _is_of_others(spec, table, value):
             raise RouteBehind(

@@ -439,6 +439,23 @@ def test_a_start_does_not_make_a_table_again_that_was_dropped_and_its_rows_wait(
     assert made.offsets(A) == [6]
 
 
+def test_a_table_that_was_dropped_lacks_only_what_it_never_had_and_the_writer_names_the_command(made: Shop) -> None:
+    made.land(a=1, order=1)
+    load_catalog(None).drop_table(A)
+    made.start()
+    assert A in made.route.followers.waiting, "home does not know yet that its tables have its last batch"
+    assert made.route.followers.behind == {}
+    said: list[Any] = []
+    made.route.emit = said.append
+    made.land(a=2, order=1)
+    made.route.tell()
+    (outage,) = said
+    assert outage.sentence.startswith(f"{A} lacks 2 rows of 1 batch: table {A} of the route of 'shop'")
+    assert outage.sentence.endswith("`frazil route shop` says what mends that")
+    (behind,) = lacking(made.tables, made.home())
+    assert (behind.rows, behind.batches) == (2, 1)
+
+
 def test_tables_that_an_earlier_version_made_are_known_after_a_start(made: Shop) -> None:
     made.land(a=1, order=1)
     made.tables.store.delete([file.path for file in made.tables.store.list_files(f"{made.tables.state}/members")])
