@@ -29,7 +29,7 @@ from frazil.ingest.contract import StagedFile, Target
 from frazil.offsets.spans import TopicPartition
 from frazil.offsets.tally import OffsetTally, Tallies
 from frazil.spec.units import counted
-from frazil.table.file_bounds import Within
+from frazil.table.file_bounds import COORDINATES, Within
 from frazil.table.landed_offsets import Wanted, tally, tally_files
 from frazil.table.parallel import in_parallel
 
@@ -124,7 +124,11 @@ def _looked_at(
         if member_of(tables, target) or not waiting or not all_beside(tables, waiting, target):
             problem = "the table is not there. The command `frazil route` says what mends that"
     else:
-        found = defaultdict(OffsetTally, tally(table, Wanted({topic for topic, _ in within}, within)))
+        found = defaultdict(OffsetTally)
+        if columns := [name for name in COORDINATES if name not in table.schema().column_names]:
+            problem = f"it is another table than the route had: it has no column {', '.join(columns)}"
+        else:
+            found.update(tally(table, Wanted({topic for topic, _ in within}, within)))
         lacks, io, properties = lacked(tables, table, waiting), table.io, dict(table.properties)
     waits = 0
     files = [

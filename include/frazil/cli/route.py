@@ -134,11 +134,12 @@ def _give_up(opened: OpenStream, home: Marker, found: _Found, table: str, asking
     try:
         if not _is_there(opened, table):
             made_anew(opened.spec, opened.tables, table)
-        elif is_in_the_place(opened.spec, opened.tables, table, home):
+        elif is_in_the_place(opened.spec, opened.tables, table):
             following.give_up_beside(opened.tables, table, home)
             forget_member(opened.tables, table)
             asking.teller.say(
-                f"{table} was not made for these rows, and stays as it is. The stream goes on without it."
+                f"{table} was not made for these rows, and stays as it is. The stream goes on without it: records "
+                "that it would get become dead letters, unless the declaration adds it to route.tables."
             )
             return
         following.give_up(opened.tables, table, home)

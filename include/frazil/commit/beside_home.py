@@ -175,11 +175,8 @@ def write_note(tables: StreamTables, note: Note) -> None:
         tables.store.put(_note_path(tables, note.target), json.dumps(dataclasses.asdict(note)).encode())
 
 
-def not_given_up(tables: StreamTables, journals: Sequence[Journal], target: Target) -> list[Journal]:
-    """Those of the batches whose rows still wait for the table."""
-    if not some_beside(tables, journals, target):
-        return [*journals]
-    note = note_of(tables, target)
+def not_given_up(journals: Iterable[Journal], note: Note | None) -> list[Journal]:
+    """Those of the batches whose rows still wait for a table. Pure."""
     return [j for j in journals if note is None or note.given_up is None or j.key > note.given_up]
 
 

@@ -24,6 +24,8 @@ from frazil.commit.beside_home import (
     is_beside,
     moved,
     not_given_up,
+    note_of,
+    notes,
     some_beside,
 )
 from frazil.commit.committer import commit_of
@@ -107,7 +109,8 @@ class Followers:
         found = cls(tables, marker.routed, make=make)
         for journal in reversed([*decided_journals(tables, marker)]):
             found.add(journal)
-        waiting = {target: not_given_up(tables, journals, target) for target, journals in found.waiting.items()}
+        known = {note.target: note for note in notes(tables)} if found.waiting else {}
+        waiting = {target: not_given_up(journals, known.get(target)) for target, journals in found.waiting.items()}
         found.waiting = {target: journals for target, journals in waiting.items() if journals}
         found.inherited = set(found.waiting)
         return found
@@ -173,7 +176,7 @@ class Followers:
             handle.forget()
         try:
             if behind:
-                self.waiting[target] = not_given_up(self.tables, self.waiting[target], target)
+                self.waiting[target] = not_given_up(self.waiting[target], note_of(self.tables, target))
             if not (journals := self.waiting[target]):
                 return None  # a person gave them up
             self._made(target, journals)

@@ -24,7 +24,7 @@ from frazil.commit.stream_tables import StreamTables
 from frazil.errors import FrazilError, SpecError
 from frazil.ingest.contract import Target
 from frazil.spec.model import StreamSpec
-from frazil.spec.route import may_have_made, plain_value, refusal
+from frazil.spec.route import may_have_made, plain_value, refusal, value_property
 from frazil.spec.units import shortened
 from frazil.table.catalogs import catalog_errors, load_catalog, names_in
 from frazil.table.lost import registration, remains_in_place
@@ -77,21 +77,22 @@ def dropped_tables(
     for member in members:
         if member is None or not still_has(spec, member):
             continue
-        if member.target in gone or (there is not None and _is_made_again(catalog, member, there)):
-            again = member.target not in gone
-            found.append(DroppedTable(member.target, dropped_sentence(spec, tables, member, again=again)))
+        again = None if member.target in gone or there is None else _made_again(catalog, member, there)
+        if member.target in gone or again is not None:
+            found.append(DroppedTable(member.target, dropped_sentence(spec, tables, member, again)))
     return found
 
 
-def _is_made_again(catalog: Catalog, member: Member, there: Mapping[Target, Table]) -> bool:
+def _made_again(catalog: Catalog, member: Member, there: Mapping[Target, Table]) -> Table | None:
+    """The table that has the name now, if it is another one."""
     table = there.get(member.target)
     if table is None:  # the template did not make what has the name now
         try:
             with catalog_errors(catalog.name):
                 table = catalog.load_table(member.target)
         except NoSuchTableError:  # dropped meanwhile: the next look says so
-            return False
-    return member.is_another(table)
+            return None
+    return table if member.is_another(table) else None
 
 
 def not_with_home(
@@ -103,10 +104,22 @@ def not_with_home(
     """
     behind = lacking(tables, home)
     dropped = {found.target: found for found in dropped_tables(spec, tables, there)}
+    if there is None:
+        for b in behind:
+            dropped |= _made_again_meanwhile(spec, tables, b.target)
     told = [
         dataclasses.replace(b, reason=found.reason) if (found := dropped.pop(b.target, None)) else b for b in behind
     ]
     return [*told, *lacking_replayed(tables, there or {})], list(dropped.values())
+
+
+def _made_again_meanwhile(spec: StreamSpec, tables: StreamTables, target: Target) -> dict[Target, DroppedTable]:
+    """What is to be said of a table that lacks rows, if it is another one than the route had."""
+    member = member_of(tables, target)
+    if member is None or not still_has(spec, member):
+        return {}
+    again = _made_again(tables.main.current().catalog, member, {})
+    return {} if again is None else {target: DroppedTable(target, dropped_sentence(spec, tables, member, again))}
 
 
 def still_has(spec: StreamSpec, member: Member) -> bool:
@@ -119,17 +132,24 @@ def still_has(spec: StreamSpec, member: Member) -> bool:
     return route.made_table(member.value) == member.target and refusal(member.value, route.allow) is None
 
 
-def dropped_sentence(spec: StreamSpec, tables: StreamTables, member: Member, *, again: bool = False) -> str:
-    """What happened to a table that the route had, and what to do now; `again` if another one has its name."""
+def is_of_others(spec: StreamSpec, table: Table, value: str | None) -> bool:
+    """Whether a table is not the one that the template made for the value; never of one that the route names. Pure."""
+    return value is not None and table.properties.get(value_property(spec.name)) != value
+
+
+def dropped_sentence(spec: StreamSpec, tables: StreamTables, member: Member, again: Table | None = None) -> str:
+    """What happened to a table that the route had, and what to do now; `again` is the one that has its name now."""
     target, catalog = member.target, tables.main.catalog_name
     of = f" (made for {member.value!r})" if member.value is not None else ""
     newest, kept = _left(tables, member)
-    if again:
+    if again is not None:
         what = (
             f"is another one in the catalog {catalog!r} than it was: it was dropped or renamed, and made again. Drop "
             "the new one without purging it; then, if the first one was renamed, rename it back"
         )
         first, on = "register the first again", "let the new one go on as it is"
+        if is_of_others(spec, again, member.value):
+            on = f"leave the new one alone, so that records of {member.value!r} become dead letters"
     else:
         what = (
             f"is not in the catalog {catalog!r} any more: it was dropped or renamed. If it was renamed, rename it back"

@@ -13,10 +13,10 @@ from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 
 from frazil.commit.beside_home import Note, all_beside, note_of, notes, write_note
-from frazil.commit.followers import AT_ONCE, Behind, Followers
+from frazil.commit.followers import AT_ONCE, Behind
 from frazil.commit.following import begin_following, is_ahead
 from frazil.commit.journal import Journal
-from frazil.commit.marker import BatchKey, Marker, read_marker
+from frazil.commit.marker import BatchKey, Marker, property_name, read_marker
 from frazil.commit.members import Member, member_names, member_of, write_member
 from frazil.commit.rules import check_fence
 from frazil.commit.stream_tables import StreamTables
@@ -27,7 +27,7 @@ from frazil.ingest.contract import Destinations, StageContext, Target, TargetTab
 from frazil.spec.model import StreamSpec
 from frazil.spec.route import Route, may_have_made, value_property
 from frazil.spec.units import counted
-from frazil.stream.dropped_tables import dropped_sentence, still_has
+from frazil.stream.dropped_tables import dropped_sentence, is_of_others, still_has
 from frazil.table.catalogs import catalog_errors, load_catalog
 from frazil.table.declared import name_of
 from frazil.table.made_tables import made_for, named_like, routed_table
@@ -52,7 +52,7 @@ def made_to_follow(spec: StreamSpec, tables: StreamTables, target: Target, journ
             _check_not_dropped(spec, tables, target)
             _check_never_there(tables, target, journals)
             table = ensure_declared(catalog, declared, spec.name)
-        if _is_of_others(spec, table, value):
+        if is_of_others(spec, table, value):
             raise RouteBehind(
                 f"table {target} exists, and was not made for these rows; if it shall have them, add it to route.tables"
             )
@@ -71,17 +71,21 @@ def made_to_follow(spec: StreamSpec, tables: StreamTables, target: Target, journ
         raise AdoptionRequired(_ahead(spec, target, marker))
 
 
-def is_in_the_place(spec: StreamSpec, tables: StreamTables, target: Target, home: Marker) -> bool:
-    """Whether a table that is there is somebody else's, in the place of one of the route.
+def is_in_the_place(spec: StreamSpec, tables: StreamTables, target: Target) -> bool:
+    """Whether a table that is there is somebody else's, in the place of one that the template made or was to make.
 
-    That was never there, so that all of its rows wait beside home; or it was dropped, and none wait. Raises what a
-    catalog raises.
+    Raises what a catalog raises.
     """
-    waiting, table = Followers.of(tables, home).waiting.get(target, []), tables.handle(target).current()
-    if waiting:
-        return all_beside(tables, waiting, target) and _is_of_others(spec, table, _noted_value(spec, tables, target))
+    properties = tables.handle(target).current().properties
+    is_named = spec.route is not None and target in spec.route.tables.values()
+    if is_named or property_name(spec.name) in properties:
+        return False
     member = member_of(tables, target)
-    return member is not None and member.is_another(table) and _is_of_others(spec, table, member.value)
+    value, own = (
+        member.value if member else _noted_value(spec, tables, target),
+        properties.get(value_property(spec.name)),
+    )
+    return own is None or value not in {None, own}
 
 
 def _noted_value(spec: StreamSpec, tables: StreamTables, target: Target) -> str | None:
@@ -89,10 +93,6 @@ def _noted_value(spec: StreamSpec, tables: StreamTables, target: Target) -> str 
     named = spec.route is not None and target in spec.route.tables.values()
     note = None if named else note_of(tables, target)
     return None if note is None else note.value
-
-
-def _is_of_others(spec: StreamSpec, table: Table, value: str | None) -> bool:
-    return value is not None and table.properties.get(value_property(spec.name)) != value
 
 
 def _check_never_there(tables: StreamTables, target: Target, journals: Sequence[Journal]) -> None:
@@ -109,7 +109,7 @@ def _check_not_dropped(spec: StreamSpec, tables: StreamTables, target: Target) -
 def _check_same(spec: StreamSpec, tables: StreamTables, member: Member | None, table: Table) -> None:
     """Check that a table is the one that the route had under its name. Raises TableLost."""
     if member is not None and member.is_another(table):
-        raise TableLost(dropped_sentence(spec, tables, member, again=True))
+        raise TableLost(dropped_sentence(spec, tables, member, table))
 
 
 def _ahead(spec: StreamSpec, target: Target, marker: Marker) -> str:

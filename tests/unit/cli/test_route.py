@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import yaml
 from click.testing import CliRunner, Result
+from pyiceberg.schema import Schema
+from pyiceberg.types import NestedField, StringType
 
 from frazil.audit.run import audit_stream
 from frazil.cli.main import frazil
@@ -119,6 +121,28 @@ def test_rows_that_a_writer_staged_for_the_dropped_table_are_written_as_those_of
     assert table.location() != known.location()
     assert table.scan().to_arrow().num_rows == 4
     assert told(tmp_path, "route", "shop")["behind"] == []
+
+
+def test_somebody_elses_table_in_the_place_of_one_is_left_alone_and_what_waited_for_the_first_is_given_up(
+    made: MadeRoute, tmp_path: Path
+) -> None:
+    made.batch({"main": 1, "shop.raw_a": 4})
+    catalog = load_catalog(None)
+    catalog.drop_table("shop.raw_a")
+    catalog.create_table("shop.raw_a", Schema(NestedField(1, "neighbour", StringType())))
+    (behind,) = told(tmp_path, "route", "shop")["behind"]
+    assert "leave the new one alone, so that records of 'a' become dead letters" in behind["reason"]
+    (status,) = told(tmp_path, "status", "shop")["streams"]
+    assert any(behind["reason"] in said for said in status["problems"])
+    done = call(tmp_path, "route", "shop", "--give-up", "shop.raw_a", "--yes")
+    assert "was not made for these rows, and stays as it is" in done.output
+    assert told(tmp_path, "route", "shop")["behind"] == []
+    assert list(catalog.load_table("shop.raw_a").properties) == []
+    audited = call(tmp_path, "audit", "shop")
+    assert "it is another table than the route had: it has no column kafka_topic" in audited.output
+    assert made.begin_route("a").refused.keys() == {"a"}
+    assert made.followers is not None
+    assert made.followers.waiting == {}
 
 
 def test_rows_that_a_dropped_table_had_do_not_wait_for_it(made: MadeRoute, tmp_path: Path) -> None:
