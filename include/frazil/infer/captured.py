@@ -87,7 +87,8 @@ def _unwrapped(value: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _is_event(value: Mapping[str, Any]) -> bool:
     states = [value.get("before"), value.get("after")]
-    is_change = value.get("op") in _OPS and isinstance(value.get("source"), dict)
+    op = value.get("op")
+    is_change = isinstance(op, str) and op in _OPS and isinstance(value.get("source"), dict)
     return is_change and all(state is None or isinstance(state, dict) for state in states)
 
 

@@ -300,6 +300,7 @@ NAMES = st.text(max_size=5) | st.sampled_from(["a", "A", "ts", "null", "no", "a 
 
 @given(st.lists(st.dictionaries(NAMES, VALUES, max_size=5), min_size=1, max_size=8))
 @example(records=[{"\\": None, '"': 1}])
+@example(records=[{"op": [], "source": {}}])
 def test_whatever_objects_a_topic_has_the_proposal_is_sound(records: list[dict[str, Any]]) -> None:
     _, spec = proposed(sample(json.dumps(record).encode() for record in records))
     check_supported(schema(spec), spec.source.format)
