@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from functools import reduce
 from pathlib import Path
@@ -20,8 +20,9 @@ from frazil.cli.output import ask, echo_json, echo_table, working
 from frazil.cli.person import person
 from frazil.cli.positions import MomentText
 from frazil.commit.opened import OpenStream, open_stream
-from frazil.dead_letters.counts import counts, omitted, samples
+from frazil.dead_letters.counts import counts, samples
 from frazil.dead_letters.discard import Mark, discard
+from frazil.dead_letters.left_out import LeftOut, left_out, sentences
 from frazil.dead_letters.letters import ERROR_CLASS, Selection
 from frazil.spec.load import find_stream
 from frazil.spec.units import counted
@@ -181,21 +182,17 @@ def replay_(stream: str, streams_folder: Path, *, as_json: bool, dry_run: bool, 
     opened, selection = _open(stream, streams_folder, which["reasons"]), _selection(**which)
     check_keeps_repeats(opened.spec)
     letters = opened.tables.dead_letters.current()
-    kept_nothing = omitted(letters, opened.spec, selection)
-    if kept_nothing:
-        click.echo(
-            f"{counted(kept_nothing, 'dead letter')} of stream {stream} cannot be decoded again: nothing of the record "
-            "was kept, because the stream has sensitive fields (sensitive.dead-letters: omit).",
-            err=True,
-        )
+    left = left_out(opened, selection)
+    for sentence in sentences(left, stream):
+        click.echo(sentence, err=True)
     if dry_run:
-        meant = sum(c.letters for c in counts(letters, opened.spec, selection)) - kept_nothing
+        meant = sum(c.letters for c in counts(letters, opened.spec, selection)) - left.total()
         said = (
             f"{counted(meant, 'dead letter')} of stream {stream} would be decoded again. Only the replay tells how "
             "many of them land; what fails again stays. If the declaration has new columns, start the writer first: "
             "its start adds them to the table."
         )
-        _tell(as_json, said, landed=0, failed=0, meant=meant)
+        _tell(as_json, said, landed=0, failed=0, meant=meant, **_document(left))
         return
     allow_pandas()
     from frazil.dead_letters.replay import NOTHING_DONE, replay  # noqa: PLC0415 - the decoders, which only a replay needs
@@ -204,23 +201,26 @@ def replay_(stream: str, streams_folder: Path, *, as_json: bool, dry_run: bool, 
         done = replay(opened, selection)
     own = next((d for d in done if not d.interrupted), NOTHING_DONE)
     earlier = next((d for d in done if d.interrupted), None)
-    _tell_replayed(opened.spec, own, earlier, as_json=as_json, is_partial=bool(kept_nothing))
+    _tell_replayed(opened.spec, own, earlier, as_json=as_json, left=left)
 
 
 def _tell_replayed(
-    spec: StreamSpec, own: Replayed, earlier: Replayed | None, *, as_json: bool, is_partial: bool
+    spec: StreamSpec, own: Replayed, earlier: Replayed | None, *, as_json: bool, left: Mapping[LeftOut, int]
 ) -> None:
-    """`is_partial`: letters were left out, of which nothing was kept."""
     if as_json:
         before = {"finished": {"landed": earlier.landed, "failed": earlier.failed}} if earlier else {}
-        echo_json({"landed": own.landed, "failed": own.failed, **before})
+        echo_json({"landed": own.landed, "failed": own.failed, **_document(left), **before})
         return
     if earlier:
         click.echo(f"Finished a replay that another command began. {_came_to(spec, earlier)}")
-    if is_partial and not own.lane:
+    if left and not own.lane:
         click.echo(f"Stream {spec.name}: no{' other' if earlier else ''} dead letter was decoded again.")
     else:
         click.echo(_came_to(spec, own))
+
+
+def _document(left: Mapping[LeftOut, int]) -> dict[str, Any]:
+    return {"left-out": {reason.value: left[reason] for reason in sorted(left)}} if left else {}
 
 
 def _came_to(spec: StreamSpec, done: Replayed) -> str:
@@ -237,9 +237,9 @@ def _printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def _tell(as_json: bool, sentence: str, **numbers: int) -> None:
+def _tell(as_json: bool, sentence: str, **document: Any) -> None:
     if as_json:
-        echo_json(numbers)
+        echo_json(document)
     else:
         click.echo(sentence)
 

@@ -62,14 +62,6 @@ def counts(table: Table, spec: StreamSpec, selection: Selection) -> list[Count]:
     return sorted(Count(*key, count, replayed[key], discarded[key]) for key, count in letters.items())
 
 
-def omitted(table: Table, spec: StreamSpec, selection: Selection) -> int:
-    """How many of the selected letters keep nothing of their record, so that they cannot be decoded again."""
-    if spec.sensitive is None:
-        return 0
-    values = (rows["value"] for rows in read(table, selection.row_filter(spec), ("value",)))
-    return sum(value == OMITTED for column in values for value in column.to_pylist())
-
-
 def samples(table: Table, spec: StreamSpec, selection: Selection, *, most: int, decrypt: bool = False) -> list[Letter]:
     """A few of the selected letters. Raises SpecError if they are to be decrypted, and the secret is another."""
     return list(islice(_letters(table, spec, selection, decrypt=decrypt), most))

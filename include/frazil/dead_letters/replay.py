@@ -25,13 +25,13 @@ from frazil.backfill.routes import LettersRoute
 from frazil.backfill.run import Backfill
 from frazil.backfill.stage import run
 from frazil.commit.lane import Lane, read_lane
-from frazil.commit.marker import Marker
 from frazil.commit.opened import OpenStream
+from frazil.dead_letters.left_out import omits, own_marker, reasons
 from frazil.dead_letters.letters import Selection, read
-from frazil.errors import AdoptionRequired, Fenced, WriterBusy
+from frazil.errors import Fenced, WriterBusy
 from frazil.ingest.contract import LETTERS, StageTask
 from frazil.ingest.record_files import LETTER_COLUMNS
-from frazil.ingest.sealing import OMITTED, Unsealer, place_of, unsealer_of
+from frazil.ingest.sealing import Unsealer, place_of, unsealer_of
 from frazil.ingest.stage import stage
 from frazil.merge.contract import MergeResult, MergeTask
 from frazil.merge.task import merge
@@ -126,16 +126,14 @@ def _delete_old_copies(opened: OpenStream) -> None:
 
 def _copy(opened: OpenStream, selection: Selection, folder: str) -> int:
     """Write the selected letters that can be replayed; returns how many."""
-    marker = opened.tables.marker()
-    if marker is None:
-        raise AdoptionRequired(f"stream {opened.spec.name!r} has no marker: nothing tells which letters are its own")
+    marker = own_marker(opened)
     table = opened.tables.dead_letters.refresh()
     columns = (*LETTER_COLUMNS, "topic_id")
-    unseal, omits = unsealer_of(opened.spec), opened.spec.sensitive is not None
+    unseal, may_omit = unsealer_of(opened.spec), omits(opened.spec)
 
     def chosen(rows: pa.Table) -> pa.Table:
-        kept = rows.filter(pa.array(_replayable(rows, marker, omits=omits), pa.bool_())).select(LETTER_COLUMNS)
-        return _readable(kept, unseal)
+        kept = [reason is None for reason in reasons(rows, marker, omits=may_omit)]
+        return _readable(rows.filter(pa.array(kept, pa.bool_())).select(LETTER_COLUMNS), unseal)
 
     letters = (chosen(rows) for rows in read(table, selection.row_filter(opened.spec), columns))
     io = opened.tables.main.current().io
@@ -168,21 +166,6 @@ def _readable(rows: pa.Table, unseal: Unsealer) -> pa.Table:
         place = place_of(row["kafka_topic"], row["kafka_partition"], row["kafka_offset"], "value")
         unseal(row["value"], place)
     return rows
-
-
-def _replayable(rows: pa.Table, marker: Marker, *, omits: bool) -> list[bool]:
-    """Not those of a topic that was made again, nor where the stream reads (again), nor offsets of two records.
-
-    Nor, where the stream `omits` values because it has sensitive fields, those without one.
-    """
-    names = ("kafka_topic", "kafka_partition", "kafka_offset", "topic_id", "value")
-    return [
-        not (omits and value == OMITTED)
-        and topic_id in {None, marker.source.topic_ids.get(topic)}
-        and offset < marker.offsets.get((topic, partition), 0)
-        and not any(start <= offset < end for start, end in marker.rewritten.get((topic, partition), ()))
-        for topic, partition, offset, topic_id, value in zip(*(rows[name].to_pylist() for name in names), strict=True)
-    ]
 
 
 class ThisProcess:

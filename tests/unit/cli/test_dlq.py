@@ -154,6 +154,19 @@ def test_letters_that_keep_nothing_of_their_record_are_not_counted_as_decoded_ag
     assert said.endswith("Stream made: 0 dead letters are rows now; 0 failed again.\n")
 
 
+def test_letters_whose_records_are_yet_to_be_read_again_are_left_to_the_writer(streams: Path) -> None:
+    """As after a reset: the stream stands at offset 1, and letters are at 0, 1 and 2."""
+    opened = open_stream(load_stream(streams / "made.yaml"))
+    Committer.take_over(opened.tables, source=SourceIdentity("c", {"made": "id"}), initial=lambda: {("made", 0): 1})
+    said = call(streams, "replay", "made", "--dry-run")
+    left = "2 dead letters of stream made are left to the writer, which has yet to read their records again.\n"
+    assert said.startswith(f"{left}1 dead letter of stream made would be decoded again.")
+    ahead = ("replay", "made", "--reason", "WrongType")
+    one_left = "1 dead letter of stream made is left to the writer, which has yet to read its record again.\n"
+    assert call(streams, *ahead) == f"{one_left}Stream made: no dead letter was decoded again.\n"
+    assert '"left-out": {\n    "to-be-read": 1\n  }' in call(streams, *ahead, "--dry-run", "--json")
+
+
 def test_what_cannot_be_replayed_is_refused_before_it_is_counted(streams: Path) -> None:
     keyed = STREAM.replace("{at: timestamptz}", "{at: timestamptz, id: long not null}")
     (streams / "made.yaml").write_text(keyed + "dedupe: {key: [id], within: 1h}\n")

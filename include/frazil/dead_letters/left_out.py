@@ -1,0 +1,99 @@
+"""Which dead letters a replay leaves out, and why."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from enum import StrEnum
+
+import pyarrow as pa
+from pyiceberg.table import Table
+
+from frazil.commit.marker import Marker
+from frazil.commit.opened import OpenStream
+from frazil.dead_letters.letters import Selection, read
+from frazil.errors import AdoptionRequired
+from frazil.ingest.sealing import OMITTED
+from frazil.spec.model import StreamSpec
+from frazil.spec.units import counted
+
+PLACE = ("kafka_topic", "kafka_partition", "kafka_offset", "topic_id")
+
+
+class LeftOut(StrEnum):
+    NOT_KEPT = "not-kept"
+    """Nothing of the record was kept."""
+    RECREATED = "topic-recreated"
+    TO_BE_READ = "to-be-read"
+    """The stream stands before the record: a reset moved it back, or the batch of the letter was never committed."""
+    TWO_RECORDS = "two-records"
+    """Kafka gave the offset to a second record."""
+
+
+_SENTENCES: Mapping[LeftOut, str] = {
+    LeftOut.NOT_KEPT: (
+        "cannot be decoded again: nothing of the record was kept, because the stream has sensitive fields "
+        "(sensitive.dead-letters: omit)"
+    ),
+    LeftOut.RECREATED: "{is_are} left out: the topic was recreated since, and has other records at these offsets",
+    LeftOut.TO_BE_READ: "{is_are} left to the writer, which has yet to read {its_their} again",
+    LeftOut.TWO_RECORDS: "{is_are} left out: Kafka's log was cut, and a second record has the same offset",
+}
+
+
+def sentences(found: Mapping[LeftOut, int], stream: str) -> list[str]:
+    """A sentence for each reason that there is."""
+
+    def said(reason: LeftOut, count: int) -> str:
+        is_are, its_their = ("is", "its record") if count == 1 else ("are", "their records")
+        what = _SENTENCES[reason].format(is_are=is_are, its_their=its_their)
+        return f"{counted(count, 'dead letter')} of stream {stream} {what}."
+
+    return [said(reason, found[reason]) for reason in LeftOut if found.get(reason)]
+
+
+def left_out(opened: OpenStream, selection: Selection) -> Counter[LeftOut]:
+    """How many of the selected letters a replay leaves out now. Raises AdoptionRequired as a replay does."""
+    return _counted(opened.tables.dead_letters.current(), opened.spec, own_marker(opened), selection)
+
+
+def own_marker(opened: OpenStream) -> Marker:
+    """Raises AdoptionRequired for a stream that has none."""
+    marker = opened.tables.marker()
+    if marker is None:
+        raise AdoptionRequired(f"stream {opened.spec.name!r} has no marker: nothing tells which letters are its own")
+    return marker
+
+
+def _counted(table: Table, spec: StreamSpec, marker: Marker, selection: Selection) -> Counter[LeftOut]:
+    columns = (*PLACE, "value") if omits(spec) else PLACE
+    found: Counter[LeftOut] = Counter()
+    for rows in read(table, selection.row_filter(spec), columns):
+        found.update(reason for reason in reasons(rows, marker, omits=omits(spec)) if reason is not None)
+    return found
+
+
+def omits(spec: StreamSpec) -> bool:
+    """Whether letters may keep nothing of their record."""
+    return spec.sensitive is not None
+
+
+def reasons(rows: pa.Table, marker: Marker, *, omits: bool) -> list[LeftOut | None]:
+    """Why each letter is left out; None for one that is decoded again. `value` counts with `omits` alone. Pure."""
+    values = rows["value"].to_pylist() if omits else [None] * rows.num_rows
+    places = zip(*(rows[name].to_pylist() for name in PLACE), strict=True)
+    return [
+        LeftOut.NOT_KEPT if value == OMITTED else _of_place(place, marker)
+        for place, value in zip(places, values, strict=True)
+    ]
+
+
+def _of_place(place: tuple[str, int, int, str | None], marker: Marker) -> LeftOut | None:
+    topic, partition, offset, topic_id = place
+    if topic_id not in {None, marker.source.topic_ids.get(topic)}:
+        return LeftOut.RECREATED
+    if offset >= marker.offsets.get((topic, partition), 0):
+        return LeftOut.TO_BE_READ
+    if any(start <= offset < end for start, end in marker.rewritten.get((topic, partition), ())):
+        return LeftOut.TWO_RECORDS
+    return None
