@@ -21,6 +21,7 @@ from frazil.commit.members import forget_member, member_of, write_member
 from frazil.commit.opened import OpenStream, open_stream
 from frazil.errors import SpecError
 from frazil.spec.load import find_stream
+from frazil.spec.units import counted
 from frazil.stream.dropped_tables import DroppedTable, made_anew, not_with_home
 from frazil.stream.routed_tables import is_in_the_place
 from frazil.table.catalogs import catalog_errors
@@ -47,7 +48,8 @@ def route(stream: str, streams_folder: Path, *, given_up: tuple[str, ...], yes: 
     not have are taken as they are. A table that was dropped is made again, empty; where files of the old one are left,
     in a folder of its own. Where another one has its name by now, that one goes on.
 
-    Exits with 1 where it shows a table, and with 0 where all stand where home does, or go on by --give-up.
+    Exits with 1 where a table does not stand where home does, and with 0 where all do, or go on by --give-up. Rows of
+    home's last batch may be on their way for a minute: they are told, and do not count.
 
     \b
     Example:
@@ -66,8 +68,15 @@ def route(stream: str, streams_folder: Path, *, given_up: tuple[str, ...], yes: 
             _give_up(opened, marker, found, table, _Asking(teller, yes))
         if not given_up:
             _show(found, stream, teller)
-    teller.end(stream=stream, behind=found.behind, dropped=found.dropped, ahead=found.ahead, given_up=given_up)
-    if not given_up and (found.behind or found.dropped or found.ahead):
+    teller.end(
+        stream=stream,
+        behind=found.behind,
+        coming=found.coming,
+        dropped=found.dropped,
+        ahead=found.ahead,
+        given_up=given_up,
+    )
+    if not given_up and found.is_amiss:
         raise SystemExit(1)
 
 
@@ -82,6 +91,8 @@ class _Found:
     """The tables of a route that do not stand where home does."""
 
     behind: list[Behind]
+    coming: list[Behind]
+    """Those that lack home's last batch alone, which their writer may be about to bring."""
     dropped: list[DroppedTable]
     """Without rows that wait for them."""
     ahead: list[str]
@@ -91,15 +102,24 @@ class _Found:
         route, catalog = opened.spec.route, opened.tables.main.current().catalog
         there = {} if route is None else tables_of(catalog, route, stream=opened.spec.name)
         behind, dropped = not_with_home(opened.spec, opened.tables, home, there)
-        return cls(behind, dropped, _ahead(opened, home, there))
+        now_ms = opened.tables.clock_ms()
+        coming = [found for found in behind if found.is_coming(now_ms)]
+        behind = [found for found in behind if found not in coming]
+        return cls(behind, coming, dropped, _ahead(opened, home, there))
+
+    @property
+    def is_amiss(self) -> bool:
+        return bool(self.behind or self.dropped or self.ahead)
 
     def rows_for(self, table: str) -> int:
         """How many rows of batches wait for a table; those of a replay reach it all the same."""
-        return sum(found.rows for found in self.behind if found.target == table and found.replay is None)
+        return sum(found.rows for found in self._of_batches() if found.target == table)
 
     def named(self) -> set[str]:
-        behind = {found.target for found in self.behind if found.replay is None}
-        return behind | {found.target for found in self.dropped}
+        return {found.target for found in self._of_batches()} | {found.target for found in self.dropped}
+
+    def _of_batches(self) -> list[Behind]:
+        return [found for found in (*self.behind, *self.coming) if found.replay is None]
 
 
 def _ahead(opened: OpenStream, home: Marker, there: Mapping[str, Table]) -> list[str]:
@@ -119,7 +139,10 @@ def _show(found: _Found, stream: str, teller: Teller) -> None:
             f"{table} has batches that home does not have: home is another table than before, or the stream was "
             f"forgotten. `frazil route {stream} --give-up {table}` lets it go on"
         )
-    if not (found.behind or found.dropped or found.ahead):
+    for coming in found.coming:
+        last = f"{counted(coming.rows, 'row')} of home's last batch, of {utc(coming.since_ms)}"
+        teller.say(f"{coming.target} lacks {last}: its writer brings them right after home, if it runs.")
+    if not (found.coming or found.is_amiss):
         teller.say(f"All tables of the route of {stream} have all rows that its home has.")
 
 

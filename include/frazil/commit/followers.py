@@ -52,6 +52,8 @@ PATIENCE_S = 30.0
 """How long a commit to one table is tried again while the others wait for it."""
 PATIENCE_BEHIND_S = 3.0
 """The same for a table whose last commit failed."""
+COMING_MS = round(2 * PATIENCE_S * 1000)
+"""So long after its journal was made a batch may be on its way: home's commit comes first, then the tables'."""
 Make = Callable[[Target, Sequence[Journal]], None]
 """Makes or loads a table whose rows of these batches wait beside home, and gives it its first marker; or raises."""
 
@@ -72,6 +74,12 @@ class Behind:
     reason: str
     replay: str | None = None
     """The replay of dead letters whose rows these are, in `batches` chunks; None for rows of batches."""
+    only_last: bool = False
+    """Nothing is known to be wrong, and the batch is home's last: a writer commits it to the tables after home."""
+
+    def is_coming(self, now_ms: int) -> bool:
+        """Whether its writer, if all is well, is about to commit what the table lacks."""
+        return self.only_last and now_ms - self.since_ms < COMING_MS
 
     def __str__(self) -> str:
         of = counted(self.batches, "batch") if self.replay is None else f"replay {self.replay}"

@@ -34,18 +34,20 @@ def lacking(tables: StreamTables, home: Marker) -> list[Behind]:
     found = []
     for target, waiting in sorted(Followers.of(tables, home).waiting.items()):
         journals, reason = waiting, "its writer commits them with the next batch, or says why it cannot"
+        is_well = False
         try:
             table = tables.handle(target).refresh()
             marker = present_marker(read_marker(table.metadata.properties, tables.stream), table, tables.stream)
             check_routed_not_rolled_back(table.metadata, marker, table=target)
-            journals = later_journals(marker, waiting)
+            journals, is_well = later_journals(marker, waiting), True
         except Exception as error:  # catalogs' clients raise anything
             note = note_of(tables, target) if all_beside(tables, waiting, target) else None
             reason = told_error(error, tables.stream, target) if note is None else note.reason
             if isinstance(error, NoSuchTableError):
                 journals = [*never_had(tables, target, waiting)]
         if journals:
-            found.append(behind_of(target, journals, reason))
+            only_last = is_well and [journal.key for journal in journals] == [home.settled]
+            found.append(dataclasses.replace(behind_of(target, journals, reason), only_last=only_last))
     return found
 
 

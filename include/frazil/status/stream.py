@@ -246,8 +246,10 @@ def _behind(spec: StreamSpec, marker: Marker) -> list[str]:
     from frazil.stream.dropped_tables import not_with_home  # noqa: PLC0415 - as above
 
     try:
-        behind, dropped = not_with_home(spec, open_stream(spec).tables, marker)
-        found = [*behind, *dropped]
+        tables = open_stream(spec).tables
+        behind, dropped = not_with_home(spec, tables, marker)
+        now_ms = tables.clock_ms()
+        found = [*(b for b in behind if not b.is_coming(now_ms)), *dropped]
     except Exception as error:  # as above: catalogs raise what their clients raise
         _raise_if_outdated(error)
         return [f"the tables of its route cannot be read: {_words(error)}"]

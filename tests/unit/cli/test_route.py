@@ -18,6 +18,7 @@ from pyiceberg.types import NestedField, StringType
 from frazil.audit.run import audit_stream
 from frazil.cli.main import frazil
 from frazil.commit import marker_change
+from frazil.commit.followers import COMING_MS
 from frazil.commit.marker import property_name
 from frazil.errors import SpecError, TableLost
 from frazil.spec.load import load_stream
@@ -72,10 +73,34 @@ def test_a_dropped_table_is_named_everywhere_and_goes_on_beside_what_is_left_of_
     assert told(tmp_path, "route", "shop") == {
         "stream": "shop",
         "behind": [],
+        "coming": [],
         "dropped": [],
         "ahead": [],
         "given-up": [],
     }
+
+
+def test_rows_that_a_writer_is_about_to_bring_do_not_count(
+    made: MadeRoute, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Home has its last batch, and the tables have not."""
+    last = made.batch({"shop.orders": 4})
+    monkeypatch.setattr("frazil.clock.now_ms", lambda: last.created_at_ms + COMING_MS - 1)
+    found = told(tmp_path, "route", "shop")
+    assert ([coming["rows"] for coming in found["coming"]], found["behind"]) == ([4], [])
+    assert call(tmp_path, "route", "shop").stdout.startswith("shop.orders lacks 4 rows of home's last batch, of ")
+    assert not [said for said in told(tmp_path, "status", "shop")["streams"][0]["problems"] if "lacks" in said]
+    monkeypatch.setattr("frazil.clock.now_ms", lambda: last.created_at_ms + COMING_MS)
+    assert [behind["rows"] for behind in told(tmp_path, "route", "shop")["behind"]] == [4], "nobody brings them"
+
+
+def test_a_table_that_lacks_more_than_homes_last_batch_is_behind_at_once(made: MadeRoute, tmp_path: Path) -> None:
+    """A writer has all tables follow before its next batch, unless one refuses."""
+    for _ in range(2):
+        made.batch({"shop.orders": 4})
+    assert [behind["batches"] for behind in told(tmp_path, "route", "shop")["behind"]] == [2]
+    made.follow()
+    assert told(tmp_path, "route", "shop")["behind"] == []
 
 
 @pytest.mark.parametrize("purged", [False, True])
