@@ -143,8 +143,8 @@ class _Copies:
     replaced: dict[str, DataFile] = field(default_factory=dict)
     """By path."""
     chosen: int = 0
-    letters: Counter[str] = field(default_factory=Counter)
-    """How many more of each error class there are, as `frazil.commit.letter_counts` counts them."""
+    letters: Counter[tuple[str, int]] = field(default_factory=Counter)
+    """How many more there are, as `frazil.commit.letter_counts` counts them."""
 
     def run(self) -> None:
         head = head_of(self.table.metadata)

@@ -11,11 +11,14 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot
 
 from frazil.commit.history import ancestors, commit_records
-from frazil.commit.letter_counts import letters_in
+from frazil.commit.letter_counts import HOUR_MS, Changes, letters_in
 from frazil.commit.reasons import Reason, Reasons, reasons_in
 from frazil.history.points import Happened, Kind
 from frazil.spec.units import counted
 from frazil.status.flow import DAY_MS
+
+COMMITTED_MS = 600_000
+"""How long after the rejection of a record its batch commits, at most as a rule."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +35,11 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class Treated:
-    """One replay or discard of a stream's dead letters. `more`: how many more of each error class there are since."""
+    """One replay or discard of a stream's dead letters. `more`: how many more there are since."""
 
     at_ms: int
     sentence: str
-    more: Mapping[str, int]
+    more: Changes
 
     @property
     def happened(self) -> Happened:
@@ -84,15 +87,19 @@ def _replayed(told: Mapping[str, str] | None) -> str:
 def rejected_of(main: TableMetadata, stream: str, treatments: Sequence[Treated], *, now_ms: int) -> list[Rejected]:
     """By error class, most first, what was rejected in the last day, and what is left of it.
 
-    A treatment takes no more than was rejected before it within the day: what else it took, the day has left behind.
+    Of what treatments took, only letters count that were rejected since the day began, or since the oldest snapshot
+    that has not expired: no others are counted as rejected.
     """
+    begin_ms = _begin_ms(main, now_ms=now_ms)
+    first = begin_ms // HOUR_MS
     reasons: dict[str, Reason] = {}
-    there = Counter[str]()
-    for found, more in _changes(main, stream, treatments, begin_ms=now_ms - DAY_MS):
+    there, of_first = Counter[str](), Counter[str]()
+    for at_ms, found, more in _changes(main, stream, treatments, begin_ms=begin_ms):
         for name, told in found.items():
             reasons[name] = reasons.get(name, Reason(0)) + told
             there[name] += told.count
-        for name, change in more.items():
+            of_first[name] += told.count if at_ms < (first + 1) * HOUR_MS + COMMITTED_MS else 0
+        for name, change in _since(first, of_first, more).items():
             there[name] = max(there[name] + change, 0)
             if change > 0:
                 reasons.setdefault(name, Reason(0))
@@ -102,15 +109,42 @@ def rejected_of(main: TableMetadata, stream: str, treatments: Sequence[Treated],
     return sorted(rejected, key=lambda one: (-one.count, one.reason))
 
 
+def _begin_ms(main: TableMetadata, *, now_ms: int) -> int:
+    """When the day began, or what is known of the table's history."""
+    day_ms = oldest_ms = now_ms - DAY_MS
+    for snapshot in ancestors(main):
+        if snapshot.timestamp_ms < day_ms:
+            return day_ms
+        oldest_ms = snapshot.timestamp_ms
+    return oldest_ms
+
+
 def _changes(
     main: TableMetadata, stream: str, treatments: Iterable[Treated], *, begin_ms: int
-) -> Iterator[tuple[Reasons, Mapping[str, int]]]:
-    """What each batch rejected and each treatment changed since then, oldest first."""
+) -> Iterator[tuple[int, Reasons, Changes]]:
+    """What each batch rejected and each treatment changed since then, with its time, oldest first."""
     batches = takewhile(lambda one: one.timestamp_ms >= begin_ms, (batch for batch, _ in commit_records(main, stream)))
-    found = [(batch.timestamp_ms, reasons_in(summary_of(batch)), dict[str, int]()) for batch in batches]
-    treated = [(one.at_ms, dict[str, Reason](), one.more) for one in treatments if one.at_ms >= begin_ms]
-    for _, rejected, more in sorted([*found, *treated], key=lambda one: one[0]):
-        yield rejected, more
+    nothing: tuple[Reasons, Changes] = ({}, {})
+    found = [(batch.timestamp_ms, reasons_in(summary_of(batch)), nothing[1]) for batch in batches]
+    treated = [(one.at_ms, nothing[0], one.more) for one in treatments if one.at_ms >= begin_ms]
+    return iter(sorted([*found, *treated], key=lambda one: one[0]))
+
+
+def _since(first: int, of_first: Counter[str], more: Changes) -> Counter[str]:
+    """The changes of a treatment by error class, since that hour.
+
+    Part of the first hour is before the day: no more was taken of it than was rejected in the rest, `of_first`, which
+    is reduced by that.
+    """
+    found = Counter[str]()
+    for (name, hour), change in more.items():
+        if hour == first:
+            meant = max(change, -of_first[name])
+            of_first[name] += meant
+        else:
+            meant = change if hour > first else 0
+        found[name] += meant
+    return found
 
 
 def with_treatments(happened: Iterable[Happened], treatments: Iterable[Treated]) -> tuple[Happened, ...]:

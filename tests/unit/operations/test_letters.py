@@ -7,7 +7,7 @@ from typing import Any
 
 from pyiceberg.table.snapshots import Snapshot, Summary
 
-from frazil.commit.letter_counts import letters_summary
+from frazil.commit.letter_counts import HOUR_MS, Changes, letters_in, letters_summary
 from frazil.commit.reasons import Reason, reasons_summary
 from frazil.history.points import Happened, Kind
 from frazil.operations.letters import Rejected, rejected_of, treated, with_treatments
@@ -40,9 +40,15 @@ def published(at_ms: int) -> tuple[int, dict[str, str]]:
     return at_ms, {"frazil.operation": "backfill", "frazil.backfill": "l", "frazil.backfill-stream": "orders", **counts}
 
 
-def replayed(at_ms: int, stream: str = "orders", **more: int) -> tuple[int, dict[str, str]]:
+def replayed(
+    at_ms: int, stream: str = "orders", *, rejected_ms: int = NOW_MS - 900, **more: int
+) -> tuple[int, dict[str, str]]:
     told = {"frazil.operation": "replay", "frazil.backfill": "l", "frazil.backfill-stream": stream}
-    return at_ms, {**told, **letters_summary(more)}
+    return at_ms, {**told, **letters_summary(by_hour(rejected_ms, **more))}
+
+
+def by_hour(rejected_ms: int, **more: int) -> Changes:
+    return {(name, rejected_ms // HOUR_MS): change for name, change in more.items()}
 
 
 MAIN = snapshots(
@@ -69,7 +75,7 @@ def test_what_a_replay_took_out_is_there_no_more_and_names_no_place():
 
 def test_a_discard_is_told_with_who_and_why_and_no_less_than_none_are_there():
     told = {"frazil.dead-letters-of": "orders", "frazil.discarded-by": "ada", "frazil.reason": "a test"}
-    letters = snapshots((NOW_MS - 500, {**told, **letters_summary({"NotJson": -5})}))
+    letters = snapshots((NOW_MS - 500, {**told, **letters_summary(by_hour(NOW_MS - 900, NotJson=-5))}))
     treatments = treated(letters, MAIN, "orders", since_ms=BEGIN_MS)
     found = {one.reason: one for one in rejected_of(MAIN, "orders", treatments, now_ms=NOW_MS)}
     assert (found["NotJson"].count, found["NotJson"].there, found["NotJson"].places) == (3, 0, ())
@@ -78,19 +84,45 @@ def test_a_discard_is_told_with_who_and_why_and_no_less_than_none_are_there():
     assert with_treatments([later], treatments) == (discarded, later)
 
 
-def test_a_treatment_of_letters_that_the_day_left_behind_takes_none_that_were_rejected_since():
-    main = snapshots(
-        batch(BEGIN_MS - 100, NotJson=Reason(10, ("orders[0]@1",))),
-        batch(NOW_MS - 50, NotJson=Reason(10, ("orders[0]@99",))),
-        batch(NOW_MS - 10, NotJson=Reason(1, ("orders[0]@100",))),
-    )
-    letters = snapshots(replayed(NOW_MS - 60, NotJson=-10), replayed(NOW_MS - 20, NotJson=-4))
-    treatments = treated(letters, main, "orders", since_ms=BEGIN_MS)
+def left(main: Any, *letters: tuple[int, dict[str, str]]) -> tuple[int, int]:
+    """How many records were rejected for one reason, and how many of them are dead letters."""
+    treatments = treated(snapshots(*letters), main, "orders", since_ms=BEGIN_MS)
     (found,) = rejected_of(main, "orders", treatments, now_ms=NOW_MS)
-    assert found == Rejected("NotJson", 11, ("orders[0]@100",), 7)
+    return found.count, found.there
+
+
+TEN = Reason(10, ("orders[0]@1",))
+
+
+def test_a_treatment_of_letters_that_the_day_left_behind_takes_none_that_were_rejected_in_it():
+    before_ms = BEGIN_MS - HOUR_MS
+    taken = replayed(NOW_MS - HOUR_MS, rejected_ms=before_ms, NotJson=-10)
+    later = batch(NOW_MS - HOUR_MS // 2, NotJson=TEN)
+    assert left(snapshots(batch(before_ms, NotJson=TEN), later), taken) == (10, 10)
+    sooner = batch(NOW_MS - 2 * HOUR_MS, NotJson=TEN)
+    assert left(snapshots(batch(before_ms, NotJson=TEN), sooner), taken) == (10, 10), "rejected before the treatment"
+    assert left(snapshots(sooner), taken) == (10, 10), "the snapshot of those that were treated has expired"
+
+
+def test_of_the_hour_in_which_the_day_begins_no_more_is_taken_than_was_rejected_in_its_rest():
+    taken = replayed(NOW_MS - HOUR_MS, rejected_ms=BEGIN_MS, NotJson=-30)
+    before, rest = batch(BEGIN_MS - 1_000, NotJson=TEN), batch(BEGIN_MS + 1_000, NotJson=TEN)
+    late = batch((BEGIN_MS // HOUR_MS + 1) * HOUR_MS + 1_000, NotJson=TEN)  # it was rejected before the full hour
+    others = batch(NOW_MS - 2 * HOUR_MS, NotJson=TEN)
+    assert left(snapshots(before, rest, others), taken) == (20, 10)
+    assert left(snapshots(before, rest, late, others), taken) == (30, 10)
+
+
+def test_a_summary_that_would_be_too_long_tells_hours_together_and_at_last_nothing():
+    for classes, hours in ((1, 24), (8, 6), (20, 3), (60, 0)):
+        changed = {(f"Class{one:02}", 480_000 + hour): -100_000 for one in range(classes) for hour in range(24)}
+        told = letters_in(letters_summary(changed))
+        assert len(told) == classes * hours
+        assert not told or sum(told.values()) == sum(changed.values())
 
 
 def test_without_a_table_of_dead_letters_or_with_one_that_others_changed_all_are_there():
-    for letters in (None, snapshots((NOW_MS - 500, {"frazil.letters-by": "[1]", "frazil.dead-letters-of": "orders"}))):
+    told = ({"frazil.letters-by": said, "frazil.dead-letters-of": "orders"} for said in ("[1]", '{"NotJson":-3}'))
+    for letters in (None, *(snapshots((NOW_MS - 500, one)) for one in told)):
         treatments = treated(letters, MAIN, "orders", since_ms=BEGIN_MS)
         assert [one.there for one in rejected_of(MAIN, "orders", treatments, now_ms=NOW_MS)] == [13, 3]
