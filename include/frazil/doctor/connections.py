@@ -74,8 +74,9 @@ class Connections:
 
         brokers = frozenset(declared_kafka_properties(spec).items())
         if brokers in self._silent:
+            servers = kafka_properties(spec, os.environ)["bootstrap.servers"]
             raise KafkaUnavailable(
-                f"the brokers {spec.source.bootstrap_servers} do not answer: they were asked for stream "
+                f"the brokers {servers} do not answer: they were asked for stream "
                 f"{self._silent[brokers]}, which declares the same, and not once more. Check source.bootstrap-servers "
                 "and the brokers"
             )

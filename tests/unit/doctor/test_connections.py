@@ -91,7 +91,10 @@ def test_brokers_that_are_down_are_waited_for_once(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(connections, "_kafka", silent)
     configure(monkeypatch, type="sql", uri=f"sqlite:///{tmp_path}/lake.db", warehouse=f"file://{tmp_path}/warehouse")
+    monkeypatch.setenv("THE_KAFKA", "127.0.0.1:1")
     files = [declare(tmp_path, name) for name in ("bikes", "rides", "trips")]
+    for file in files[:2]:
+        file.write_text(file.read_text().replace("127.0.0.1:1", "${env:THE_KAFKA}"))
     files[2].write_text(files[2].read_text().replace("127.0.0.1:1", "127.0.0.1:2"))
     result = validate(*map(str, files))
     assert (result.exit_code, asked) == (10, ["bikes", "trips"])
