@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -170,7 +171,19 @@ def _meaning(details: ErrorDetails) -> str:
         return "is no stream name; write lower case letters, digits, '-' and '_', a letter first, at most 63"
     if kind == "greater_than":
         return f"is not above {context['gt']}"
-    return _MEANINGS.get(kind, f"cannot be used: {details['msg']}")
+    meaning = _MEANINGS.get(kind, f"cannot be used: {details['msg']}")
+    return f"{meaning}{_mapping_to_write(details)}" if kind == "model_type" else meaning
+
+
+def _mapping_to_write(details: ErrorDetails) -> str:
+    """What belongs where a mapping with known keys is missing: those that it needs, with what was written for it."""
+    model = _model_at(details["loc"])
+    needed = [field for field in model.model_fields.values() if field.is_required()]
+    written = details["input"]
+    is_word = len(needed) == 1 and isinstance(written, str) and re.fullmatch(r"\w+", written)
+    parts = ", ".join(f"{f.alias}: {written if is_word and f.annotation is str else '…'}" for f in needed)
+    write = f"; write {{{parts}}}" if needed else ""
+    return f"{write} (allowed: {', '.join(_allowed_keys(details['loc']))})"
 
 
 def _untagged(location: Sequence[int | str]) -> tuple[int | str, ...]:
@@ -204,6 +217,12 @@ def _meant(location: Sequence[int | str]) -> str | None:
 
 def _allowed_keys(location: Sequence[int | str]) -> list[str]:
     """The YAML keys of the model at a path."""
+    model = _model_at(location)
+    by_name = model is Column  # whose name is the mapping's key
+    return [str(field.alias) for field in model.model_fields.values() if not (by_name and field.alias == "name")]
+
+
+def _model_at(location: Sequence[int | str]) -> type[BaseModel]:
     model: type[BaseModel] = StreamSpec
     if tuple(location[:2]) == _FORMAT:
         model, location = FORMATS[str(location[2])], location[3:]
@@ -211,8 +230,7 @@ def _allowed_keys(location: Sequence[int | str]) -> list[str]:
         field = next((f for f in model.model_fields.values() if f.alias == part), None)
         if field is not None:
             model = _model_of(field.annotation)
-    by_name = model is Column  # whose name is the mapping's key
-    return [str(field.alias) for field in model.model_fields.values() if not (by_name and field.alias == "name")]
+    return model
 
 
 def _model_of(annotation: Any) -> type[BaseModel]:

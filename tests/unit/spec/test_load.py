@@ -94,6 +94,14 @@ def test_a_misspelt_key_that_is_required_is_one_mistake(declare: Declare) -> Non
 
 
 MISTAKES: list[tuple[str, dict[str, Any], list[str]]] = [
+    (
+        "a word for a mapping",
+        {"source": {"topics": "t", "bootstrap-servers": "b:1", "key": "id", "headers": ["tenant"]}},
+        [
+            "source.key: 'id' is not a mapping; write {column: id} (allowed: column, format)",
+            "source.headers.0: 'tenant' is not a mapping; write {name: …, column: …} (allowed: name, column)",
+        ],
+    ),
     ("unknown key", {"comit": {"interval": "5s"}}, ["comit: is an unknown key; did you mean commit?"]),
     ("unknown nested key", {"commit": {"intervall": "5s"}}, ["commit.intervall", "did you mean interval?"]),
     ("snake case", {"partition_by_": None, "commit": {"max_records": 5}}, ["commit.max_records", "max-records"]),
