@@ -17,6 +17,8 @@ from frazil.spec.load import DEFAULTS_FILE
 from frazil.spec.references import resolve_all
 from frazil.spec.yaml_file import read_mapping
 
+NOTHING_INFERRED = "Nothing was inferred: mend that, or name another one by --registry"
+
 
 @click.command()
 @click.argument("topic")
@@ -55,14 +57,16 @@ def infer(  # noqa: PLR0913 - one for each option
     from frazil.infer.proposal import Named, proposal  # noqa: PLC0415 - as below
     from frazil.infer.registered import registered  # noqa: PLC0415 - as below
     from frazil.infer.topic import sample_of  # noqa: PLC0415 - Arrow and librdkafka, only where they are asked
-    from frazil.registry.client import registry  # noqa: PLC0415 - as above
+    from frazil.registry.client import SchemaRegistry  # noqa: PLC0415 - as above
 
     stream = name or _stream_name(topic)
     named = Named(stream, table or f"default.{stream.replace('-', '_')}", bootstrap_servers)
     properties = _properties(streams_folder, bootstrap_servers)
     sample = sample_of(properties, topic, records=records)
     declared = _registry(streams_folder, registry_url)
-    written = None if declared is None else registered(sample, declared, registry(declared, os.environ))
+    written = None
+    if declared is not None:
+        written = registered(sample, declared, SchemaRegistry(declared, os.environ, meanwhile=NOTHING_INFERRED))
     text = proposal(sample, named, written)
     echo_json({"stream": stream, "declaration": text}) if as_json else click.echo(text, nl=False)
 

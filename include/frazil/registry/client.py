@@ -27,6 +27,7 @@ UNKNOWN_FOR_S = 60.0
 MOST_REFERENCES = 1000
 REFERENCES_WITHIN = 5
 """So many times the registry's timeout may pass while the references of one schema are asked for, one after another."""
+RECORDS_WAIT = "Records wait until it gives their schemas"
 DEEPEST_REFERENCES = 200
 """So long a chain of schemas, each of which refers to the next."""
 MOST_AT_ONCE = 8
@@ -72,8 +73,11 @@ class Schemas(Protocol):
 class SchemaRegistry:
     """One registry. It may be used by several threads."""
 
-    def __init__(self, declared: Registry, environment: Mapping[str, str]) -> None:
-        """Raises SpecError for a reference that `environment` does not resolve, and for a file that is not there."""
+    def __init__(self, declared: Registry, environment: Mapping[str, str], *, meanwhile: str = RECORDS_WAIT) -> None:
+        """`meanwhile` is what becomes of the question while the registry is away, for errors.
+
+        Raises SpecError for a reference that `environment` does not resolve, and for a file that is not there."""
+        self._meanwhile = meanwhile
         self._url = resolve(declared.url, environment).rstrip("/")
         self._timeout_s = declared.timeout.total_seconds()
         self._session = bounded_http.session()
@@ -242,9 +246,7 @@ class SchemaRegistry:
     def _unavailable(self, what: str) -> RegistryUnavailable:
         parts = urlsplit(self._url)
         where = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
-        return RegistryUnavailable(
-            f"the schema registry {where} {what}. Records wait until it gives their schemas; see source.format.registry"
-        )
+        return RegistryUnavailable(f"the schema registry {where} {what}. {self._meanwhile}; see source.format.registry")
 
 
 class _Bearer(requests.auth.AuthBase):

@@ -11,8 +11,10 @@ from typing import Any
 import fastavro
 import pytest
 import yaml
+from click.testing import CliRunner
 
-from frazil.errors import SpecError
+from frazil.cli.main import frazil
+from frazil.errors import RegistryUnavailable, SpecError
 from frazil.infer.proposal import Named, proposal
 from frazil.infer.registered import Registered, json_columns, registered
 from frazil.infer.sample import Record, Sample
@@ -132,6 +134,19 @@ def test_the_envelope_of_captured_changes_is_named_first(server: MadeRegistry) -
     server.answers["/subjects/t-value/versions/latest"] = [(200, latest)]
     text, _ = proposed(server, sample())
     assert "Debezium's events" in text.splitlines()[2]
+
+
+def test_a_registry_that_is_away_is_told_with_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("frazil.infer.topic.sample_of", lambda *_, **__: sample(framed(1, avro(RIDE))))
+    (tmp_path / "_defaults.yaml").write_text(
+        "source: {bootstrap-servers: '127.0.0.1:1', format: {registry: {url: 'http://127.0.0.1:1', timeout: 10ms}}}"
+    )
+    away = CliRunner().invoke(frazil, ["infer", "t", "--streams", str(tmp_path)]).exception
+    assert isinstance(away, RegistryUnavailable)
+    assert str(away).startswith("the schema registry http://127.0.0.1:1 does not answer: ")
+    assert str(away).endswith(
+        ". Nothing was inferred: mend that, or name another one by --registry; see source.format.registry"
+    )
 
 
 def test_what_a_registry_does_not_know_is_inferred_from_the_sample(server: MadeRegistry) -> None:
