@@ -47,7 +47,8 @@ from frazil.stream.stage_context import merge_rules, stage_context
 _Done = tuple[MergeTask, MergeResult]
 LATE_AFTER_DELETE = (
     ". An older change that came in a later batch than the delete brings a row back, because a deleted row leaves "
-    "nothing behind: delete such rows by hand"
+    "nothing behind: send the delete again, and it goes. `frazil reset` to before the delete mends it too, where one "
+    "batch then reads both"
 )
 
 
