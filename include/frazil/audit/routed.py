@@ -7,7 +7,7 @@ has is audited too. Rows that wait for a table that is behind are counted from t
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -21,7 +21,7 @@ from frazil.commit.beside_home import all_beside, is_beside, some_beside
 from frazil.commit.followers import Followers, lacked
 from frazil.commit.journal import Journal
 from frazil.commit.lane import Lane, has_lane, unsettled_replay
-from frazil.commit.lane_records import chunks, published
+from frazil.commit.lane_records import chunks, given_up, published
 from frazil.commit.marker import Marker
 from frazil.commit.members import member_of, never_had
 from frazil.commit.stream_tables import StreamTables
@@ -60,6 +60,8 @@ class Replays:
     """One whose rows may still wait for their tables: its letters have not left theirs."""
     journals: Sequence[Journal] = ()
     """Those of its chunks."""
+    given_up: Set[Target] = frozenset()
+    """Tables that never get their rows of it."""
 
     @classmethod
     def of(cls, tables: StreamTables, home: Table) -> Replays:
@@ -71,11 +73,13 @@ class Replays:
                 for tp, offsets in of.items():
                     found[tp] |= offsets
         last = unsettled_replay(home.properties, tables.dead_letters.refresh().properties, tables.stream)
-        return cls(rows, routed, last, chunks(tables.journals, last) if last else ())
+        if last is None:
+            return cls(rows, routed)
+        return cls(rows, routed, last, chunks(tables.journals, last), given_up(tables.journals, last.id))
 
     def waiting(self, properties: Mapping[str, str], target: Target) -> list[StagedFile]:
         """The files with rows that a table of these properties lacks."""
-        if self.last is None or has_lane(properties, self.last):
+        if self.last is None or target in self.given_up or has_lane(properties, self.last):
             return []
         return [file for journal in self.journals for file in journal.staged_for(target)]
 

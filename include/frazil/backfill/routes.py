@@ -20,6 +20,7 @@ from frazil.commit.followers import check_routed_not_rolled_back
 from frazil.commit.journal import Journal
 from frazil.commit.lacking import lacking
 from frazil.commit.lane import Lane, has_lane, lane_stream, property_name, read_lane
+from frazil.commit.lane_records import given_up
 from frazil.commit.marker import BatchKey, Marker, read_marker
 from frazil.commit.rules import files_fit
 from frazil.commit.snapshot import SnapshotWriter
@@ -132,11 +133,12 @@ def _waiting(journals: Iterable[Journal]) -> dict[Target, list[StagedFile]]:
 
 
 def bring(tables: StreamTables, lane: Lane, journals: Iterable[Journal]) -> None:
-    """Commit the rows of a published replay to the routed tables that lack them.
+    """Commit the rows of a published replay to the routed tables that lack them, but those that a person gave up.
 
     Raises CommitUnavailable for a table that cannot take them, after all others.
     """
-    waiting = _waiting(journals)
+    gone = given_up(tables.journals, lane.id)
+    waiting = {target: files for target, files in _waiting(journals).items() if target not in gone}
     reason = behind = ""
     for target, files in sorted(waiting.items()):
         try:
@@ -151,8 +153,8 @@ def bring(tables: StreamTables, lane: Lane, journals: Iterable[Journal]) -> None
         rows = counted(sum(file.records for file in waiting[behind]), "row", "waits|wait")
         raise CommitUnavailable(
             f"replay {lane.id} of stream {lane.stream!r} has landed, and {rows} for table {behind}: {reason}. Their "
-            f"letters stay until then. Mend the table, or let `frazil route {lane.stream} --give-up {behind}` make it "
-            f"anew; then run `frazil dlq replay {lane.stream}` again"
+            f"letters stay until then. Mend the table, or let it go on: `frazil route {lane.stream} --give-up {behind}`"
+            f"; then run `frazil dlq replay {lane.stream}` again"
         )
 
 

@@ -24,7 +24,7 @@ from frazil.commit.swap import Patience
 from frazil.errors import FrazilError, RouteBehind, TableLost, WriterBusy
 from frazil.spec.load import find_stream
 from frazil.spec.model import StreamSpec
-from frazil.stream.dropped_tables import dropped_tables, told_dropped
+from frazil.stream.dropped_tables import dropped_tables, told_dropped, unknown_sentence
 from frazil.table.catalogs import catalog_errors
 from frazil.table.made_tables import tables_of
 from frazil.timetext import utc
@@ -162,10 +162,9 @@ def _check_whole(spec: StreamSpec, tables: StreamTables, there: Mapping[str, Tab
     """
     dropped = dropped_tables(spec, tables, there)
     named = set(spec.route.tables.values()) if spec.route else set()
-    gone = sorted(named - {*there, *(found.target for found in dropped)})
-    said = told_dropped(dropped)
-    if gone:
-        said.append(f"{', '.join(gone)} was never made: the writer's next start makes it")
+    unknown = sorted(named - {*there, *(found.target for found in dropped)})
+    with catalog_errors(tables.main.catalog_name):
+        said = [*told_dropped(dropped), *(unknown_sentence(spec, tables, target) for target in unknown)]
     replayed = [*map(str, lacking_replayed(tables, there))]
     if said or replayed:
         error = TableLost if said else RouteBehind

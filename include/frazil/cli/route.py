@@ -16,13 +16,14 @@ from frazil.commit import following
 from frazil.commit.beside_home import note_of
 from frazil.commit.followers import Behind
 from frazil.commit.following import is_ahead
+from frazil.commit.lane_records import give_up_rows
 from frazil.commit.marker import Marker, property_name, read_marker
 from frazil.commit.members import forget_member, member_of, write_member
 from frazil.commit.opened import OpenStream, open_stream
 from frazil.errors import SpecError
 from frazil.spec.load import find_stream
 from frazil.spec.units import counted
-from frazil.stream.dropped_tables import DroppedTable, made_anew, not_with_home
+from frazil.stream.dropped_tables import DroppedTable, made_anew, not_with_home, route_has, value_of_dropped
 from frazil.stream.routed_tables import is_in_the_place
 from frazil.table.catalogs import catalog_errors
 from frazil.table.made_tables import tables_of
@@ -111,15 +112,19 @@ class _Found:
     def is_amiss(self) -> bool:
         return bool(self.behind or self.dropped or self.ahead)
 
-    def rows_for(self, table: str) -> int:
-        """How many rows of batches wait for a table; those of a replay reach it all the same."""
-        return sum(found.rows for found in self._of_batches() if found.target == table)
+    def rows_for(self, table: str, *, replayed: bool) -> int:
+        """How many rows of batches wait for a table, or also those of a replay."""
+        return sum(b.rows for b in self._lacking() if b.target == table and (replayed or b.replay is None))
+
+    def replay_for(self, table: str) -> str | None:
+        """The replay of dead letters whose rows wait for a table."""
+        return next((b.replay for b in self.behind if b.target == table and b.replay), None)
 
     def named(self) -> set[str]:
-        return {found.target for found in self._of_batches()} | {found.target for found in self.dropped}
+        return {*(found.target for found in self._lacking()), *(found.target for found in self.dropped)}
 
-    def _of_batches(self) -> list[Behind]:
-        return [found for found in (*self.behind, *self.coming) if found.replay is None]
+    def _lacking(self) -> list[Behind]:
+        return [*self.behind, *self.coming]
 
 
 def _ahead(opened: OpenStream, home: Marker, there: Mapping[str, Table]) -> list[str]:
@@ -148,14 +153,20 @@ def _show(found: _Found, stream: str, teller: Teller) -> None:
 
 def _give_up(opened: OpenStream, home: Marker, found: _Found, table: str, asking: _Asking) -> None:
     _check_routed(opened, home, found, table)
-    rows = found.rows_for(table)
+    has, there = route_has(opened.spec, opened.tables, table), _is_there(opened, table)
+    if has and not there:
+        value_of_dropped(opened.spec, opened.tables, table)  # raises before anything is said
+    rows = found.rows_for(table, replayed=not has)  # the route's own tables get those of a replay all the same
     asking.teller.say(
         f"Rows that never reach {table}: {rows:,}. Their files become orphans. Audits of the time of these rows, and "
         "of what a dropped table had, go on to miss them."
     )
     ask(f"Let {table} go on as it stands?", yes=asking.yes)
+    if not has and _let_rows_go(opened, home, found, table, there=there):
+        asking.teller.say(f"The route no longer has {table}: the stream goes on without these rows.")
+        return
     try:
-        if not _is_there(opened, table):
+        if not there:
             made_anew(opened.spec, opened.tables, table)
         elif is_in_the_place(opened.spec, opened.tables, table):
             following.give_up_beside(opened.tables, table, home)
@@ -173,6 +184,19 @@ def _give_up(opened: OpenStream, home: Marker, found: _Found, table: str, asking
         asking.teller.say(f"It is still not there ({error}): it gets what comes from now on, once it is.")
         following.give_up_beside(opened.tables, table, home)
     asking.teller.say(f"{table} goes on. `frazil resume {home.stream}` starts the writer, if it has ended.")
+
+
+def _let_rows_go(opened: OpenStream, home: Marker, found: _Found, table: str, *, there: bool) -> bool:
+    """Let rows go that wait for a table that the route no longer has, which is not made again.
+
+    Returns whether that is all, and the table itself, if it is `there`, stays as it is.
+    """
+    replay, of_batches = found.replay_for(table), found.rows_for(table, replayed=False)
+    if replay:
+        give_up_rows(opened.tables.journals, replay, table)
+    if of_batches and not there:
+        following.give_up_beside(opened.tables, table, home)
+    return not there or (replay is not None and not of_batches)
 
 
 def _take(opened: OpenStream, table: str) -> None:

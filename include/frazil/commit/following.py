@@ -61,7 +61,7 @@ def give_up(tables: StreamTables, target: Target, home: Marker) -> None:
 
 
 def give_up_beside(tables: StreamTables, target: Target, home: Marker) -> None:
-    """Let the rows go that wait beside home for a table that is not there; it begins with what comes later."""
+    """Let the rows go that wait for a table that is not there; if it ever is, it begins with what comes later."""
     note = note_of(tables, target) or Note(target, None, "its rows were given up")
     write_note(tables, dataclasses.replace(note, given_up=home.settled))
 

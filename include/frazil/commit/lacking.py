@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
@@ -22,14 +22,17 @@ from frazil.commit.followers import (
 )
 from frazil.commit.journal import Journal, later_journals
 from frazil.commit.lane import Lane, has_lane, unsettled_replay
-from frazil.commit.lane_records import chunks
+from frazil.commit.lane_records import chunks, given_up
 from frazil.commit.marker import BatchKey, Marker, read_marker
 from frazil.commit.members import never_had
 from frazil.commit.stream_tables import StreamTables
 from frazil.ingest.contract import Target
 
+Mending = Callable[[Target], "str | None"]
+"""What happened to a table that the catalog lacks, and what to do now, as a sentence; None where that is not known."""
 
-def lacking(tables: StreamTables, home: Marker) -> list[Behind]:
+
+def lacking(tables: StreamTables, home: Marker, mending: Mending = lambda _: None) -> list[Behind]:
     """The tables that lack rows, as the tables themselves say; in order of their names. Commits nothing."""
     found = []
     for target, waiting in sorted(Followers.of(tables, home).waiting.items()):
@@ -44,6 +47,7 @@ def lacking(tables: StreamTables, home: Marker) -> list[Behind]:
             note = note_of(tables, target) if all_beside(tables, waiting, target) else None
             reason = told_error(error, tables.stream, target) if note is None else note.reason
             if isinstance(error, NoSuchTableError):
+                reason = (mending(target) if note is None else None) or reason
                 journals = [*never_had(tables, target, waiting)]
         if journals:
             only_last = is_well and [journal.key for journal in journals] == [home.settled]
@@ -60,9 +64,10 @@ def lacking_replayed(tables: StreamTables, there: Mapping[Target, Table]) -> lis
     lane = unsettled_replay(tables.main.current().properties, tables.dead_letters.current().properties, tables.stream)
     if lane is None:
         return []
+    gone = given_up(tables.journals, lane.id)
     staged = defaultdict[Target, list[Journal]](list)
     for journal in chunks(tables.journals, lane):
-        for target in journal.routed:
+        for target in journal.routed - gone:
             staged[target].append(journal)
     reason = f"home has them; `frazil dlq replay {tables.stream}` brings them, or says why it cannot"
     return [

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any
+from urllib.parse import quote, unquote
 
 from pyiceberg.table.metadata import TableMetadata
 from pyroaring import BitMap64
@@ -95,6 +96,21 @@ def lane_folder(journals: JournalStore, lane_id: str) -> str:
 def lane_journals(journals: JournalStore, lane_id: str) -> JournalStore:
     """The journals of one backfill's chunks."""
     return JournalStore(journals.store, lane_folder(journals, lane_id))
+
+
+def give_up_rows(journals: JournalStore, lane_id: str, target: Target) -> None:
+    """Let the rows of a published replay go that wait for a table that the stream's route no longer has."""
+    journals.store.put(f"{_given_up_folder(journals, lane_id)}/{quote(target, safe='')}.json", b"{}")
+
+
+def given_up(journals: JournalStore, lane_id: str) -> set[Target]:
+    """The tables that never get their rows of a replay: a person said so."""
+    names = (f.path.rsplit("/", 1)[-1] for f in journals.store.list_files(_given_up_folder(journals, lane_id)))
+    return {unquote(name.removesuffix(".json")) for name in names}
+
+
+def _given_up_folder(journals: JournalStore, lane_id: str) -> str:
+    return f"{lane_folder(journals, lane_id)}/given-up"
 
 
 def chunks(journals: JournalStore, lane: Lane) -> list[Journal]:

@@ -102,15 +102,27 @@ def not_with_home(
 
     `there` is as for `dropped_tables`.
     """
-    behind = lacking(tables, home)
     dropped = {found.target: found for found in dropped_tables(spec, tables, there)}
+
+    def mending(target: Target) -> str:
+        known = dropped.get(target)
+        return known.reason if known else dropped_sentence(spec, tables, _member_or_like(spec, tables, target))
+
+    behind = lacking(tables, home, mending)
     if there is None:
         for b in behind:
             dropped |= _made_again_meanwhile(spec, tables, b.target)
     told = [
         dataclasses.replace(b, reason=found.reason) if (found := dropped.pop(b.target, None)) else b for b in behind
     ]
-    return [*told, *lacking_replayed(tables, there or {})], list(dropped.values())
+    catalog = tables.main.current().catalog
+    replayed = [
+        b
+        if route_has(spec, tables, b.target) or catalog.table_exists(b.target)
+        else dataclasses.replace(b, reason=mending(b.target))
+        for b in lacking_replayed(tables, there or {})
+    ]
+    return [*told, *replayed], list(dropped.values())
 
 
 def _made_again_meanwhile(spec: StreamSpec, tables: StreamTables, target: Target) -> dict[Target, DroppedTable]:
@@ -137,10 +149,22 @@ def is_of_others(spec: StreamSpec, table: Table, value: str | None) -> bool:
     return value is not None and table.properties.get(value_property(spec.name)) != value
 
 
+def route_has(spec: StreamSpec, tables: StreamTables, target: Target) -> bool:
+    """Whether the route, as it is declared now, has this table, or may have it where its value is not known."""
+    return _may_have(spec, Member(target, _known_value(spec, tables, target), ""))
+
+
+def _may_have(spec: StreamSpec, member: Member) -> bool:
+    route = spec.route
+    unknown = route is not None and member.value is None and may_have_made(route, member.target)
+    return unknown or still_has(spec, member)
+
+
 def dropped_sentence(spec: StreamSpec, tables: StreamTables, member: Member, again: Table | None = None) -> str:
     """What happened to a table that the route had, and what to do now; `again` is the one that has its name now."""
-    target, catalog = member.target, tables.main.catalog_name
+    target, catalog, has = member.target, tables.main.catalog_name, _may_have(spec, member)
     of = f" (made for {member.value!r})" if member.value is not None else ""
+    whose = f" of the route of {spec.name!r}{of}" if has else f"{of}, which the route of {spec.name!r} no longer has,"
     newest, kept = _left(tables, member)
     if again is not None:
         what = (
@@ -154,17 +178,44 @@ def dropped_sentence(spec: StreamSpec, tables: StreamTables, member: Member, aga
         what = (
             f"is not in the catalog {catalog!r} any more: it was dropped or renamed. If it was renamed, rename it back"
         )
-        first, on = "register it again", "let it go on, empty"
+        first, on = "register it again", "let it go on, empty" if has else "let the rows go that wait for it"
     ways = [f"{on}: `frazil route {spec.name} --give-up {target}`"]
     if newest is not None:  # the command names the folder
         ways.insert(0, f"if it was dropped, {first}: `{registration(catalog, target, newest)}`")
-    else:
+    elif member.location:
         ways.insert(0, f"{'files of it are left' if kept else 'no files of it are found'} in {member.location}")
-    return f"table {target} of the route of {spec.name!r}{of} {what}; {'; or '.join(ways)}"
+    return f"table {target}{whose} {what}; {'or ' if len(ways) == 1 else ''}{'; or '.join(ways)}"
+
+
+def unknown_sentence(spec: StreamSpec, tables: StreamTables, target: Target) -> str:
+    """What to do about a table that the route names, the catalog lacks, and no start of this version has seen."""
+    member = _member_or_like(spec, tables, target)
+    if member.location:
+        return dropped_sentence(spec, tables, member)
+    return (
+        f"{target} is not in the catalog {tables.main.catalog_name!r}, and no files of it are found: the writer's next "
+        "start makes it, empty. If it was renamed, rename it back before"
+    )
+
+
+def _member_or_like(spec: StreamSpec, tables: StreamTables, target: Target) -> Member:
+    """What is known of a table that the catalog lacks; for one that an earlier version knew, by what it left in the
+    folder where it would be made."""
+    member = member_of(tables, target)
+    if member is not None:
+        return member
+    value = _known_value(spec, tables, target)
+    try:
+        found = remains_in_place(tables.main.current().catalog, routed_table(spec, target, value))
+    except (FrazilError, OSError):
+        found = None
+    return Member(target, value, "" if found is None else found.location)
 
 
 def _left(tables: StreamTables, member: Member) -> tuple[str | None, bool]:
     """The table's newest metadata file, and whether anything is left of it; nothing too where we may not look."""
+    if not member.location:
+        return None, False
     try:
         place = TableFolder(member.location, open_store(member.location, tables.main.io_properties))
         if member.uuid is not None:
@@ -186,9 +237,7 @@ def made_anew(spec: StreamSpec, tables: StreamTables, identifier: Target) -> Non
 
     Raises SpecError for one that the route does not have any more, and what `ensure_declared` raises.
     """
-    value = None
-    if spec.route is None or identifier not in spec.route.tables.values():
-        value = _value_of(spec, tables, identifier)
+    value = value_of_dropped(spec, tables, identifier)
     catalog, declared = load_catalog(spec.table.catalog), routed_table(spec, identifier, value)
     found = remains_in_place(catalog, declared)
     if found is not None:
@@ -196,14 +245,22 @@ def made_anew(spec: StreamSpec, tables: StreamTables, identifier: Target) -> Non
     write_member(tables, identifier, value, ensure_declared(catalog, declared, spec.name))
 
 
-def _value_of(spec: StreamSpec, tables: StreamTables, identifier: Target) -> str:
-    """The value that the template makes a table for."""
-    known = [found.value for found in (note_of(tables, identifier), member_of(tables, identifier)) if found]
-    known.append(None if spec.route is None else plain_value(spec.route, identifier))
-    for value in known:
-        if value is not None:
-            return value
+def value_of_dropped(spec: StreamSpec, tables: StreamTables, identifier: Target) -> str | None:
+    """The value that the template makes a table for; None for one that the route names.
+
+    Raises SpecError where it is not known.
+    """
+    if spec.route is not None and identifier in spec.route.tables.values():
+        return None
+    if (value := _known_value(spec, tables, identifier)) is not None:
+        return value
     raise SpecError(
         f"table {identifier} was dropped, and it is not known for which records it was made: name it in "
         "route.tables until it is there again"
     )
+
+
+def _known_value(spec: StreamSpec, tables: StreamTables, identifier: Target) -> str | None:
+    known = [found.value for found in (note_of(tables, identifier), member_of(tables, identifier)) if found]
+    known.append(None if spec.route is None else plain_value(spec.route, identifier))
+    return next((value for value in known if value is not None), None)

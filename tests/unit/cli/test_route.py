@@ -18,8 +18,9 @@ from pyiceberg.types import NestedField, StringType
 from frazil.audit.run import audit_stream
 from frazil.cli.main import frazil
 from frazil.commit import marker_change
-from frazil.commit.followers import COMING_MS
+from frazil.commit.followers import COMING_MS, Followers
 from frazil.commit.marker import property_name
+from frazil.commit.members import forget_member, member_names
 from frazil.errors import SpecError, TableLost
 from frazil.spec.load import load_stream
 from frazil.table.catalogs import load_catalog
@@ -266,6 +267,57 @@ def test_a_dropped_table_whose_value_the_route_no_longer_has_is_not_missed(made:
     made.run({"main": 1})
     assert told(tmp_path, "route", "shop")["dropped"] == []
     assert call(tmp_path, "cut", "shop").exit_code == 0
+
+
+def test_rows_that_wait_for_a_dropped_table_that_the_route_no_longer_has_are_given_up_without_it(
+    made: MadeRoute, tmp_path: Path
+) -> None:
+    made.batch({"shop.orders": 4})
+    load_catalog(None).drop_table("shop.orders")
+    text = shop().model_dump(mode="json", by_alias=True, exclude_unset=True)
+    text["route"]["tables"] = {}
+    (tmp_path / "shop.yaml").write_text(yaml.safe_dump(text))
+    (behind,) = told(tmp_path, "route", "shop")["behind"]
+    assert behind["reason"].startswith(
+        "table shop.orders, which the route of 'shop' no longer has, is not in the catalog"
+    )
+    assert "let the rows go that wait for it: `frazil route shop --give-up shop.orders`" in behind["reason"]
+    done = call(tmp_path, "route", "shop", "--give-up", "shop.orders", "--yes")
+    assert "Rows that never reach shop.orders: 4." in done.stdout
+    assert "The route no longer has shop.orders" in done.stdout
+    assert told(tmp_path, "route", "shop")["behind"] == []
+    assert not load_catalog(None).table_exists("shop.orders")
+    assert Followers.of(made.tables, made.home()).waiting == {}, "nor does a writer wait for it"
+
+
+@pytest.mark.parametrize("purged", [False, True])
+def test_of_a_table_that_was_dropped_under_an_earlier_version_all_that_is_known_is_told(
+    made: MadeRoute, tmp_path: Path, *, purged: bool
+) -> None:
+    for name in member_names(made.tables):
+        forget_member(made.tables, name)
+    catalog = load_catalog(None)
+    for table in ("shop.orders", "shop.raw_a"):
+        catalog.purge_table(table) if purged else catalog.drop_table(table)
+    for behind in told(tmp_path, "route", "shop")["behind"]:
+        assert ("`frazil register " in behind["reason"]) == (not purged)
+        assert f"or let it go on, empty: `frazil route shop --give-up {behind['target']}`" in behind["reason"]
+    refused = str(call(tmp_path, "cut", "shop").exception)
+    assert "never made" not in refused
+    assert ("`frazil register shop.orders " in refused) == (not purged)
+
+
+def test_a_table_that_is_not_made_again_is_refused_before_anything_is_said(made: MadeRoute, tmp_path: Path) -> None:
+    assert made.spec.route
+    hashed = made.spec.route.made_table("Ä b")
+    made.__dict__.pop("tables", None)
+    made.begin_route("Ä b")
+    made.batch({hashed: 1})
+    load_catalog(None).drop_table(hashed)
+    forget_member(made.tables, hashed)
+    done = call(tmp_path, "route", "shop", "--give-up", hashed, "--yes")
+    assert "it is not known for which records it was made" in str(done.exception)
+    assert done.stdout == ""
 
 
 def test_tags_are_removed_from_the_tables_that_are_left(made: MadeRoute, tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ from frazil.dead_letters.replay import replay
 from frazil.errors import CommitUnavailable, RouteBehind, WriterBusy
 from frazil.ingest.contract import Target
 from frazil.ingest.stage import stage
+from frazil.spec.load import load_stream
 from frazil.stream.routed_tables import RoutedTables
 from frazil.table.catalogs import load_catalog
 from tests.made_routes import MadeRoute, shop
@@ -238,6 +239,38 @@ def test_a_cut_that_meets_a_replay_looks_again_or_is_refused(
     there = {t["table"]: t["snapshot-id"] for t in json.loads(found.stdout)["tables"]}
     rows = {name: catalog.load_table(name).scan(snapshot_id=at).count() for name, at in there.items() if at}
     assert rows == {HOME: 2, ORDERS: 1, RAW_A: 3, NEW: 1, made.spec.dead_letter_table: 2}
+
+
+@pytest.mark.parametrize("table", [ORDERS, NEW])
+def test_a_replay_ends_whose_rows_a_person_gives_up_for_a_table_that_left_route_and_catalog(
+    made: Shop, table: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(routes, "_follow", _fails(table))
+        with pytest.raises(CommitUnavailable):
+            replay(open_stream(made.spec), Selection())
+    load_catalog(None).drop_table(table)
+    left = {"tables": {"order": ORDERS}, "allow": ["a"]} if table == NEW else {"tables": {}}
+    text = declared(made)
+    (tmp_path / "shop.yaml").write_text(yaml.safe_dump({**text, "route": {**text["route"], **left}}))
+    made.spec = load_stream(tmp_path / "shop.yaml")
+
+    def call(*words: str) -> Result:
+        return CliRunner().invoke(frazil, [*words, "--streams", str(tmp_path)])
+
+    give_up = f"route shop --give-up {table}"
+    (behind,) = json.loads(call("route", "shop", "--json").stdout)["behind"]
+    assert f"table {table}" in behind["reason"]
+    assert "which the route of 'shop' no longer has, is not in the catalog 'default'" in behind["reason"]
+    for told in (behind["reason"], str(call("dlq", "replay", "shop").exception)):
+        assert f"`frazil {give_up}`" in told
+    assert f"Rows that never reach {table}: 1." in call(*give_up.split(), "--yes").stdout
+    assert call("route", "shop").exit_code == 0
+    assert call("cut", "shop").exit_code == 0
+    assert call("dlq", "replay", "shop").exit_code == 0
+    assert (made.letters(), table in made.rows()) == (2, False)
+    wrong = [(f.kind, f.where) for f in audit_stream(open_stream(made.spec).tables).wrong]
+    assert (FindingKind.MISCOUNTED, table) in wrong, "the audit of their time goes on to miss them"
 
 
 @pytest.mark.parametrize("given_up", [True, False])
