@@ -81,7 +81,7 @@ class Evidence:
     @property
     def generations(self) -> dict[str, list[CommittedRange]]:
         """All known ranges, by the id of the topic that had the name."""
-        return _by_topic_id((*self.ranges, *self.elsewhere))
+        return by_topic_id((*self.ranges, *self.elsewhere))
 
 
 class FindingKind(StrEnum):
@@ -104,6 +104,8 @@ class FindingKind(StrEnum):
     NOT_COMPARED = "not compared"
     """What was committed was held against nothing."""
     SKIPPED = "skipped"
+    READ_AGAIN = "read again"
+    """Offsets were committed more than once, as after a reset, and are counted each time."""
     CHANGED = "changed"
     """Somebody else's commits deleted or overwrote rows."""
 
@@ -113,6 +115,7 @@ class FindingKind(StrEnum):
             FindingKind.UNCHECKED,
             FindingKind.NOT_COMPARED,
             FindingKind.SKIPPED,
+            FindingKind.READ_AGAIN,
             FindingKind.CHANGED,
         }
 
@@ -299,7 +302,7 @@ def _finding(e: Evidence, kind: FindingKind, count: int, sentence: str) -> Findi
     return Finding(kind, count, sentence, f"{e.topic}-{e.partition}")
 
 
-def _by_topic_id(ranges: Iterable[CommittedRange]) -> dict[str, list[CommittedRange]]:
+def by_topic_id(ranges: Iterable[CommittedRange]) -> dict[str, list[CommittedRange]]:
     found: dict[str, list[CommittedRange]] = defaultdict(list)
     for r in ranges:
         found[r.topic_id].append(r)
@@ -319,6 +322,15 @@ def merged_ranges(ranges: Iterable[CommittedRange]) -> list[tuple[int, int]]:
         else:
             whole.append((r.start, r.end))
     return whole
+
+
+def read_again(ranges: Iterable[CommittedRange]) -> int:
+    """How many offsets of a topic are in more than one of the ranges."""
+    found, reach = [], 0
+    for r in sorted(ranges):
+        found.append((r.start, min(r.end, reach)))
+        reach = max(reach, r.end)
+    return len(_whole(span for span in found if span[0] < span[1]))
 
 
 def _read_once(e: Evidence) -> list[CommittedRange]:

@@ -22,7 +22,7 @@ from pyroaring import BitMap64
 
 from frazil.audit.changed_keys import ChangedKeys, Key, changed_keys
 from frazil.audit.claims import Claims, claims, window_claims
-from frazil.audit.compare import Finding, FindingKind, merged_ranges
+from frazil.audit.compare import Finding, FindingKind, by_topic_id, merged_ranges, read_again
 from frazil.audit.run import Audit, PartitionAudit, marker_of, standing_findings
 from frazil.commit.marker import BatchKey, Marker
 from frazil.commit.merge_plan import plan_merge
@@ -57,7 +57,7 @@ def audit_upserts(
 ) -> Audit:
     """Audit the table; without its source only that all commit records are there. Raises as `audit_stream` does."""
     table, marker, claimed = _claimed(tables, window)
-    findings = standing_findings(table, marker, claimed, window)
+    findings = (*standing_findings(table, marker, claimed, window), *_read_again(claimed))
     if with_source:
         findings = (*findings, *_compared(spec, tables, table, marker, claimed))
     elif claimed.batches:
@@ -86,13 +86,24 @@ def _claimed(tables: StreamTables, window: Period | None) -> tuple[Table, Marker
 
 
 def _numbers(claimed: Claims) -> Iterator[PartitionAudit]:
-    """What was committed; a dead letter that was replayed since is a change."""
+    """What was committed, each time; a dead letter that was replayed since is a change."""
     for (topic, partition), of in sorted(item for item in claimed.ranges.items() if item[1]):
         start, end, rejected = min(r.start for r in of), max(r.end for r in of), sum(r.rejected for r in of)
         replayed = claimed.replayed.get((topic, partition), BitMap64())
         merged = min(rejected, sum(replayed.range_cardinality(*span) for span in merged_ranges(of)))
         changes = sum(r.records for r in of) + merged
         yield PartitionAudit(topic, partition, start, end, changes, changes, 0, None, rejected - merged)
+
+
+def _read_again(claimed: Claims) -> Iterator[Finding]:
+    """What the numbers count more than once."""
+    for (topic, partition), of in sorted(claimed.ranges.items()):
+        if again := sum(read_again(ranges) for ranges in by_topic_id(of).values()):
+            sentence = (
+                f"{counted(again, 'offset', 'was|were')} committed more than once, as after a reset: changes and dead "
+                "letters count each time"
+            )
+            yield Finding(FindingKind.READ_AGAIN, again, sentence, f"{topic}-{partition}")
 
 
 def _compared(

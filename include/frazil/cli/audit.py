@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from frazil.audit.compare import FindingKind
 from frazil.audit.declared import audit as audit_declared
 from frazil.audit.run import Audit
 from frazil.cli.options import json_option, stream_argument, streams_option
@@ -160,6 +161,8 @@ def _verdict(result: Audit) -> str:
         return f"Stream {result.stream}: nothing is off in what was compared of {committed}{when}; see the notes."
     if result.partitions:
         all_well = ", and each key is as Kafka's newest record has it" if result.by_key else ", each offset once"
-        said = "; see the notes" if result.findings else all_well
+        # What was committed again leaves nothing uncompared.
+        noted = any(f.kind is not FindingKind.READ_AGAIN for f in result.findings)
+        said = "; see the notes" if noted else all_well
         return f"Stream {result.stream} is clean: {counted(rows, 'change' if result.by_key else 'row')}{when}{said}."
     return f"Stream {result.stream}: nothing is off."

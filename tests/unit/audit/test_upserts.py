@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from frazil.audit.changed_keys import ChangedKeys
-from frazil.audit.compare import FindingKind
-from frazil.audit.upserts import _of_keys
+from frazil.audit.claims import Claims
+from frazil.audit.compare import CommittedRange, FindingKind
+from frazil.audit.upserts import _of_keys, _read_again
 from frazil.merge.contract import Counts
 from frazil.spec.model import StreamSpec
 from tests.unit.ingest.test_changes import ORDERS
@@ -26,3 +27,17 @@ def test_a_row_that_an_older_change_brought_back_is_explained_where_there_is_an_
         "3 keys (ref b; ref c; …): each is in the table, though Kafka's newest record of it deletes it"
     )
     assert ("An older change" in deleted.sentence) == bool(order_by)
+
+
+def test_offsets_that_were_committed_again_are_told_for_their_topic_partition() -> None:
+    def ranges(*spans: tuple[int, int], topic_id: str = "a") -> tuple[CommittedRange, ...]:
+        return tuple(CommittedRange(start, end, end - start, 0, topic_id) for start, end in spans)
+
+    once = ranges((0, 10), (10, 31), (31, 31))
+    made_again = (*once, *ranges((0, 31), topic_id="b"))
+    thrice = ranges((0, 10), (10, 31), (5, 31), (20, 31))
+    (found,) = _read_again(Claims({("t", 0): once, ("t", 1): made_again, ("t", 2): thrice}))
+    assert (found.kind, found.where, found.count, found.kind.is_wrong) == (FindingKind.READ_AGAIN, "t-2", 26, False)
+    assert found.sentence == (
+        "26 offsets were committed more than once, as after a reset: changes and dead letters count each time"
+    )

@@ -46,6 +46,15 @@ def test_an_upsert_of_which_not_all_was_compared_is_not_called_clean(capsys: pyt
     assert "clean" not in said
 
 
+def test_an_upsert_that_was_read_again_is_compared_as_a_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    landed = PartitionAudit("orders", 0, 0, 5, 9, 9, 0, None, 0)
+    note = Finding(FindingKind.READ_AGAIN, 4, "4 offsets were committed more than once", "orders-0")
+    _show(Audit("orders", partitions=(landed,), findings=(note,), batches=2, by_key=True), with_source=True)
+    said = capsys.readouterr().out
+    assert "note  orders-0: 4 offsets were committed more than once" in said
+    assert "is clean: 9 changes, and each key is as Kafka's newest record has it." in said
+
+
 @pytest.mark.parametrize(("kind", "clean", "exit_code"), [
     (FindingKind.NOT_COMPARED, False, 0),
     (FindingKind.UNCHECKED, True, 0),
