@@ -48,7 +48,10 @@ def test_records_go_to_tables_that_are_declared_and_to_tables_made_for_them(stre
     assert (ids("test.of_pay"), ids(hashed)) == ([2, 5], [3])
     assert stream.ids() == [1]
     assert letters(stream) == [
-        "field note: 'payment' gets no table: route.limit is 2, and so many tables were made",
+        (
+            "field note: 'payment' gets no table: route.limit is 2, and so many tables were made. Raise it, or give the "
+            "value a table in route.tables; then replay its dead letters"
+        ),
         "field note: 'users' gets no table: route.allow does not allow it",
     ]
     assert load_catalog(None).load_table(hashed).properties["frazil.route.events"] == "Pay"

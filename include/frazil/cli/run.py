@@ -61,7 +61,12 @@ WORDS_MOST = 300
 @click.command()
 @stream_argument()
 @streams_option
-@click.option("--until-caught-up", is_flag=True, help="End when all that is in Kafka now is committed.")
+@click.option(
+    "--until-caught-up",
+    is_flag=True,
+    help="End when all that is in Kafka now is committed; of a "
+    "stream with a route, when its tables have their rows too, which are waited for up to route.lag.",
+)
 @json_option
 def run(stream: str, streams_folder: Path, *, until_caught_up: bool, as_json: bool) -> None:
     """Write STREAM into its table, in the foreground.

@@ -120,6 +120,13 @@ def _ahead(spec: StreamSpec, target: Target, marker: Marker) -> str:
     )
 
 
+def _full(limit: int) -> str:
+    return (
+        f"route.limit is {limit}, and so many tables were made. Raise it, or give the value a table in route.tables; then "
+        "replay its dead letters"
+    )
+
+
 @dataclass(slots=True)
 class RoutedTables:
     """The tables of one stream's route, as its writer knows them.
@@ -329,7 +336,7 @@ class RoutedTables:
             makes=self.route.template is not None,
             allow=self.route.allow,
             refused=dict(self.refused),
-            full=f"route.limit is {limit}, and so many tables were made" if self.made >= limit else "",
+            full=_full(limit) if self.made >= limit else "",
         )
         waits = dataclasses.replace(context.main, folder=self.tables.beside_home(key))
         routed = {

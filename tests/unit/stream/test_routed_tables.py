@@ -136,7 +136,10 @@ def test_tables_that_were_made_are_found_again_and_count() -> None:
     assert sorted(routed.targets) == ["A", "b", "x"], "in the order of values, whoever asks"
     destinations = shop.context(routed).destinations
     assert destinations is not None
-    assert destinations.full == "route.limit is 3, and so many tables were made"
+    assert destinations.full == (
+        "route.limit is 3, and so many tables were made. Raise it, or give the value a table in route.tables; then "
+        "replay its dead letters"
+    )
 
 
 def test_tables_beside_them_are_not_the_routes() -> None:
