@@ -49,8 +49,8 @@ def test_records_go_to_tables_that_are_declared_and_to_tables_made_for_them(stre
     assert stream.ids() == [1]
     assert letters(stream) == [
         (
-            "field note: 'payment' gets no table: route.limit is 2, and so many tables were made. Raise it, or give the "
-            "value a table in route.tables; then replay its dead letters"
+            "field note: 'payment' gets no table: route.limit is 2, and so many tables were made. Raise it, or give "
+            "the value a table in route.tables; then replay its dead letters"
         ),
         "field note: 'users' gets no table: route.allow does not allow it",
     ]

@@ -122,8 +122,8 @@ def _ahead(spec: StreamSpec, target: Target, marker: Marker) -> str:
 
 def _full(limit: int) -> str:
     return (
-        f"route.limit is {limit}, and so many tables were made. Raise it, or give the value a table in route.tables; then "
-        "replay its dead letters"
+        f"route.limit is {limit}, and so many tables were made. Raise it, or give the value a table in route.tables; "
+        "then replay its dead letters"
     )
 
 
