@@ -23,14 +23,15 @@ from frazil.commit.journal import Journal
 from frazil.commit.lane import Lane, has_lane, unsettled_replay
 from frazil.commit.lane_records import chunks, given_up, published
 from frazil.commit.marker import Marker
-from frazil.commit.members import member_of, never_had
+from frazil.commit.members import Member, member_of, never_had, newest_left, renamed
 from frazil.commit.stream_tables import StreamTables
 from frazil.ingest.contract import StagedFile, Target
 from frazil.offsets.spans import TopicPartition
-from frazil.offsets.tally import OffsetTally, Tallies
+from frazil.offsets.tally import OffsetTally, Tallies, together
 from frazil.spec.units import counted
 from frazil.table.file_bounds import COORDINATES, Within
 from frazil.table.landed_offsets import Wanted, tally, tally_files
+from frazil.table.lost import registration
 from frazil.table.parallel import in_parallel
 
 LOOKS = 3
@@ -43,10 +44,12 @@ class RoutedRows:
 
     target: Target
     rows: Tallies
-    """With those that wait."""
+    """With those that wait. Those of a table that was renamed are its own under the name that it has now."""
     waiting: int = 0
     problem: str | None = None
     """Why the table, or a file that waits for it, could not be read."""
+    renamed: Target | None = None
+    """The name that the table has now, if it has another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +100,9 @@ def routed_rows(
     waiting = Followers.of(tables, marker).waiting
     spans: Within = {tp: ((0, end),) for tp, end in marker.offsets.items()} if within is None else within
     step = partial(_rows_of, tables, waiting, spans, replays)
-    return tuple(in_parallel(step, targets))
+    found = in_parallel(step, targets)
+    more = sorted({one.renamed for one in found if one.renamed} - {*targets})
+    return (*found, *(in_parallel(step, more) if more else ()))
 
 
 def _rows_of(
@@ -119,16 +124,20 @@ def _looked_at(
     tables: StreamTables, waiting: Sequence[Journal], within: Within, replays: Replays, target: Target
 ) -> RoutedRows:
     problem, properties, home_io = None, dict[str, str](), tables.main.current().io
+    found, renamed_to = defaultdict[TopicPartition, OffsetTally](OffsetTally), None
     try:
         table = tables.handle(target).refresh()
     except NoSuchTableError:
         # Rows that wait in its own folder are read too: they are not lost with what it had.
-        found, io = defaultdict[TopicPartition, OffsetTally](OffsetTally), home_io
-        lacks = never_had(tables, target, waiting)
-        if member_of(tables, target) or not waiting or not all_beside(tables, waiting, target):
-            problem = "the table is not there. The command `frazil route` says what mends that"
+        lacks, io = never_had(tables, target, waiting), home_io
+        member = member_of(tables, target)
+        renamed_to = None if member is None else renamed(tables, member)
+        if renamed_to is not None:
+            table = tables.handle(renamed_to).current()
+            lacks, io, properties = lacked(tables, table, waiting), table.io, dict(table.properties)
+        elif member or not waiting or not all_beside(tables, waiting, target):
+            problem = _gone(tables, target, member)
     else:
-        found = defaultdict(OffsetTally)
         if columns := [name for name in COORDINATES if name not in table.schema().column_names]:
             problem = f"it is another table than the route had: it has no column {', '.join(columns)}"
         else:
@@ -146,7 +155,18 @@ def _looked_at(
                 waits += of.rows
         except FileNotFoundError:
             problem = problem or f"a file that waits for it is gone: {file.path}"
-    return RoutedRows(target, dict(found), waits, problem)
+    return RoutedRows(target, dict(found), waits, problem, renamed_to)
+
+
+def _gone(tables: StreamTables, target: Target, member: Member | None) -> str:
+    """What to do about a table that the catalog lacks, whether the route still has it or not."""
+    catalog, newest = tables.main.catalog_name, None if member is None else newest_left(tables, member)
+    again = "" if newest is None else f": `{registration(catalog, target, newest.path)}`"
+    return (
+        f"the table is not in the catalog {catalog!r}: it was dropped or renamed. If the route has it by this name, "
+        f"`frazil route {tables.stream}` says what mends that; if by another name, the writer's next start mends it; "
+        f"if not at all, its rows stay missing until it is renamed back or registered again{again}"
+    )
 
 
 def compare_tables(
@@ -175,7 +195,12 @@ def compare_tables(
     of_home = claimed.records - sum(claimed.routed.values()) + _claimed_of(replays.rows, claimed)
     said = Counter({home[0]: of_home - sum(replayed.values()), **claimed.routed})
     said.update(replayed)
-    for name, tallies in (home, *((one.target, one.rows) for one in routed)):
+    by_name = defaultdict[Target, list[Tallies]](list)
+    for one in routed:
+        by_name[one.renamed or one.target].append(one.rows)
+        if one.renamed:
+            said[one.renamed] += said.pop(one.target, 0)
+    for name, tallies in (home, *((name, together(of)) for name, of in by_name.items())):
         rows = _rows_of_claims(tallies, claimed)
         if off := rows - said[name]:
             sentence = f"it has {counted(rows, 'row')}, and commit records count {said[name]:,} for it"

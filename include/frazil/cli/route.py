@@ -47,7 +47,8 @@ def route(stream: str, streams_folder: Path, *, given_up: tuple[str, ...], yes: 
 
     With --give-up, one of them goes on as it stands: rows that wait for it never reach it, and batches that home does
     not have are taken as they are. A table that was dropped is made again, empty; where files of the old one are left,
-    in a folder of its own. Where another one has its name by now, that one goes on.
+    in a folder of its own. Where another one has its name by now, that one goes on. One that the route no longer has is
+    not made again: all rows that wait for it are let go, also those of a replay.
 
     Exits with 1 where a table does not stand where home does, and with 0 where all do, or go on by --give-up. Rows of
     home's last batch may be on their way for a minute: they are told, and do not count.

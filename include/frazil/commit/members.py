@@ -8,8 +8,10 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from urllib.parse import quote, unquote
 
+from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 
 from frazil.commit.journal import Journal, later_journals
@@ -17,7 +19,8 @@ from frazil.commit.marker import read_marker
 from frazil.commit.stream_tables import StreamTables
 from frazil.errors import FrazilError
 from frazil.ingest.contract import Target
-from frazil.table.remains import newest_of
+from frazil.table.parallel import in_parallel
+from frazil.table.remains import Metadata, newest_of
 from frazil.table.storage import open_store
 
 
@@ -69,14 +72,36 @@ def never_had(tables: StreamTables, target: Target, waiting: Sequence[Journal]) 
     All, where that is not known: it was purged, or an earlier version did not write down which table it was.
     """
     member = member_of(tables, target)
-    if member is None or member.uuid is None:
-        return waiting
+    newest = None if member is None else newest_left(tables, member)
     try:
-        newest = newest_of(open_store(member.location, tables.main.io_properties), member.location, member.uuid)
         marker = None if newest is None else read_marker(newest.properties, tables.stream)
-    except (FrazilError, OSError):
+    except FrazilError:
         return waiting
     return waiting if marker is None else later_journals(marker, waiting)
+
+
+def newest_left(tables: StreamTables, member: Member) -> Metadata | None:
+    """The newest metadata file of a table that the catalog lacks; None if none is found, or we may not look."""
+    if member.uuid is None:
+        return None
+    try:
+        return newest_of(open_store(member.location, tables.main.io_properties), member.location, member.uuid)
+    except (FrazilError, OSError):
+        return None
+
+
+def renamed(tables: StreamTables, member: Member) -> Target | None:
+    """The name that the catalog has a table by, if it was renamed and the route has had it by that name too."""
+    if member.uuid is None:
+        return None
+    others = in_parallel(partial(member_of, tables), sorted(member_names(tables) - {member.target}))
+    for name in (other.target for other in others if other and other.uuid == member.uuid):
+        try:
+            if not member.is_another(tables.handle(name).refresh()):
+                return name
+        except NoSuchTableError:  # it was renamed once more
+            continue
+    return None
 
 
 def _folder(tables: StreamTables) -> str:

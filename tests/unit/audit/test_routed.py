@@ -110,7 +110,7 @@ def test_a_table_that_was_dropped_is_missing_and_so_is_a_file_that_waits_for_one
     load_catalog(None).drop_table("shop.raw_a")
     found = audited(made)
     sentences = [f"{f.where}: {f.sentence}" for f in found.wrong]
-    assert any(said.startswith("shop.raw_a: the table is not there") for said in sentences)
+    assert any(said.startswith("shop.raw_a: the table is not in the catalog 'default'") for said in sentences)
     assert "shop.raw_a: it has 0 rows, and commit records count 2 for it" in sentences
     assert any(s.startswith("shop.raw_b: a file that waits for it is gone") for s in sentences)
 
@@ -120,7 +120,7 @@ def test_rows_that_wait_for_a_table_that_was_dropped_are_not_missing(made: MadeR
     made.batch({"shop.orders": 3})
     load_catalog(None).drop_table("shop.orders")
     found = audited(made)
-    assert any(f"{f.where}: {f.sentence}".startswith("shop.orders: the table is not there") for f in found.wrong)
+    assert any(f.where == "shop.orders" and "is not in the catalog 'default'" in f.sentence for f in found.wrong)
     assert said(found)["shop-0"] == "the route lacks 1 row that commit records count, first between offsets 0 and 1"
     assert any("3 rows wait to be committed to it" in f.sentence for f in found.findings)
 
@@ -141,6 +141,31 @@ def test_a_table_that_the_route_no_longer_has_is_audited_too(made: MadeRoute) ->
     load_catalog(None).load_table("shop.orders").delete("kafka_offset = 2")
     made.spec = shop(route=None)
     assert "shop.orders" in said(audited(made))
+
+
+@pytest.mark.parametrize(("table", "value"), [("shop.orders", "order"), ("shop.raw_a", "a")])
+def test_a_table_that_was_renamed_and_is_declared_by_its_new_name_is_one_table(
+    made: MadeRoute, table: str, value: str
+) -> None:
+    made.run({"main": 1, table: 2})
+    begin, catalog = made.now_ms, load_catalog(None)
+    for old, new in ((table, "shop.between"), ("shop.between", "shop.moved")):
+        catalog.rename_table(old, new)
+        assert "if by another name, the writer's next start mends it" in str(audited(made).wrong)
+        text = made.spec.model_dump(mode="json", by_alias=True, exclude_unset=True)["route"]
+        made.spec = shop(route={**text, "tables": {**text["tables"], value: new}})
+        made.__dict__.pop("tables", None)
+        made.begin_route()
+        assert audited(made).findings == ()
+    made.now_ms += HOUR_MS
+    made.run({"shop.moved": 3})
+    assert audited(made).findings == ()
+    assert audited(made, Period(begin - 1000, begin + 1000)).clean
+    catalog.load_table("shop.moved").delete("kafka_offset = 2")
+    assert said(audited(made)) == {
+        "shop-0": "the route lacks 1 row that commit records count, first between offsets 0 and 2",
+        "shop.moved": "it has 4 rows, and commit records count 5 for it",
+    }
 
 
 def test_without_coordinates_home_alone_is_counted_and_that_is_told(made: MadeRoute) -> None:

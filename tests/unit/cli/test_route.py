@@ -176,7 +176,7 @@ def test_rows_that_a_dropped_table_had_do_not_wait_for_it(made: MadeRoute, tmp_p
     found = told(tmp_path, "route", "shop")
     assert (found["behind"], [table["target"] for table in found["dropped"]]) == ([], ["shop.orders"])
     audited = audit_stream(made.tables, window=None).findings
-    assert any(said.sentence.startswith("the table is not there. The command `frazil route`") for said in audited)
+    assert any("by this name, `frazil route shop` says what mends that" in said.sentence for said in audited)
     assert not any("to be committed to it" in said.sentence for said in audited)
 
 
