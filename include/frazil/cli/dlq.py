@@ -104,7 +104,7 @@ def list_(stream: str, streams_folder: Path, *, as_json: bool, discarded: bool, 
 def show(  # noqa: PLR0913 - a command's options
     stream: str, streams_folder: Path, *, as_json: bool, discarded: bool, limit: int, decrypt: bool, **which: Any
 ) -> None:
-    """Show some dead letters of STREAM, with their bytes.
+    """Show the first dead letters of STREAM, by topic, partition and offset, with their bytes.
 
     \b
     Example:
@@ -119,7 +119,8 @@ def show(  # noqa: PLR0913 - a command's options
         return
     for letter in found:
         click.echo(f"{letter.where}  {utc(letter.rejected_at_ms)}  {letter.reason}: {letter.error}")
-        for name, text in (("key", letter.key), ("value", letter.value), ("discarded", letter.discarded)):
+        value = "none (a tombstone)" if letter.value is None else letter.value
+        for name, text in (("key", letter.key), ("value", value), ("discarded", letter.discarded)):
             if text is not None:
                 click.echo(f"    {name}: {_cut(text)}")
         for name, values in letter.headers.items():

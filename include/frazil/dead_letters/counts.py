@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import date
 from functools import partial
-from itertools import islice
 from typing import Any
 
+import pyarrow as pa
 from pyiceberg.table import Table
 
 from frazil.dead_letters.letters import Selection, read
 from frazil.ingest.sealing import OMITTED, SEALED, header_part, place_of, unsealer_of
 from frazil.spec.model import StreamSpec
+from frazil.table.file_bounds import COORDINATES, of_topics
+
+_DISCARD = ("discarded_at", "discarded_by", "discard_reason")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -40,6 +43,7 @@ class Letter:
     error: str
     key: str | None
     value: str | None
+    """None of a tombstone."""
     headers: dict[str, list[str | None]]
     """Values by name, which may come more than once."""
     replays: int
@@ -63,34 +67,59 @@ def counts(table: Table, spec: StreamSpec, selection: Selection) -> list[Count]:
 
 
 def samples(table: Table, spec: StreamSpec, selection: Selection, *, most: int, decrypt: bool = False) -> list[Letter]:
-    """A few of the selected letters. Raises SpecError if they are to be decrypted, and the secret is another."""
-    return list(islice(_letters(table, spec, selection, decrypt=decrypt), most))
+    """The first of the selected letters, by topic, partition and offset.
+
+    Raises SpecError if they are to be decrypted, and the secret is another. Of most others only the places are read.
+    """
+    row_filter = selection.row_filter(spec)
+    places = _first(read(table, row_filter, COORDINATES), most)
+    if places is None:
+        return []
+    columns = (*COORDINATES, "rejected_at", "error_class", "error", "key", "value", "replays", *_DISCARD)
+    # A table of an earlier version gets `headers` at its writer's next start.
+    headers = ("headers",) if "headers" in table.schema().column_names else ()
+    found = _first(read(table, f"{row_filter} and {_around(places)}", (*columns, *headers)), most)
+    return [] if found is None else list(_letters(found, spec, decrypt=decrypt))
 
 
-def _letters(table: Table, spec: StreamSpec, selection: Selection, *, decrypt: bool) -> Iterator[Letter]:
+def _first(pieces: Iterable[pa.Table], most: int) -> pa.Table | None:
+    """The first rows of all pieces, in the order of their places; None if there are none."""
+    first: pa.Table | None = None
+    for piece in pieces:
+        together = piece if first is None else pa.concat_tables([first, piece])
+        first = together.sort_by([(name, "ascending") for name in COORDINATES]).slice(0, most)
+    return first
+
+
+def _around(places: pa.Table) -> str:
+    """A row filter that few others pass, by which files are skipped."""
+    partitions = ", ".join(map(str, sorted({*places["kafka_partition"].to_pylist()})))
+    offsets = places["kafka_offset"].to_pylist()
+    return (
+        f"{of_topics({*places['kafka_topic'].to_pylist()})} and kafka_partition in ({partitions}) "
+        f"and kafka_offset >= {min(offsets)} and kafka_offset <= {max(offsets)}"
+    )
+
+
+def _letters(rows: pa.Table, spec: StreamSpec, *, decrypt: bool) -> Iterator[Letter]:
     unseal = unsealer_of(spec)
 
     def shown(value: bytes | None, place: str) -> str | None:
         return _shown(unseal(value, place) if decrypt else value)
 
-    columns = ("kafka_topic", "kafka_partition", "kafka_offset", "rejected_at", "error_class", "error", "key", "value")
-    marks = ("replays", "discarded_at", "discarded_by", "discard_reason")
-    # A table of an earlier version gets `headers` at its writer's next start.
-    headers = ("headers",) if "headers" in table.schema().column_names else ()
-    for rows in read(table, selection.row_filter(spec), (*columns, *marks, *headers)):
-        for row in rows.to_pylist():
-            place = partial(place_of, row["kafka_topic"], row["kafka_partition"], row["kafka_offset"])
-            yield Letter(
-                where=f"{row['kafka_topic']}[{row['kafka_partition']}]@{row['kafka_offset']}",
-                rejected_at_ms=int(row["rejected_at"].timestamp() * 1000),
-                reason=row["error_class"],
-                error=row["error"],
-                key=shown(row["key"], place("key")),
-                value=shown(row["value"], place("value")),
-                headers=_headers(row.get("headers"), place, shown),
-                replays=row["replays"] or 0,
-                discarded=_discarded(row),
-            )
+    for row in rows.to_pylist():
+        place = partial(place_of, row["kafka_topic"], row["kafka_partition"], row["kafka_offset"])
+        yield Letter(
+            where=f"{row['kafka_topic']}[{row['kafka_partition']}]@{row['kafka_offset']}",
+            rejected_at_ms=int(row["rejected_at"].timestamp() * 1000),
+            reason=row["error_class"],
+            error=row["error"],
+            key=shown(row["key"], place("key")),
+            value=shown(row["value"], place("value")),
+            headers=_headers(row.get("headers"), place, shown),
+            replays=row["replays"] or 0,
+            discarded=_discarded(row),
+        )
 
 
 def _discarded(row: dict[str, Any]) -> str | None:

@@ -16,8 +16,9 @@ from frazil.errors import AdoptionRequired
 from frazil.ingest.sealing import OMITTED
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import counted
+from frazil.table.file_bounds import COORDINATES
 
-PLACE = ("kafka_topic", "kafka_partition", "kafka_offset", "topic_id")
+PLACE = (*COORDINATES, "topic_id")
 
 
 class LeftOut(StrEnum):

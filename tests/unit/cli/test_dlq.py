@@ -88,6 +88,24 @@ def test_letters_are_counted_shown_and_discarded_once(streams: Path) -> None:
     assert call(streams, "show", "made", "--from", "2014-01-01T00:00:00Z") == "Stream made has no such dead letters.\n"
 
 
+def test_the_first_letters_are_shown_by_topic_partition_and_offset_whatever_came_first(streams: Path) -> None:
+    letters = open_stream(load_stream(streams / "made.yaml")).tables.dead_letters.current()
+    row = letters.scan("error_class = 'WrongType'").to_arrow().to_pylist()[0]
+    places = [("made", 0, 12), ("made", 0, 9), ("made", 1, 0), ("late", 3, 10)]
+    rows = [{**row, "kafka_topic": t, "kafka_partition": p, "kafka_offset": n} for t, p, n in places]
+    for one in rows:  # a file each
+        letters.append(pa.Table.from_pylist([one], schema=letters.schema().as_arrow()))
+    shown = json.loads(call(streams, "show", "made", "--json"))
+    assert [one["where"] for one in shown] == [
+        "late[3]@10", "made[0]@0", "made[0]@1", "made[0]@2", "made[0]@9", "made[0]@12", "made[1]@0"
+    ]  # fmt: skip
+    said = call(streams, "show", "made", "--limit", "3").splitlines()
+    assert said[-2:] == [
+        "made[0]@1  2013-12-30 10:00:00Z  NotJson: it is not JSON",
+        "    value: none (a tombstone)",
+    ]
+
+
 def test_headers_are_shown_where_there_are_some(streams: Path) -> None:
     assert call(streams, "show", "made", "--reason", "WrongType").splitlines()[1:] == [
         "    value: {}",
