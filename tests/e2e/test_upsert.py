@@ -99,6 +99,9 @@ def test_the_table_has_the_newest_version_of_each_key(
     assert "their changes are merged once more" in reset.stdout
     stream.catch_up()
     source.check()
+    again = frazil("audit", "events", "--source")
+    assert "committed more than once, as after a reset: changes and dead letters count each time" in again.stdout
+    assert f"{2 * source.sent} changes, and each key is as Kafka's newest record has it" in again.stdout
 
 
 def test_the_audit_finds_what_others_changed(stream: Any, source: Source, frazil: Callable[..., Any]) -> None:
@@ -165,6 +168,10 @@ def test_dead_letters_are_merged_in_their_order_once_the_declaration_is_mended(
     assert sorted((row["id"], row["note"]) for row in rows) == [(1, "good"), (2, "new")]
     assert frazil("audit", "events", "--last", "1h").returncode == 0
     assert frazil("dlq", "replay", "events").stdout.startswith("Stream events: 0 dead letters are merged now; 1 failed")
+    frazil("reset", "events", "--to", "earliest", "--yes")
+    left = frazil("dlq", "replay", "events", "--dry-run")
+    assert "1 dead letter of stream events is left to the writer" in left.stderr
+    assert left.stdout.startswith("0 dead letters of stream events would be decoded again.")
 
 
 def test_what_would_give_a_key_two_rows_is_refused(stream: Any, source: Source, frazil: Callable[..., Any]) -> None:
