@@ -2,13 +2,14 @@
 
 Within a stream the cut is by batch: its dead letters, and the rows in the tables of its route, are those of the batches
 whose rows its table has. A batch that a table of the route lacks is not in the cut, nor is one that came to such a
-table in one snapshot with later ones that are not. Several streams are cut by watermark: by the newest that all of them
-had, each table at its newest snapshot at or below it.
+table in one snapshot with later ones that are not. What a backfill or replay brought is in no table of a cut whose home
+is from before its publication. Several streams are cut by watermark: by the newest that all of them had, each table at
+its newest snapshot at or below it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -103,6 +104,10 @@ class _Line:
         """The place of the newest snapshot, from `begin` on, that has none of the stream's excluded commits."""
         return self._checked(max([begin, *(p + 1 for p, s in self.commits(stream, begin) if excluded(s))]))
 
+    def place_without(self, is_left_out: Callable[[Snapshot], bool]) -> int:
+        """The place of the newest snapshot after which all that is left out came."""
+        return self._checked(max([0, *(p + 1 for p, s in enumerate(self.snapshots) if is_left_out(s))]))
+
     def _checked(self, place: int) -> int:
         """Raise if the place is beyond the line's end, unless the line begins with the table's first snapshot."""
         if place < len(self.snapshots) or not self.snapshots or (self.snapshots[-1].sequence_number or 0) <= 1:
@@ -132,18 +137,15 @@ def cut_of(streams: Sequence[StreamHistory], tables: Mapping[str, Table], *, at_
         for history in streams:
             line, begin = lines[history.main], mains[history.main]
             mains[history.main] = line.place_before(history.stream, begin, lambda s: _later(s, watermark))
-    ends = {history.stream: _end(history, lines, mains[history.main]) for history in streams}
+    left_out = dict[str, Callable[[Snapshot], bool]]()
     for history in streams:
-        end = ends[history.stream]
-        if history.routed and end is not None:
-            line, begin = lines[history.main], mains[history.main]
-            mains[history.main] = line.place_before(history.stream, begin, partial(_is_from, end))
+        mains[history.main], left_out[history.stream] = _settled(history, lines, mains[history.main])
     letters: dict[str, int] = {}
     routed: dict[str, int] = {}
     for history in streams:
         for places, names in ((letters, (history.dead_letters,)), (routed, history.routed)):
             for name in names:
-                place = _follower_place(lines[name], history.stream, ends[history.stream], at_ms)
+                place = _follower_place(lines[name], left_out[history.stream], at_ms)
                 places[name] = max(place, places.get(name, 0))
     found = [
         *(_table(streams, lines[name], place, "rows", tables[name]) for name, place in {**mains, **routed}.items()),
@@ -181,20 +183,52 @@ def _end(history: StreamHistory, lines: Mapping[str, _Line], main: int) -> Batch
     return end
 
 
+def _settled(history: StreamHistory, lines: Mapping[str, _Line], main: int) -> tuple[int, Callable[[Snapshot], bool]]:
+    """Home's place, and what the other tables leave out: later batches, and what was published at home after it.
+
+    Where one of these tables got a batch only after something that it leaves out, the cut is before that batch.
+    """
+    line, end = lines[history.main], _end(history, lines, main)
+    while True:
+        if end is not None:
+            main = line.place_before(history.stream, main, partial(_is_from, end))
+        later = {published for s in line.snapshots[:main] if (published := _published(s))}
+        out_of_order = [
+            key
+            for name in (history.dead_letters, *history.routed)
+            for key in _after(lines[name], history.stream, later)
+            if end is not None and key < end
+        ]
+        if not out_of_order:
+            return main, partial(_is_left_out, history.stream, end, later)
+        end = min(out_of_order)
+
+
+def _after(line: _Line, stream: str, later: Collection[str]) -> list[BatchKey]:
+    """The batches that a table got after the first of these backfills."""
+    first = max((place for place, s in enumerate(line.snapshots) if _published(s) in later), default=0)
+    return [key for _, s in line.commits(stream, 0, first) if (key := _batch(s))]
+
+
+def _is_left_out(stream: str, end: BatchKey | None, later: Collection[str], snapshot: Snapshot) -> bool:
+    is_own = snapshot.summary is not None and snapshot.summary.get("frazil.stream") == stream
+    return (is_own and _is_from(end, snapshot)) or _published(snapshot) in later
+
+
 def _is_from(end: BatchKey | None, snapshot: Snapshot) -> bool:
     key = _batch(snapshot)
     return key is not None and (end is None or key >= end)
 
 
-def _follower_place(line: _Line, stream: str, end: BatchKey | None, at_ms: int | None) -> int:
-    """The place of the newest snapshot with no batch from `end` on, whenever that was committed."""
-    place = line.place_before(stream, 0, partial(_is_from, end))
+def _follower_place(line: _Line, is_left_out: Callable[[Snapshot], bool], at_ms: int | None) -> int:
+    """The place of the newest snapshot after which all is left out, whenever it was committed."""
+    place = line.place_without(is_left_out)
     # What others did to the table later (a compaction) is left out, as it is of the rows.
     while (
         at_ms is not None
         and place < len(line.snapshots)
         and line.snapshots[place].timestamp_ms > at_ms
-        and not _batch(line.snapshots[place])
+        and not (_batch(line.snapshots[place]) or _published(line.snapshots[place]))
     ):
         place = line._checked(place + 1)
     return place
@@ -229,6 +263,11 @@ def _batch(snapshot: Snapshot) -> BatchKey | None:
     """The batch that a commit brought, by its commit record; None for a take-over, a tick, or another's commit."""
     record = snapshot.summary.get("frazil.commit-record") if snapshot.summary else None
     return key_of(record) if record else None
+
+
+def _published(snapshot: Snapshot) -> str | None:
+    """The backfill or replay that a snapshot brought what of it belongs to the table."""
+    return snapshot.summary.get("frazil.backfill") if snapshot.summary else None
 
 
 def _first_batch(snapshot: Snapshot) -> BatchKey | None:

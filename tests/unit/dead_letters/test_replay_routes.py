@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from click.testing import CliRunner, Result
 from frazil.audit.compare import FindingKind
 from frazil.audit.run import audit_stream
 from frazil.backfill import routes
-from frazil.backfill.commit import abandon
+from frazil.backfill.commit import LaneCommitter, abandon
 from frazil.cli.main import frazil
 from frazil.commit.lane import LaneState, branch_name, read_lane
 from frazil.commit.lane_records import chunks
@@ -290,6 +292,60 @@ def test_of_a_replay_a_period_is_audited_only_for_the_batches_that_it_has(
     wrong = {(f.kind, f.where) for f in audit_stream(tables).wrong}
     assert (FindingKind.MISCOUNTED, ORDERS) in wrong, "what a dropped table had is missed in its own time"
     assert ((FindingKind.MISSING, ORDERS) in wrong) == (not given_up), "no file waits once the letters have left"
+
+
+def cut_at(made: Shop, folder: Path, ms: int) -> dict[str, int]:
+    """The rows of each table in the cut of a time."""
+    text = made.spec.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    (folder / "shop.yaml").write_text(yaml.safe_dump(text))
+    moment = datetime.fromtimestamp(ms / 1000, UTC).isoformat()
+    found = CliRunner().invoke(frazil, ["cut", "shop", "--at", moment, "--json", "--streams", str(folder)])
+    there = {t["table"]: t["snapshot-id"] for t in json.loads(found.stdout)["tables"]}
+    counted = {
+        name: load_catalog(None).load_table(name).scan(snapshot_id=at).count() for name, at in there.items() if at
+    }
+    return {name: rows for name, rows in counted.items() if rows}
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """Each commit has a second of its own."""
+    found = itertools.count(time.time_ns() // 1_000_000 + 60_000, 1_000)
+    monkeypatch.setattr("frazil.clock.now_ms", lambda: next(found))
+    return found
+
+
+def test_a_cut_of_a_time_has_a_replay_in_all_tables_or_in_none(
+    made: Shop, clock: Iterator[int], tmp_path: Path
+) -> None:
+    replay(open_stream(made.spec), Selection())
+    published = load_catalog(None).load_table(HOME).current_snapshot()
+    assert published is not None
+    made.now_ms = next(clock)
+    made.run({ORDERS: 1, RAW_A: 1})
+    letters = made.spec.dead_letter_table
+    assert cut_at(made, tmp_path, published.timestamp_ms) == {HOME: 2, ORDERS: 1, RAW_A: 3, NEW: 1, letters: 2}
+    assert cut_at(made, tmp_path, published.timestamp_ms - 1) == {HOME: 1, RAW_A: 2, letters: len(KINDS)}
+
+
+def test_a_cut_before_a_replay_is_before_a_batch_that_a_table_got_after_it(
+    made: Shop, clock: Iterator[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish = LaneCommitter.publish
+
+    def decided(self: LaneCommitter, *args: Any, **more: Any) -> Any:
+        made.now_ms = next(clock)
+        made.batch({"main": 1, RAW_A: 1})
+        return publish(self, *args, **more)
+
+    monkeypatch.setattr(LaneCommitter, "publish", decided)
+    replay(open_stream(made.spec), Selection())
+    decided_ms = made.now_ms
+    made.now_ms = next(clock)
+    made.follow()
+    letters = made.spec.dead_letter_table
+    assert cut_at(made, tmp_path, decided_ms) == {HOME: 1, RAW_A: 2, letters: len(KINDS)}
+    assert cut_at(made, tmp_path, next(clock)) == {HOME: 3, ORDERS: 1, RAW_A: 4, NEW: 1, letters: 2}
 
 
 def test_while_a_table_lacks_rows_or_is_not_there_nothing_is_replayed(made: Shop) -> None:
