@@ -77,8 +77,8 @@ def moved(tables: StreamTables, table: Table, journal: Journal, target: Target) 
     beside a writer that had not seen it yet. An earlier try may have written them, of this writer or of another.
     """
     files, store = journal.staged_for(target), tables.store_of(target)
-    place = f"{bare_path(data_location(table))}/"
-    own = tuple(file for file in files if bare_path(file.path).startswith(place) and not is_beside(tables, file))
+    places = tuple(f"{bare_path(folder).rstrip('/')}/" for folder in (table.location(), data_location(table)))
+    own = tuple(file for file in files if bare_path(file.path).startswith(places) and not is_beside(tables, file))
     if len(own) == len(files):
         return files
     record = _record_path(tables, table, journal.key)

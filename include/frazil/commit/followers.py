@@ -103,7 +103,9 @@ class Followers:
     waiting: dict[Target, list[Journal]] = field(default_factory=dict)
     """What home has and a table may lack, in order."""
     behind: dict[Target, Behind] = field(default_factory=dict)
-    """The tables whose last commit failed."""
+    """The tables that lack rows, since their last commit failed."""
+    refused: dict[Target, str] = field(default_factory=dict)
+    """Why the last commit to each table failed, also of one that was dropped when it had all rows."""
     inherited: set[Target] = field(default_factory=set)
     """The tables whose files were staged by earlier writers."""
     make: Make | None = None
@@ -146,9 +148,12 @@ class Followers:
             if failed is None:
                 del self.waiting[target]
                 self.inherited.discard(target)
+                self.refused.pop(target, None)
                 if self.behind.pop(target, None):
                     log.warning("table %s has all rows again", target)
-            elif failed.lacks:
+                continue
+            self.refused[target] = failed.reason
+            if failed.lacks:
                 found = behind_of(target, failed.lacks, failed.reason)
                 if target not in self.behind:
                     log.warning("%s. Its files are kept, and committed as soon as that is possible", found)
@@ -164,7 +169,7 @@ class Followers:
         """
         self.commit()
         targets = sorted(journal.routed if only is None else journal.routed & only)
-        if lacks := [str(self.behind[target]) for target in targets if target in self.waiting]:
+        if lacks := [str(self.behind.get(t) or f"{t}: {self.refused[t]}") for t in targets if t in self.waiting]:
             raise CommitUnavailable(
                 f"batch {journal.key} of stream {journal.stream!r} is committed to several tables in one step, and "
                 f"{lacks[0]}"
@@ -177,19 +182,19 @@ class Followers:
 
     def _tried(self, target: Target) -> _Failed | None:
         """Commit to one table; returns why that failed, if it did."""
-        behind = target in self.behind
-        patience = Patience(total_s=PATIENCE_BEHIND_S if behind else PATIENCE_S)
+        again = target in self.refused
+        patience = Patience(total_s=PATIENCE_BEHIND_S if again else PATIENCE_S)
         handle = self.tables.handle(target)
-        if behind:
+        if again:
             handle.forget()
         try:
-            if behind:
+            if again:
                 self.waiting[target] = not_given_up(self.waiting[target], note_of(self.tables, target))
             if not (journals := self.waiting[target]):
                 return None  # a person gave them up
             self._made(target, journals)
             waited = 0
-            if behind or target in self.inherited:
+            if again or target in self.inherited:
                 _check_there(self.tables, handle, journals, target=target)
                 waited = _rows(lacked(self.tables, handle.current(), journals), target)
             follow(self.tables, handle, journals, self._files, target=target, patience=patience)

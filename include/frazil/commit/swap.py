@@ -19,6 +19,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -94,11 +95,6 @@ class TableHandle:
         log.info("the credentials for table %s have expired: loading it for newer ones", self.identifier)
         with catalog_errors(self.catalog_name):
             self.refresh()
-
-    @property
-    def is_kept(self) -> bool:
-        """Whether `current` answers without a load."""
-        return self._table is not None
 
     def current(self) -> Table:
         """The table as last seen; loads it the first time."""
@@ -176,7 +172,7 @@ class Change(Generic[T]):
 Propose = Callable[[Table], Done[T] | Change[T]]
 """From the current table to the change of the next round, or to the result.
 
-What it raises ends the swap, once the table was loaded for it: somebody may have mended the one that was kept.
+What it raises ends the swap, unless the table has changed since it was loaded: somebody may have mended it.
 """
 
 
@@ -281,15 +277,12 @@ class _Rounds(Generic[T]):
         self.proposing_s = 0.0
         """Spent on proposals: a merge takes minutes, and a race that it lost must not end the swap."""
         self._tried: list[_Attempt[T]] = []
-        self.kept = False
-        """Whether a table of the current round was not loaded for it."""
         self.step: Step = "load"
         self.tables: Sequence[Table] = ()
 
     def run(self) -> T:
         """Run one round. Raises anything if it is not decided."""
         self.step = "load"
-        self.kept = any(commit.handle.is_kept for commit in self._commits)
         self.tables = tables = in_parallel(lambda commit: commit.handle.current(), self._commits)
         self.step = "prepare"
         landed = next((attempt for attempt in self._tried if attempt.stands_in(tables)), None)
@@ -307,6 +300,16 @@ class _Rounds(Generic[T]):
             self.step = "commit"
             self._commit(attempt.changes, tables)
         return attempt.result
+
+    def outdated(self) -> bool:
+        """Whether a table has changed since the last round saw it, as far as that can be seen."""
+        self.forget()
+        with suppress(Exception):  # whatever a catalog raises: what ended the round tells more
+            found = in_parallel(lambda commit: commit.handle.current(), self._commits)
+            return any(
+                new.metadata_location != old.metadata_location for new, old in zip(found, self.tables, strict=False)
+            )
+        return False
 
     def forget(self) -> None:
         for commit in self._commits:
@@ -339,7 +342,7 @@ def swap(handle: TableHandle, propose: Propose[T], *, patience: Patience) -> T:
 def _swap(commits: Sequence[TableCommit[T]], at_once: CommitTables | None, patience: Patience) -> T:
     """As `swap`, for several tables that `at_once` commits to; one table needs none."""
     deadline = patience.clock() + patience.total_s
-    attempt = 0
+    attempt, looked_again = 0, False
     rounds = _Rounds(commits, at_once, patience.clock)
     of = TablesNamed(tuple(commit.handle.identifier for commit in commits))
     refusals, outage = Refusals(of), Outage(of, patience.clock)
@@ -347,9 +350,9 @@ def _swap(commits: Sequence[TableCommit[T]], at_once: CommitTables | None, patie
         try:
             result = rounds.run()
         except FrazilError:
-            if not rounds.kept:
+            if looked_again or not rounds.outdated():
                 raise
-            rounds.forget()
+            looked_again = True
             continue
         except Exception as error:  # anything else is an unknown outcome, which the next round finds out
             refusals.met(error, rounds.tables)

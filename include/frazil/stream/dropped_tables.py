@@ -130,7 +130,10 @@ def _made_again_meanwhile(spec: StreamSpec, tables: StreamTables, target: Target
     member = member_of(tables, target)
     if member is None or not still_has(spec, member):
         return {}
-    again = _made_again(tables.main.current().catalog, member, {})
+    try:
+        again = _made_again(tables.main.current().catalog, member, {})
+    except Exception:  # catalogs' clients raise anything, and that it lacks rows is known
+        return {}
     return {} if again is None else {target: DroppedTable(target, dropped_sentence(spec, tables, member, again))}
 
 

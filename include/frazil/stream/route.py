@@ -87,7 +87,7 @@ class StreamRoute:
     @property
     def behind(self) -> bool:
         """Whether a table lacks rows."""
-        return bool(self.followers.waiting)
+        return bool(self.followers.behind)
 
     @property
     def _lag(self) -> timedelta:
@@ -122,7 +122,7 @@ class StreamRoute:
     def follow(self) -> None:
         """Once in a commit interval, try the tables that lack rows again. Raises RouteBehind."""
         interval_s = self.spec.commit.interval / timedelta(seconds=1)
-        if self.behind and time.monotonic() - self.tried >= interval_s:
+        if self.followers.waiting and time.monotonic() - self.tried >= interval_s:
             self.tried = time.monotonic()
             self.followers.commit()
             self.tell()

@@ -19,6 +19,7 @@ from frazil.commit.following import begin_following, give_up, is_ahead
 from frazil.commit.journal import Journal
 from frazil.commit.lacking import lacking
 from frazil.commit.marker import BatchKey, Marker, read_marker
+from frazil.commit.members import write_member
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.sweep import bare_path, discard_batch, sweep
 from frazil.errors import CommitUnavailable
@@ -501,3 +502,17 @@ def test_the_trouble_of_a_listed_table_holds_the_batch_back_for_all(routed: Rout
     with pytest.raises(CommitUnavailable, match=r"several tables in one step, and demo\.orders lacks 1 row"):
         routed.run({"main": [1], ORDERS: [2]}, 3)
     assert routed.offsets("demo.events") == []
+
+
+def test_a_dropped_table_that_had_all_is_named_where_a_batch_of_several_in_one_step_needs_it(world):
+    routed = Routed(world)
+    routed.run({ORDERS: [0], PAYMENTS: [1]}, 2)
+    write_member(routed.tables, ORDERS, None, routed.load(ORDERS))
+    routed.begin()
+    journal = routed.stage({"main": [2], ORDERS: [3]}, 4)
+    world.catalog.inner.drop_table(ORDERS)
+
+    with pytest.raises(CommitUnavailable, match=f"in one step, and {ORDERS}: it is not in the catalog"):
+        routed.followers.together(journal)
+
+    assert routed.followers.behind == {}

@@ -469,3 +469,12 @@ def test_where_all_tables_change_in_one_step_the_trouble_of_one_stops_all(broken
     broken.refused = {("create_table", A)}
     with pytest.raises(AccessDenied, match="not yours"):
         made.route.make(["a"], made.home())
+
+
+def test_a_table_that_was_dropped_when_it_had_all_rows_keeps_no_run_from_its_end(made: Shop) -> None:
+    made.land(a=1, order=1)
+    load_catalog(None).drop_table(A)
+    made.start()
+    assert made.route is not None
+    assert not made.route.behind
+    assert [*made.followers.waiting] == [A]  # somebody may register it as it was before
