@@ -225,7 +225,7 @@ class RoutedTables:
 
     def try_again(self, home: Marker) -> None:
         """Try to load or make the tables that are absent. Those that rows wait for are their followers' to make."""
-        values = {target: value for value, target in self.targets.items() if value not in self.route.tables}
+        values = self._values()
 
         def again(target: Target) -> None:
             value = values.get(target)
@@ -235,6 +235,10 @@ class RoutedTables:
         if names := [target for target in sorted(self.absent) if target not in self.behind]:
             with catalog_errors(self.catalog.name):
                 self._side_by_side(again, names)
+
+    def _values(self) -> dict[Target, str]:
+        """The values of the tables that the template makes."""
+        return {target: value for value, target in self.targets.items() if value not in self.route.tables}
 
     def _find_made(self, home: Marker) -> None:
         """The tables that the template made, by the property that says so."""
@@ -323,9 +327,10 @@ class RoutedTables:
                     pass
 
     def placed(self, context: StageContext, key: BatchKey) -> StageContext:
-        """The context of a batch with the tables of the route, as they are known: nothing is loaded.
+        """The context of a batch with the tables of the route, as they are known: only one that failed is loaded.
 
-        Rows of absent tables are written as home's are, beside it.
+        Rows of absent tables are written as home's are, beside it. Raises what a catalog raises of a table that has
+        each batch in one step with home.
         """
         limit = self.route.limit
         destinations = Destinations(
@@ -339,11 +344,18 @@ class RoutedTables:
             full=_full(limit) if self.made >= limit else "",
         )
         waits = dataclasses.replace(context.main, folder=self.tables.beside_home(key))
+        values = self._values()
         routed = {
-            target: waits if target in self.absent else self._target(target, key)
+            target: waits if target in self.absent else self._placed(target, values.get(target), key) or waits
             for target in sorted(set(self.targets.values()))
         }
         return dataclasses.replace(context, targets={**context.targets, **routed}, destinations=destinations)
+
+    def _placed(self, target: Target, value: str | None, key: BatchKey) -> TargetTable | None:
+        """How tasks write to a table; None for one that is absent by now: a commit to it failed, so it is loaded."""
+        found = list[TargetTable]()
+        self._tried(target, value, lambda: found.append(self._target(target, key)))
+        return found[0] if found else None
 
     def _target(self, target: Target, key: BatchKey) -> TargetTable:
         table = self.tables.handle(target).current()
