@@ -162,6 +162,15 @@ class OutageMet:
 
 
 @dataclass(frozen=True, slots=True)
+class TablesBehind:
+    """Tables of the stream's route lack rows, which the writer tries to bring; with no names, all have all again."""
+
+    names: frozenset[str]
+    sentence: str
+    """Which rows, why, and what will be done."""
+
+
+@dataclass(frozen=True, slots=True)
 class CommitRecordsFolded:
     records: int
 
@@ -181,6 +190,7 @@ Happening = (
     | NoticeGiven
     | TableEvolved
     | OutageMet
+    | TablesBehind
     | CommitRecordsFolded
 )
 

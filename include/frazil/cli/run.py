@@ -261,11 +261,16 @@ def _write(spec: StreamSpec, voice: Voice, *, until_caught_up: bool) -> None:
     totals, waits = Totals(spec), Waits()
 
     def say(event: Event) -> None:
-        from frazil.events import BatchCommitted, EpochBegan, OutageMet, PhaseBegan  # noqa: PLC0415 - after the JVM's start, as `write`
+        from frazil.events import BatchCommitted, EpochBegan, OutageMet, PhaseBegan, TablesBehind  # noqa: PLC0415 - after the JVM's start, as `write`
 
         if isinstance(event.what, PhaseBegan) and event.what.phase is Phase.STAGING:
             waits.staging()
-        if isinstance(event.what, OutageMet) and (line := waits.met(event.what.sentence)):
+        is_over = isinstance(event.what, TablesBehind) and not event.what.names
+        if (
+            isinstance(event.what, OutageMet | TablesBehind)
+            and not is_over
+            and (line := waits.met(event.what.sentence))
+        ):
             voice.say(line)
         if isinstance(event.what, EpochBegan):
             _say_if_paused(spec, voice)

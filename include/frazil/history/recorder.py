@@ -22,6 +22,7 @@ from frazil.events import (
     StallBegan,
     StallEnded,
     TableEvolved,
+    TablesBehind,
     ThrottleJudged,
 )
 from frazil.history.objects import Found, Objects
@@ -59,6 +60,7 @@ class Recorder:
         self._failed_ms: int | None = None
         self._merge_ms = 0
         self._outage_ms: int | None = None
+        self._behind = frozenset[str]()
         self._aged_ms = 0
         self._shuffled: bool | None = None
         self._throttle = (True, 1.0)
@@ -213,6 +215,9 @@ class Recorder:
                 return Happened(event.at_ms, Kind.THROTTLE, reason or over)
             case OutageMet(sentence=sentence) if self._outage_ms is None:
                 self._outage_ms = event.at_ms
+                return Happened(event.at_ms, Kind.OUTAGE, sentence)
+            case TablesBehind(names=names, sentence=sentence) if names != self._behind:
+                self._behind = names
                 return Happened(event.at_ms, Kind.OUTAGE, sentence)
             case PhaseBegan() if self._outage_ms is not None:
                 lasted_ms, self._outage_ms = event.at_ms - self._outage_ms, None

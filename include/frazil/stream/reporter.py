@@ -26,6 +26,7 @@ from frazil.events import (
     OutageMet,
     PhaseBegan,
     RecordsSkipped,
+    TablesBehind,
     ThrottleJudged,
 )
 from frazil.host.exchange import open_exchange
@@ -141,6 +142,8 @@ class Reporter:
                 self._change(distribution=f"{'shuffled' if shuffled else 'not shuffled'}: {reason}")
             case OutageMet(sentence):
                 self._change(outage=sentence)
+            case TablesBehind(names=names, sentence=sentence):
+                self._change(outage=sentence if names else None)
             case NoticeGiven(sentence):
                 self.notice(sentence)
 

@@ -17,7 +17,7 @@ from frazil.commit.marker import BatchKey, Marker
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.sweep import sweep_routed
 from frazil.errors import RouteBehind
-from frazil.events import Happening, OutageMet
+from frazil.events import Happening, TablesBehind
 from frazil.ingest.contract import StageContext
 from frazil.spec.model import StreamSpec
 from frazil.spec.route import Route
@@ -42,6 +42,8 @@ class StreamRoute:
     """None for a route that is no longer declared: its tables still get the rows that wait."""
     tried: float = 0.0
     """When the tables that lack rows were last committed to, by the monotonic clock."""
+    _told: bool = False
+    """Whether tables were said to lack rows."""
 
     @classmethod
     def begin(
@@ -122,7 +124,7 @@ class StreamRoute:
     def follow(self) -> None:
         """Once in a commit interval, try the tables that lack rows again. Raises RouteBehind."""
         interval_s = self.spec.commit.interval / timedelta(seconds=1)
-        if self.followers.waiting and time.monotonic() - self.tried >= interval_s:
+        if (self.followers.waiting or self._told) and time.monotonic() - self.tried >= interval_s:
             self.tried = time.monotonic()
             self.followers.commit()
             self.tell()
@@ -131,10 +133,15 @@ class StreamRoute:
         """Say which tables lack rows. Raises RouteBehind if one has lacked some for longer than the route allows."""
         behind = sorted(self.followers.behind.values(), key=lambda found: found.since_ms)
         if not behind:
+            if self._told:
+                self._told = False
+                self.emit(TablesBehind(frozenset(), f"all tables of the route of {self.spec.name!r} have all rows"))
             return
+        self._told = True
         until_ms = behind[0].since_ms + self._lag // timedelta(milliseconds=1)
         more = f"The writer tries on, and ends with RouteBehind after {utc(until_ms)}"
-        self.emit(OutageMet(f"{told(behind)}. {more}. `frazil route {self.spec.name}` says what mends that"))
+        sentence = f"{told(behind)}. {more}. `frazil route {self.spec.name}` says what mends that"
+        self.emit(TablesBehind(frozenset(found.target for found in behind), sentence))
         if self._overdue:
             raise RouteBehind(
                 f"stream {self.spec.name!r}: {told(behind)}. That has lasted for longer than route.lag, "

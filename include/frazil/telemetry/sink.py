@@ -16,6 +16,7 @@ from frazil.events import (
     StallBegan,
     StallEnded,
     TableEvolved,
+    TablesBehind,
     ThrottleJudged,
 )
 from frazil.host.heartbeat import StallKind
@@ -33,7 +34,7 @@ class StreamMetrics:
     ) -> None:
         self._meters, self._labels = meters, (stream, table)
         self._declared_s, self._partitions = interval_s, partitions
-        self._merge_s, self._out = 0.0, False
+        self._merge_s, self._out, self._behind = 0.0, False, False
         meters.set(m.WRITER_RUNNING, self._labels, 1)
         meters.set(m.WRITER_STARTED, self._labels, now_s)
         meters.set(m.INTERVAL, self._labels, interval_s)
@@ -56,11 +57,15 @@ class StreamMetrics:
         match event.what:
             case PhaseBegan() if self._out:
                 self._out = False
-                set_(m.OUTAGE, of, 0)
+                set_(m.OUTAGE, of, self._behind)
             case OutageMet() if not self._out:
                 self._out = True
                 set_(m.OUTAGE, of, 1)
                 add(m.OUTAGES, of)
+            case TablesBehind(names=names) if self._behind is not bool(names):
+                self._behind = bool(names)
+                set_(m.OUTAGE, of, self._out or self._behind)
+                add(m.OUTAGES, of, int(self._behind))
             case EpochBegan(marker=marker):
                 add(m.EPOCHS, of)
                 self._merge_s = 0.0  # a merge of the last epoch may have come to nothing

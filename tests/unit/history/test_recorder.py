@@ -28,6 +28,7 @@ from frazil.events import (
     StallBegan,
     StallEnded,
     TableEvolved,
+    TablesBehind,
     ThrottleJudged,
 )
 from frazil.history.objects import Found, Objects
@@ -167,6 +168,7 @@ STALL = Stall(StallKind.OFFSETS, NOW, "t-0", "nothing moves")
         (DistributionChosen(BatchKey(4, 1), True, "it pays", 9, 90, 9), Kind.DECISION, "it pays"),
         (ThrottleJudged("the metadata grows", 2.0, was_under_pressure=False), Kind.THROTTLE, "the metadata grows"),
         (OutageMet("the catalog is away"), Kind.OUTAGE, "the catalog is away"),
+        (TablesBehind(frozenset({"a.b"}), "a.b lacks 1 row"), Kind.OUTAGE, "a.b lacks 1 row"),
     ],
 )
 def test_what_happened_is_told_in_words(bench: Bench, what: Happening, kind: Kind, said: str) -> None:
@@ -198,6 +200,16 @@ def test_what_repeats_with_each_batch_is_told_when_it_changes(bench: Bench) -> N
         (Kind.OUTAGE, "the outage is over after 6.0 s"),
         (Kind.THROTTLE, "the table's metadata no longer grows; commits follow the declared interval"),
     ]
+
+
+def test_tables_that_lack_rows_are_told_when_they_are_others_and_when_all_have_all(bench: Bench) -> None:
+    recorder = bench.writer(4)
+    a, both, none = frozenset({"a"}), frozenset({"a", "b"}), frozenset[str]()
+    for names, sentence in ((a, "1 row"), (a, "2 rows"), (both, "3 rows"), (none, "all have all"), (a, "4 rows")):
+        bench.tell(recorder, TablesBehind(names, sentence), PhaseBegan(Phase.STAGING))
+    recorder.write(NOW)
+    told = [h.sentence for h in bench.stored().happened if h.kind is Kind.OUTAGE]
+    assert told == ["1 row", "3 rows", "all have all", "4 rows"]
 
 
 def test_nothing_is_due_before_there_is_a_table_and_an_epoch(bench: Bench) -> None:

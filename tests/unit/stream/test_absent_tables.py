@@ -27,6 +27,7 @@ from frazil.commit.settle import settle
 from frazil.commit.swap import Patience
 from frazil.commit.sweep import bare_path
 from frazil.errors import AccessDenied, RouteBehind
+from frazil.events import Happening, TablesBehind
 from frazil.ingest.contract import Target
 from frazil.maintenance.orphans import Undecided
 from frazil.stream.dropped_tables import dropped_tables, made_anew
@@ -82,7 +83,8 @@ class Shop(MadeRoute):
         patience = Patience(clock=lambda: self.waited_s, wait=self._wait)
         self.__dict__["tables"] = dataclasses.replace(self.tables, patience=patience)
         settle(self.tables, self.begin())
-        found = StreamRoute.begin(self.spec, self.tables, self.home(), lambda _: None)
+        self.said: list[Happening] = []
+        found = StreamRoute.begin(self.spec, self.tables, self.home(), self.said.append)
         assert found is not None
         self.route, self.followers = found, found.followers
         return self
@@ -478,3 +480,19 @@ def test_a_table_that_was_dropped_when_it_had_all_rows_keeps_no_run_from_its_end
     assert made.route is not None
     assert not made.route.behind
     assert [*made.followers.waiting] == [A]  # somebody may register it as it was before
+
+
+def test_tables_that_lack_rows_are_told_until_all_have_all(made: Shop) -> None:
+    made.land(a=1)
+    made.batch({A: 1})
+    catalog = load_catalog(None)
+    catalog.rename_table(A, "shop.elsewhere")
+    for _ in range(2):
+        made.route.tried = 0.0
+        made.route.follow()
+    catalog.rename_table("shop.elsewhere", A)
+    for _ in range(2):
+        made.route.tried = 0.0
+        made.route.follow()
+    told = [what.names for what in made.said if isinstance(what, TablesBehind)]
+    assert told == [{A}, {A}, frozenset()]

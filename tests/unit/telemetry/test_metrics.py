@@ -24,6 +24,7 @@ from frazil.events import (
     StallBegan,
     StallEnded,
     TableEvolved,
+    TablesBehind,
     ThrottleJudged,
 )
 from frazil.host.heartbeat import Phase, Stall, StallKind
@@ -103,6 +104,7 @@ def test_a_tick_is_no_batch_and_moves_the_watermark() -> None:
     ("metric", "more", "begins", "ends"),
     [
         (m.OUTAGE, (), OutageMet("away"), PhaseBegan(Phase.WAITING)),
+        (m.OUTAGE, (), TablesBehind(frozenset({"a.b"}), "lacks 1 row"), TablesBehind(frozenset(), "all have all")),
         (m.STALLED, ("offsets",), StallBegan(STALL), StallEnded(StallKind.OFFSETS, 1)),
         (
             m.THROTTLED,
@@ -125,6 +127,13 @@ def test_an_outage_of_many_tries_is_one() -> None:
     bench = Bench()
     bench.tell(*[OutageMet(f"try {n}") for n in range(9)], PhaseBegan(Phase.STAGING), OutageMet("again"))
     assert bench.value(m.OUTAGES) == 2
+
+
+def test_tables_that_lack_rows_are_one_outage_through_all_phases() -> None:
+    bench = Bench()
+    for n in range(3):
+        bench.tell(TablesBehind(frozenset({"a.b"}), f"{n} rows"), OutageMet("away"), PhaseBegan(Phase.STAGING))
+    assert (bench.value(m.OUTAGE), bench.value(m.OUTAGES)) == (1, 4)
 
 
 def test_other_events_are_counted() -> None:
