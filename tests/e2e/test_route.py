@@ -119,6 +119,28 @@ def test_a_table_in_trouble_is_left_behind_and_then_stops_the_stream_with_the_re
     assert (ids("test.a"), ids("test.b")) == ([0, 2, 4], [1, 3])
 
 
+def test_a_table_that_is_dropped_beside_its_writer_gets_all_rows_once_it_is_registered_again(stream: Any) -> None:
+    stream.declare(BASE + "route: {by: field, name: note, tables: {a: test.a, b: test.b}, lag: 1h}\n")
+
+    def land(number: int) -> None:
+        stream.produce([record(number, "a"), record(number + 1, "b")])
+        eventually(
+            lambda: load_catalog(None).table_exists("test.b") and ids("test.b")[-1:] == [number + 1], within_s=60
+        )
+
+    with stream.writing():
+        land(0)
+        eventually(lambda: ids("test.a") == [0], within_s=60)
+        left = load_catalog(None).load_table("test.a").metadata_location
+        load_catalog(None).drop_table("test.a")
+        for number in (2, 4, 6):
+            land(number)
+        load_catalog(None).register_table("test.a", left)
+        eventually(lambda: ids("test.a") == [0, 2, 4, 6], within_s=60)
+    assert ids("test.b") == [1, 3, 5, 7]
+    assert audit(stream.spec, window=None, with_source=True).findings == ()
+
+
 def test_a_table_that_cannot_be_made_at_first_sight_waits_alone_and_then_stops_the_stream(
     stream: Any, frazil: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
