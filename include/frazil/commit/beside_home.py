@@ -16,7 +16,6 @@ import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from urllib.parse import quote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -28,6 +27,7 @@ from frazil.commit.rules import files_fit
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.sweep import bare_path
 from frazil.commit.target import target_table
+from frazil.commit.target_objects import object_of
 from frazil.errors import words_of
 from frazil.ingest.contract import StagedFile, Target
 from frazil.ingest.write import TableWriter, file_namer
@@ -76,11 +76,12 @@ def moved(tables: StreamTables, table: Table, journal: Journal, target: Target) 
     That is beside home; or in the folder of the table that had its name before, when a person let the new one go on
     beside a writer that had not seen it yet. An earlier try may have written them, of this writer or of another.
     """
-    files, store = journal.staged_for(target), tables.store_of(target)
+    files = journal.staged_for(target)
     places = tuple(f"{bare_path(folder).rstrip('/')}/" for folder in (table.location(), data_location(table)))
     own = tuple(file for file in files if bare_path(file.path).startswith(places) and not is_beside(tables, file))
     if len(own) == len(files):
         return files
+    store = tables.store_of(target)
     record = _record_path(tables, table, journal.key)
     known = _recorded(store.get(record), table)
     if known and files_fit(table.metadata, known):
@@ -204,4 +205,4 @@ def _record_path(tables: StreamTables, table: Table, key: BatchKey) -> str:
 
 
 def _note_path(tables: StreamTables, target: Target) -> str:
-    return f"{tables.beside_home()}/tables/{quote(target, safe='')}.json"
+    return object_of(f"{tables.beside_home()}/tables", target)

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any
-from urllib.parse import quote, unquote
 
 from pyiceberg.table.metadata import TableMetadata
 from pyroaring import BitMap64
@@ -20,6 +19,7 @@ from frazil.commit.history import ancestors_and_kept
 from frazil.commit.journal import Journal, JournalStore
 from frazil.commit.lane import Lane, LaneState, read_lane
 from frazil.commit.period import Period
+from frazil.commit.target_objects import object_of, targets_in
 from frazil.errors import FrazilError
 from frazil.ingest.contract import Target
 from frazil.offsets.spans import TopicPartition
@@ -100,13 +100,12 @@ def lane_journals(journals: JournalStore, lane_id: str) -> JournalStore:
 
 def give_up_rows(journals: JournalStore, lane_id: str, target: Target) -> None:
     """Let the rows of a published replay go that wait for a table that the stream's route no longer has."""
-    journals.store.put(f"{_given_up_folder(journals, lane_id)}/{quote(target, safe='')}.json", b"{}")
+    journals.store.put(object_of(_given_up_folder(journals, lane_id), target), b"{}")
 
 
 def given_up(journals: JournalStore, lane_id: str) -> set[Target]:
     """The tables that never get their rows of a replay: a person said so."""
-    names = (f.path.rsplit("/", 1)[-1] for f in journals.store.list_files(_given_up_folder(journals, lane_id)))
-    return {unquote(name.removesuffix(".json")) for name in names}
+    return targets_in(journals.store, _given_up_folder(journals, lane_id))
 
 
 def _given_up_folder(journals: JournalStore, lane_id: str) -> str:

@@ -9,7 +9,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from urllib.parse import quote, unquote
 
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
@@ -17,6 +16,7 @@ from pyiceberg.table import Table
 from frazil.commit.journal import Journal, later_journals
 from frazil.commit.marker import read_marker
 from frazil.commit.stream_tables import StreamTables
+from frazil.commit.target_objects import object_of, targets_in
 from frazil.errors import FrazilError
 from frazil.ingest.contract import Target
 from frazil.table.parallel import in_parallel
@@ -43,8 +43,7 @@ class Member:
 
 def member_names(tables: StreamTables) -> set[Target]:
     """The tables that the route has had. Costs one listing, however many there are."""
-    names = (file.path.rsplit("/", 1)[-1] for file in tables.store.list_files(_folder(tables)))
-    return {unquote(name.removesuffix(".json")) for name in names}
+    return targets_in(tables.store, _folder(tables))
 
 
 def member_of(tables: StreamTables, target: Target) -> Member | None:
@@ -109,4 +108,4 @@ def _folder(tables: StreamTables) -> str:
 
 
 def _path(tables: StreamTables, target: Target) -> str:
-    return f"{_folder(tables)}/{quote(target, safe='')}.json"
+    return object_of(_folder(tables), target)

@@ -1,0 +1,21 @@
+"""Small objects of a stream, one for each table, which a listing of their folder names."""
+
+from __future__ import annotations
+
+from urllib.parse import quote, unquote
+
+from frazil.ingest.contract import Target
+from frazil.table.object_store import ObjectStore
+
+_SUFFIX = ".json"
+
+
+def object_of(folder: str, target: Target) -> str:
+    """The path of a table's object."""
+    return f"{folder}/{quote(target, safe='')}{_SUFFIX}"
+
+
+def targets_in(store: ObjectStore, folder: str) -> set[Target]:
+    """The tables that have an object in a folder. Costs one listing, however many there are."""
+    names = (file.path.rsplit("/", 1)[-1] for file in store.list_files(folder))
+    return {unquote(name.removesuffix(_SUFFIX)) for name in names}
