@@ -123,18 +123,16 @@ def _rows_of(
 def _looked_at(
     tables: StreamTables, waiting: Sequence[Journal], within: Within, replays: Replays, target: Target
 ) -> RoutedRows:
-    problem, properties, home_io = None, dict[str, str](), tables.main.current().io
-    found, renamed_to = defaultdict[TopicPartition, OffsetTally](OffsetTally), None
+    problem, renamed_to, home_io = None, None, tables.main.current().io
+    found = defaultdict[TopicPartition, OffsetTally](OffsetTally)
+    table: Table | None = None
     try:
         table = tables.handle(target).refresh()
     except NoSuchTableError:
-        # Rows that wait in its own folder are read too: they are not lost with what it had.
-        lacks, io = never_had(tables, target, waiting), home_io
         member = member_of(tables, target)
         renamed_to = None if member is None else renamed(tables, member)
         if renamed_to is not None:
             table = tables.handle(renamed_to).current()
-            lacks, io, properties = lacked(tables, table, waiting), table.io, dict(table.properties)
         elif member or not waiting or not all_beside(tables, waiting, target):
             problem = _gone(tables, target, member)
     else:
@@ -142,6 +140,9 @@ def _looked_at(
             problem = f"it is another table than the route had: it has no column {', '.join(columns)}"
         else:
             found.update(tally(table, Wanted({topic for topic, _ in within}, within)))
+    if table is None:  # rows that wait in its own folder are read too: they are not lost with what it had
+        lacks, io, properties = never_had(tables, target, waiting), home_io, dict[str, str]()
+    else:
         lacks, io, properties = lacked(tables, table, waiting), table.io, dict(table.properties)
     waits = 0
     files = [

@@ -47,7 +47,8 @@ def lacking(tables: StreamTables, home: Marker, mending: Mending = lambda _: Non
             note = note_of(tables, target) if all_beside(tables, waiting, target) else None
             reason = told_error(error, tables.stream, target) if note is None else note.reason
             if isinstance(error, NoSuchTableError):
-                reason = (mending(target) if note is None else None) or reason
+                if note is None:
+                    reason = mending(target) or reason
                 journals = [*never_had(tables, target, waiting)]
         if journals:
             only_last = is_well and [journal.key for journal in journals] == [home.settled]

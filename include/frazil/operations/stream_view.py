@@ -174,9 +174,9 @@ class StreamView:
     problems: tuple[str, ...] = ()
     """What could not be read for this view."""
     points: tuple[Point, ...] = ()
+    """Oldest first, as the writer recorded them."""
     rates: tuple[Rate, ...] = ()
     """Of the same spans."""
-    """Oldest first, as the writer recorded them."""
     happened: tuple[Happened, ...] = ()
     """Newest first."""
     backfill: UnderWay | None = None

@@ -81,10 +81,8 @@ def is_in_the_place(spec: StreamSpec, tables: StreamTables, target: Target) -> b
     if is_named or property_name(spec.name) in properties:
         return False
     member = member_of(tables, target)
-    value, own = (
-        member.value if member else _noted_value(spec, tables, target),
-        properties.get(value_property(spec.name)),
-    )
+    value = member.value if member else _noted_value(spec, tables, target)
+    own = properties.get(value_property(spec.name))
     return own is None or value not in {None, own}
 
 

@@ -121,7 +121,7 @@ def _view(one: DeclaredStream, spec: StreamSpec, wish: Wish, *, may_act: bool) -
         routed=routed_of(_gathered(looks.routed).value, wish.tables) if looks.routed else None,
         pending=told.pending or seen.pending or ends.pending,
         may_act=may_act,
-        problems=tuple(dict.fromkeys(views.unread({"Kafka": ends, "The table": told, "The run folder": runs}))),
+        problems=views.unread({"Kafka": ends, "The table": told, "The run folder": runs}),
         range=shown,
         points=points,
         rates=rates_of(points),

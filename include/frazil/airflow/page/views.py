@@ -183,8 +183,12 @@ def care_of(measured: Measured | None, streams: Iterable[DeclaredStream]) -> Car
     return Care(by_stream(measured.alerts, writers), written, measured.due, names)
 
 
-def unread(looks: Mapping[str, Answer[Any]]) -> Iterator[str]:
-    """What could not be read, a sentence each."""
+def unread(looks: Mapping[str, Answer[Any]]) -> tuple[str, ...]:
+    """What could not be read, a sentence each, and none twice."""
+    return tuple(dict.fromkeys(_unread(looks)))
+
+
+def _unread(looks: Mapping[str, Answer[Any]]) -> Iterator[str]:
     for name, answer in looks.items():
         if answer.silent_since_ms is not None:
             yield f"{name} has not answered since {utc(answer.silent_since_ms)}"
