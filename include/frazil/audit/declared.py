@@ -29,4 +29,5 @@ def audit(spec: StreamSpec, *, window: Period | None, with_source: bool) -> Audi
 
         return found.with_findings(compared_with_source(spec, tables, window=window))
     asked = partial(ask_kafka, spec) if with_source else None
-    return audit_stream(tables, coordinates=spec.coordinates, window=window, ask_kafka=asked)
+    named = {*spec.route.tables.values()} if spec.route else ()
+    return audit_stream(tables, coordinates=spec.coordinates, window=window, ask_kafka=asked, named=named)

@@ -7,7 +7,7 @@ has is audited too. Rows that wait for a table that is behind are counted from t
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -87,42 +87,54 @@ class Replays:
         return [file for journal in self.journals for file in journal.staged_for(target)]
 
 
-def routed_rows(
-    tables: StreamTables, marker: Marker, claimed: Claims, within: Within | None, replays: Replays
+def routed_rows(  # noqa: PLR0913 - what is read, and where
+    tables: StreamTables,
+    marker: Marker,
+    claimed: Claims,
+    *,
+    within: Within | None,
+    replays: Replays,
+    named: Collection[Target] = (),
 ) -> tuple[RoutedRows, ...]:
     """What the tables have that commit records name, up to home's marker: they may be further by now.
 
-    `within` has the audited ranges; None for all. Raises what catalog and storage raise.
+    `within` has the audited ranges; None for all. `named` are the tables that the route names: one of them may be a
+    table that was renamed. Raises what catalog and storage raise.
     """
     targets = sorted(claimed.routed.keys() | {t for t, of in replays.routed.items() if _claimed_of(of, claimed)})
     if not targets:
         return ()
     waiting = Followers.of(tables, marker).waiting
     spans: Within = {tp: ((0, end),) for tp, end in marker.offsets.items()} if within is None else within
-    step = partial(_rows_of, tables, waiting, spans, replays)
+    step = partial(_rows_of, _Sought(tables, waiting, spans, replays, named))
     found = in_parallel(step, targets)
     more = sorted({one.renamed for one in found if one.renamed} - {*targets})
     return (*found, *(in_parallel(step, more) if more else ()))
 
 
-def _rows_of(
-    tables: StreamTables,
-    waiting: Mapping[Target, Sequence[Journal]],
-    within: Within,
-    replays: Replays,
-    target: Target,
-) -> RoutedRows:
+@dataclass(frozen=True, slots=True)
+class _Sought:
+    """Which rows of each table are looked for, and where."""
+
+    tables: StreamTables
+    waiting: Mapping[Target, Sequence[Journal]]
+    within: Within
+    replays: Replays
+    named: Collection[Target]
+
+
+def _rows_of(sought: _Sought, target: Target) -> RoutedRows:
     """Looks again where a file is gone that waited beside home: the table has its rows by now."""
+    waiting = sought.waiting.get(target, ())
     for _ in range(LOOKS):
-        found = _looked_at(tables, waiting.get(target, ()), within, replays, target)
-        if not (found.problem and (replays.last or some_beside(tables, waiting.get(target, ()), target))):
+        found = _looked_at(sought, waiting, target)
+        if not (found.problem and (sought.replays.last or some_beside(sought.tables, waiting, target))):
             break
     return found
 
 
-def _looked_at(
-    tables: StreamTables, waiting: Sequence[Journal], within: Within, replays: Replays, target: Target
-) -> RoutedRows:
+def _looked_at(sought: _Sought, waiting: Sequence[Journal], target: Target) -> RoutedRows:
+    tables, within = sought.tables, sought.within
     problem, renamed_to, home_io = None, None, tables.main.current().io
     found = defaultdict[TopicPartition, OffsetTally](OffsetTally)
     table: Table | None = None
@@ -130,7 +142,7 @@ def _looked_at(
         table = tables.handle(target).refresh()
     except NoSuchTableError:
         member = member_of(tables, target)
-        renamed_to = None if member is None else renamed(tables, member)
+        renamed_to = None if member is None else renamed(tables, member, sought.named)
         if renamed_to is not None:
             table = tables.handle(renamed_to).current()
         elif member or not waiting or not all_beside(tables, waiting, target):
@@ -148,7 +160,7 @@ def _looked_at(
     files = [
         (file, home_io if is_beside(tables, file) else io) for journal in lacks for file in journal.staged_for(target)
     ]
-    files += [(file, home_io) for file in replays.waiting(properties, target)]
+    files += [(file, home_io) for file in sought.replays.waiting(properties, target)]
     for file, from_io in files:
         try:
             for tp, of in tally_files(from_io, [file.path], within).items():
@@ -165,8 +177,8 @@ def _gone(tables: StreamTables, target: Target, member: Member | None) -> str:
     again = "" if newest is None else f": `{registration(catalog, target, newest.path)}`"
     return (
         f"the table is not in the catalog {catalog!r}: it was dropped or renamed. If the route has it by this name, "
-        f"`frazil route {tables.stream}` says what mends that; if by another name, the writer's next start mends it; "
-        f"if not at all, its rows stay missing until it is renamed back or registered again{again}"
+        f"`frazil route {tables.stream}` says what mends that; if not, its rows stay missing until it is renamed back, "
+        f"declared in route.tables by its new name, or registered again{again}"
     )
 
 

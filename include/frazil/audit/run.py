@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from pyiceberg.table import Table
@@ -30,6 +30,7 @@ from frazil.commit.period import Period
 from frazil.commit.reset import is_rolled_back
 from frazil.commit.stream_tables import StreamTables
 from frazil.errors import AdoptionRequired
+from frazil.ingest.contract import Target
 from frazil.offsets.spans import TopicPartition
 from frazil.offsets.tally import OffsetTally, Tallies, together
 from frazil.spec.units import counted
@@ -97,6 +98,8 @@ class _Run:
     window: Period | None
     ask_kafka: AskKafka | None
     drops_repeats: bool
+    named: Collection[Target]
+    """The tables that the stream's route names by now."""
 
     def claims(self) -> Claims:
         if self.window is None:
@@ -113,7 +116,7 @@ class _Run:
         kafka, notes = self.ask_kafka(self.marker, claimed) if self.ask_kafka else ({}, ())
         home = tally(self.table, Wanted(topics, within), Wanted(topics, within, branch=open_branch(self.marker.stream)))
         replays = Replays.of(self.tables, self.table) if self.marker.routed is not None else Replays()
-        routed = routed_rows(self.tables, self.marker, claimed, within, replays)
+        routed = routed_rows(self.tables, self.marker, claimed, within=within, replays=replays, named=self.named)
         found = gather(
             self.marker,
             claimed,
@@ -139,15 +142,18 @@ class _Run:
         return {**letters, **{tp: OffsetTally([*(letters[tp].seen - offsets)]) for tp, offsets in settled.items()}}
 
 
-def audit_stream(
+def audit_stream(  # noqa: PLR0913 - what is audited, and by what
     tables: StreamTables,
     *,
     coordinates: bool = True,
     window: Period | None = None,
     ask_kafka: AskKafka | None = None,
     drops_repeats: bool = False,
+    named: Collection[Target] = (),
 ) -> Audit:
     """Read all evidence and compare it; `drops_repeats` for a stream with dedupe, which lacks some rows.
+
+    `named` are the tables that the stream's route names by now.
 
     Raises AdoptionRequired without a marker, KafkaUnavailable, MarkerUnreadable.
 
@@ -156,7 +162,7 @@ def audit_stream(
     """
     table = tables.main.refresh()
     marker = marker_of(tables, table)
-    run = _Run(tables, table, marker, window, ask_kafka, drops_repeats)
+    run = _Run(tables, table, marker, window, ask_kafka, drops_repeats, named)
     claimed = run.claims()
     before = _before(table, marker, claimed)
     if not (coordinates and has_coordinates(table)):
@@ -164,7 +170,12 @@ def audit_stream(
     evidence, notes = run.evidence(claimed)
     if _replayed_meanwhile(run):
         return audit_stream(
-            tables, coordinates=coordinates, window=window, ask_kafka=ask_kafka, drops_repeats=drops_repeats
+            tables,
+            coordinates=coordinates,
+            window=window,
+            ask_kafka=ask_kafka,
+            drops_repeats=drops_repeats,
+            named=named,
         )
     evidence = _looked_at_twice(run, claimed, evidence)
     return _result(run, claimed, evidence, (*before, *notes, *(f for e in evidence for f in compare(e))))

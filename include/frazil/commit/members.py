@@ -6,7 +6,7 @@ Written when the stream begins to write to a table, and kept until the stream is
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 
@@ -89,12 +89,17 @@ def newest_left(tables: StreamTables, member: Member) -> Metadata | None:
         return None
 
 
-def renamed(tables: StreamTables, member: Member) -> Target | None:
-    """The name that the catalog has a table by, if it was renamed and the route has had it by that name too."""
+def renamed(tables: StreamTables, member: Member, named: Collection[Target] = ()) -> Target | None:
+    """The name that the catalog has a table by, if it was renamed and the route has had it by that name too.
+
+    Or has it by now: `named` are tables that the declaration names, which no writer may have begun to write to yet.
+    """
     if member.uuid is None:
         return None
-    others = in_parallel(partial(member_of, tables), sorted(member_names(tables) - {member.target}))
-    for name in (other.target for other in others if other and other.uuid == member.uuid):
+    known = member_names(tables)
+    others = in_parallel(partial(member_of, tables), sorted(known - {member.target}))
+    had = [other.target for other in others if other and other.uuid == member.uuid]
+    for name in (*had, *sorted({*named} - known)):
         try:
             if not member.is_another(tables.handle(name).refresh()):
                 return name

@@ -105,6 +105,10 @@ class Route(Model):
             raise AssertionError("only a template makes tables")
         return self.template.replace(VALUE, name_part(value))
 
+    def makes(self, value: str, identifier: str) -> bool:
+        """Whether `template` makes this table for a value, and `allow` allows it."""
+        return self.template is not None and self.made_table(value) == identifier and refusal(value, self.allow) is None
+
 
 def refusal(value: str, allow: Iterable[str]) -> str | None:
     """Why no table is made for a value, whatever tables there are; None if one may be."""

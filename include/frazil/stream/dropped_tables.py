@@ -24,7 +24,7 @@ from frazil.commit.stream_tables import StreamTables
 from frazil.errors import FrazilError, SpecError
 from frazil.ingest.contract import Target
 from frazil.spec.model import StreamSpec
-from frazil.spec.route import may_have_made, plain_value, refusal, value_property
+from frazil.spec.route import may_have_made, plain_value, value_property
 from frazil.spec.units import shortened
 from frazil.table.catalogs import catalog_errors, load_catalog, names_in
 from frazil.table.lost import registration, remains_in_place
@@ -142,9 +142,9 @@ def still_has(spec: StreamSpec, member: Member) -> bool:
     route = spec.route
     if route is None or member.target in route.tables.values():
         return route is not None
-    if route.template is None or member.value is None or member.value in route.tables:
+    if member.value is None or member.value in route.tables:
         return False
-    return route.made_table(member.value) == member.target and refusal(member.value, route.allow) is None
+    return route.makes(member.value, member.target)
 
 
 def is_of_others(spec: StreamSpec, table: Table, value: str | None) -> bool:

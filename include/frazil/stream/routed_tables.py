@@ -170,15 +170,21 @@ class RoutedTables:
             self.targets.update(self.route.tables)
             self._side_by_side(lambda name: self._tried(name, None, lambda: self._declared(name, home)), declared)
             self._find_made(home)
-            noted = {note.value: note.target for note in notes(self.tables) if note.value is not None}
-            missing = [v for v in noted if self.route.template and self.route.made_table(v) == noted[v]]
-            self.make([*missing, *self._values_of_dropped()], home)
+            self.make([*self._values_of_missing(), *self._values_of_dropped()], home)
         log.info("the route of stream %r has %s", self.spec.name, counted(len(set(self.targets.values())), "table"))
 
     @property
     def made(self) -> int:
         """How many tables the template has made, or may have."""
         return len(self.targets.keys() - self.route.tables.keys()) + len(self._unread - set(self.targets.values()))
+
+    def _values_of_missing(self) -> list[str]:
+        """The values of tables that earlier writers could not make.
+
+        Of one that is no longer allowed, rows may wait: then its followers make it.
+        """
+        noted = [(note.value, note.target) for note in notes(self.tables)]
+        return [value for value, target in noted if value is not None and self.route.makes(value, target)]
 
     def _values_of_dropped(self) -> list[str]:
         """The values of tables that the template made and the catalog lacks: their rows wait for what a person does."""

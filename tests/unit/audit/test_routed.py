@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from frazil.audit.compare import FindingKind
+from frazil.audit.declared import audit
 from frazil.audit.run import Audit, audit_stream
 from frazil.commit.period import Period
 from frazil.table.catalogs import load_catalog
@@ -151,9 +152,10 @@ def test_a_table_that_was_renamed_and_is_declared_by_its_new_name_is_one_table(
     begin, catalog = made.now_ms, load_catalog(None)
     for old, new in ((table, "shop.between"), ("shop.between", "shop.moved")):
         catalog.rename_table(old, new)
-        assert "if by another name, the writer's next start mends it" in str(audited(made).wrong)
+        assert "declared in route.tables by its new name" in str(audited(made).wrong)
         text = made.spec.model_dump(mode="json", by_alias=True, exclude_unset=True)["route"]
         made.spec = shop(route={**text, "tables": {**text["tables"], value: new}})
+        assert audit(made.spec, window=None, with_source=False).findings == (), "before any start"
         made.__dict__.pop("tables", None)
         made.begin_route()
         assert audited(made).findings == ()

@@ -403,6 +403,27 @@ def test_rows_of_a_table_that_is_never_there_can_be_given_up(made: Shop, broken:
     assert notes(made.tables) == []
 
 
+@pytest.mark.parametrize("given_up", [True, False])
+def test_a_table_that_was_never_made_and_is_no_longer_allowed_is_made_only_for_rows_that_wait(
+    made: Shop, broken: Broken, *, given_up: bool
+) -> None:
+    """The note of rows that were given up outlasts the next start."""
+    broken.refused = {("create_table", A)}
+    made.land(a=2, b=1)
+    if given_up:
+        give_up_beside(made.tables, A, made.home())
+    text = made.spec.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    made.spec = shop(route={**text["route"], "allow": ["b*"]})
+    made.start()
+    assert "a" not in made.routed.targets, "its records are dead letters from here on"
+    broken.refused.clear()
+    for _ in range(2):
+        made.start()
+        made.land(b=1)
+    assert load_catalog(None).table_exists(A) == (not given_up)
+    assert given_up or made.offsets(A) == [0, 1]
+
+
 def test_a_table_whose_name_does_not_show_its_value_is_made_anew_for_it(made: Shop, broken: Broken) -> None:
     hashed = shop().route.made_table("Ä")  # type: ignore[union-attr]
     broken.refused = {("create_table", hashed)}
