@@ -149,9 +149,8 @@ def discard_(  # noqa: PLR0913 - a command's options
     opened, selection = _open(stream, streams_folder, which["reasons"]), _selection(**which)
     meant = sum(c.letters for c in counts(opened.tables.dead_letters.current(), opened.spec, selection))
     if dry_run or not meant:
-        _tell(
-            as_json, f"{counted(meant, 'dead letter')} of stream {stream} would be discarded.", discarded=0, meant=meant
-        )
+        said = f"{counted(meant, 'dead letter')} of stream {stream} would be discarded."
+        _tell(as_json, said if meant else _nothing(stream, "to discard", selection), discarded=0, meant=meant)
         return
     ask(f"Discard {counted(meant, 'dead letter')} of stream {stream}?", yes=yes)
     done = discard(opened, selection, Mark(person(), because, clock.now_ms()))
@@ -193,6 +192,7 @@ def replay_(stream: str, streams_folder: Path, *, as_json: bool, dry_run: bool, 
             "many of them land; what fails again stays. If the declaration has new columns, start the writer first: "
             "its start adds them to the table."
         )
+        said = said if meant else _nothing(stream, "to replay", selection, left_out=bool(left))
         _tell(as_json, said, landed=0, failed=0, meant=meant, **_document(left))
         return
     allow_pandas()
@@ -202,22 +202,34 @@ def replay_(stream: str, streams_folder: Path, *, as_json: bool, dry_run: bool, 
         done = replay(opened, selection)
     own = next((d for d in done if not d.interrupted), NOTHING_DONE)
     earlier = next((d for d in done if d.interrupted), None)
-    _tell_replayed(opened.spec, own, earlier, as_json=as_json, left=left)
-
-
-def _tell_replayed(
-    spec: StreamSpec, own: Replayed, earlier: Replayed | None, *, as_json: bool, left: Mapping[LeftOut, int]
-) -> None:
     if as_json:
-        before = {"finished": {"landed": earlier.landed, "failed": earlier.failed}} if earlier else {}
-        echo_json({"landed": own.landed, "failed": own.failed, **_document(left), **before})
+        before = {"finished": _counts(earlier)} if earlier else {}
+        echo_json({**_counts(own), **_document(left), **before})
         return
     if earlier:
-        click.echo(f"Finished a replay that another command began. {_came_to(spec, earlier)}")
-    if left and not own.lane:
-        click.echo(f"Stream {spec.name}: no{' other' if earlier else ''} dead letter was decoded again.")
+        click.echo(f"Finished a replay that another command began. {_came_to(opened.spec, earlier)}")
+    if own.lane:
+        click.echo(_came_to(opened.spec, own))
     else:
-        click.echo(_came_to(spec, own))
+        act = "else to replay" if earlier else "to replay"
+        there = sum(c.letters for c in counts(opened.tables.dead_letters.refresh(), opened.spec, selection))
+        click.echo(_nothing(stream, act, selection, left_out=bool(left), are_rows=there > left.total()))
+
+
+def _nothing(stream: str, act: str, selection: Selection, *, left_out: bool = False, are_rows: bool = False) -> str:
+    match = "" if selection == Selection() else " that match"
+    if are_rows:
+        why = f"the dead letters{match} are rows already"
+    elif left_out:
+        why = f"all dead letters{match} are left out"
+    else:
+        why = f"no dead letters are left{match}"
+    return f"Stream {stream}: nothing {act}, for {why}."
+
+
+def _counts(done: Replayed) -> dict[str, int]:
+    given_up = {"given-up": done.given_up} if done.given_up else {}
+    return {"landed": done.landed, "failed": done.failed, **given_up}
 
 
 def _document(left: Mapping[LeftOut, int]) -> dict[str, Any]:
@@ -226,7 +238,8 @@ def _document(left: Mapping[LeftOut, int]) -> dict[str, Any]:
 
 def _came_to(spec: StreamSpec, done: Replayed) -> str:
     what = "is a row|are rows" if spec.mode == "append" else "is merged|are merged"
-    return f"Stream {spec.name}: {counted(done.landed, 'dead letter', what)} now; {done.failed:,} failed again."
+    gone = f" {done.given_up:,} {'was' if done.given_up == 1 else 'were'} given up;" if done.given_up else ""
+    return f"Stream {spec.name}: {counted(done.landed, 'dead letter', what)} now;{gone} {done.failed:,} failed again."
 
 
 def _cut(text: str) -> str:

@@ -25,6 +25,7 @@ from frazil.backfill.routes import LettersRoute
 from frazil.backfill.run import Backfill
 from frazil.backfill.stage import run
 from frazil.commit.lane import Lane, read_lane
+from frazil.commit.lane_records import chunks, given_up
 from frazil.commit.opened import OpenStream
 from frazil.dead_letters.left_out import omits, own_marker, reasons
 from frazil.dead_letters.letters import Selection, read
@@ -54,6 +55,8 @@ class Replayed:
     """Letters that today's declaration rejects as well."""
     interrupted: bool = False
     """Whether it was begun by an earlier command, with that command's selection."""
+    given_up: int = 0
+    """Letters that left without a row: a person gave up what waited for a table that the route no longer has."""
 
 
 NOTHING_DONE = Replayed("", 0, 0)
@@ -74,7 +77,7 @@ def replay(opened: OpenStream, selection: Selection) -> tuple[Replayed, ...]:
             f"backfill {lane.stream} --abandon`, before dead letters are replayed"
         )
     if lane and lane.replays:
-        finished = _run(opened, parse_request(lane.request)) if lane.is_open else _replayed(lane)
+        finished = _run(opened, parse_request(lane.request)) if lane.is_open else _replayed(opened, lane)
         done.append(finished and replace(finished, interrupted=True))
     clear_ended(opened.tables)
     _delete_old_copies(opened)
@@ -101,11 +104,15 @@ def _run(opened: OpenStream, request: BackfillRequest) -> Replayed | None:
     if lane is None:  # all of them are rows already
         opened.tables.store.delete([f.path for f in files.files])
         return None
-    return _replayed(lane)
+    return _replayed(opened, lane)
 
 
-def _replayed(lane: Lane) -> Replayed:
-    return Replayed(lane.id, lane.records, lane.rejected)
+def _replayed(opened: OpenStream, lane: Lane) -> Replayed:
+    journals, gone = opened.tables.journals, given_up(opened.tables.journals, lane.id)
+    without = sum(
+        file.records for chunk in chunks(journals, lane) for target in gone for file in chunk.staged_for(target)
+    )
+    return Replayed(lane.id, lane.records - without, lane.rejected, given_up=without)
 
 
 def _epoch(opened: OpenStream) -> int:

@@ -79,7 +79,8 @@ def test_letters_are_counted_shown_and_discarded_once(streams: Path) -> None:
     assert call(streams, *because, "--dry-run") == "2 dead letters of stream made would be discarded.\n"
     call(streams, *because, code=2)
     assert call(streams, *because, "--yes") == "2 dead letters of stream made discarded.\n"
-    assert call(streams, *because, "--yes") == "0 dead letters of stream made would be discarded.\n"
+    none = "no dead letters are left that match.\n"
+    assert call(streams, *because, "--yes") == f"Stream made: nothing to discard, for {none}"
     found = json.loads(call(streams, "list", "made", "--all", "--json"))
     assert [(c["reason"], c["letters"], c["discarded"]) for c in found] == [("NotJson", 2, 2), ("WrongType", 1, 0)]
     shown = json.loads(call(streams, "show", "made", "--all", "--json", "--reason", "NotJson"))
@@ -167,9 +168,13 @@ def test_letters_that_keep_nothing_of_their_record_are_not_counted_as_decoded_ag
     assert "1 dead letter of stream made cannot be decoded again: nothing of the record was kept" in said
     assert "3 dead letters of stream made would be decoded again" in said
     said = call(streams, "replay", "made", "--reason", "Omitted")
-    assert said.endswith("Stream made: no dead letter was decoded again.\n")
-    said = call(streams, "replay", "made", "--reason", "Other")
-    assert said.endswith("Stream made: 0 dead letters are rows now; 0 failed again.\n")
+    assert said.endswith("Stream made: nothing to replay, for all dead letters that match are left out.\n")
+    for words in (("--reason", "Other"), ("--reason", "Other", "--dry-run")):
+        said = call(streams, "replay", "made", *words)
+        assert said.endswith("Stream made: nothing to replay, for no dead letters are left that match.\n")
+    call(streams, "discard", "made", "--because", "a test", "--yes")
+    said = call(streams, "replay", "made")
+    assert said == "Stream made: nothing to replay, for no dead letters are left.\n"
 
 
 def test_letters_whose_records_are_yet_to_be_read_again_are_left_to_the_writer(streams: Path) -> None:
@@ -181,7 +186,8 @@ def test_letters_whose_records_are_yet_to_be_read_again_are_left_to_the_writer(s
     assert said.startswith(f"{left}1 dead letter of stream made would be decoded again.")
     ahead = ("replay", "made", "--reason", "WrongType")
     one_left = "1 dead letter of stream made is left to the writer, which has yet to read its record again.\n"
-    assert call(streams, *ahead) == f"{one_left}Stream made: no dead letter was decoded again.\n"
+    none = "Stream made: nothing to replay, for all dead letters that match are left out.\n"
+    assert call(streams, *ahead) == one_left + none
     assert '"left-out": {\n    "to-be-read": 1\n  }' in call(streams, *ahead, "--dry-run", "--json")
 
 

@@ -210,7 +210,9 @@ def test_rows_of_a_replay_that_home_has_and_a_table_lacks_are_told_and_no_cut_is
     )
     given_up = call("route", "shop", "--give-up", ORDERS, "--yes")
     assert f"Rows that never reach {ORDERS}: 0." in given_up.stdout
-    replay(open_stream(made.spec), Selection())
+    finished, nothing = call("dlq", "replay", "shop").stdout.splitlines()
+    assert finished.endswith("Stream shop: 4 dead letters are rows now; 2 failed again.")
+    assert nothing == "Stream shop: nothing else to replay, for no dead letters are left."
     assert (made.rows()[ORDERS], made.letters()) == (1, 2)
     assert made.tables.dead_letters.refresh().scan("discarded_at is not null").count() == 2, "the replay kept the marks"
     assert json.loads(call("route", "shop", "--json").stdout)["behind"] == []
@@ -269,7 +271,9 @@ def test_a_replay_ends_whose_rows_a_person_gives_up_for_a_table_that_left_route_
     assert f"Rows that never reach {table}: 1." in call(*give_up.split(), "--yes").stdout
     assert call("route", "shop").exit_code == 0
     assert call("cut", "shop").exit_code == 0
-    assert call("dlq", "replay", "shop").exit_code == 0
+    finished, again = call("dlq", "replay", "shop").stdout.splitlines()
+    assert finished.endswith("Stream shop: 3 dead letters are rows now; 1 was given up; 2 failed again.")
+    assert again == "Stream shop: 0 dead letters are rows now; 2 failed again."
     assert (made.letters(), table in made.rows()) == (2, False)
     wrong = [(f.kind, f.where) for f in audit_stream(open_stream(made.spec).tables).wrong]
     assert (FindingKind.MISCOUNTED, table) in wrong, "the audit of their time goes on to miss them"
