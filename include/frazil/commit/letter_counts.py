@@ -10,6 +10,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping
 from datetime import timedelta
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -17,50 +18,72 @@ import pyarrow.compute as pc
 from frazil.commit.snapshot import TEXT_MOST
 
 NAME = "frazil.letters-by"
+SPAN = "frazil.letters-by-hours"
 HOUR_MS = timedelta(hours=1) // timedelta(milliseconds=1)
 LATELY_MS = timedelta(days=1) // timedelta(milliseconds=1)
-"""Letters that were rejected longer before the change do not count."""
-SPANS = (1, 4, 8)
-"""Hours that are told as the first of them, where a summary would be too long with less."""
+SPANS = (1, 4, 12)
+"""Hours that are told as the first of them, where a summary would be too long with less. Each divides the next."""
 
-Changes = Mapping[tuple[str, int], int]
+Counts = Mapping[tuple[str, int], int]
 """How many more letters there are, by error class and by the hour of rejection, counted since 1970."""
 
 
+class Changes(NamedTuple):
+    """What a change tells of its letters."""
+
+    by: Counts
+    span: int
+    """So many hours are told as the first of them."""
+
+
+NOTHING = Changes({}, SPANS[0])
+
+
 def listed(rows: pa.Table, *, now_ms: int) -> Counter[tuple[str, int]]:
-    """The letters that were rejected lately and that nobody discarded, by error class and hour."""
+    """The letters that were rejected lately and that nobody discarded, by error class and hour.
+
+    All of a longest span count if one of its letters was rejected in the day before: another change may tell them.
+    """
     at = rows["rejected_at"].cast(pa.timestamp("us", tz="UTC"))
-    meant = pc.fill_null(pc.greater_equal(at, pa.scalar((now_ms - LATELY_MS) * 1000, at.type)), False)
+    first = span_of((now_ms - LATELY_MS) // HOUR_MS, SPANS[-1])
+    meant = pc.fill_null(pc.greater_equal(at, pa.scalar(first * HOUR_MS * 1000, at.type)), False)
     if "discarded_at" in rows.column_names:
         meant = pc.and_(meant, pc.is_null(rows["discarded_at"]))
     hours = pc.divide(at.filter(meant).cast(pa.int64()), HOUR_MS * 1000)
     return Counter(zip(rows["error_class"].filter(meant).to_pylist(), hours.to_pylist(), strict=True))
 
 
-def letters_summary(changed: Changes) -> dict[str, str]:
-    """The entry of a snapshot's summary."""
+def letters_summary(changed: Counts) -> dict[str, str]:
+    """The entries of a snapshot's summary."""
     for span in SPANS:
-        text = json.dumps(_by_class(changed, span), separators=(",", ":"))
+        found: dict[str, dict[int, int]] = {}
+        for (name, hour), more in in_spans(changed, span).items():
+            if more:
+                found.setdefault(name, {})[hour] = more
+        text = json.dumps(found, separators=(",", ":"))
         if len(text) <= TEXT_MOST:
-            return {} if text == "{}" else {NAME: text}
+            return {NAME: text, SPAN: str(span)} if found else {}
     return {}
 
 
 def letters_in(summary: Mapping[str, str]) -> Changes:
     """What `letters_summary` wrote; nothing in the summary of an earlier version, or of somebody else."""
     try:
-        found = json.loads(summary.get(NAME, "{}"))
-        return {(str(name), int(hour)): int(more) for name, hours in found.items() for hour, more in hours.items()}
+        found, span = json.loads(summary.get(NAME, "{}")), int(summary.get(SPAN, SPANS[0]))
+        by = {(str(name), int(hour)): int(more) for name, hours in found.items() for hour, more in hours.items()}
     except (ValueError, TypeError, AttributeError):
-        return {}
+        return NOTHING
+    return Changes(by, span) if span in SPANS else NOTHING
 
 
-def _by_class(changed: Changes, span: int) -> dict[str, dict[int, int]]:
+def in_spans(changed: Counts, span: int) -> Counter[tuple[str, int]]:
+    """The same with all hours of a span told as its first."""
     told = Counter[tuple[str, int]]()
     for (name, hour), more in changed.items():
-        told[name, hour - hour % span] += more
-    found: dict[str, dict[int, int]] = {}
-    for (name, hour), more in told.items():
-        if more:
-            found.setdefault(name, {})[hour] = more
-    return found
+        told[name, span_of(hour, span)] += more
+    return told
+
+
+def span_of(hour: int, span: int) -> int:
+    """The first hour of the span that an hour is in."""
+    return hour - hour % span

@@ -11,7 +11,7 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot
 
 from frazil.commit.history import ancestors, commit_records
-from frazil.commit.letter_counts import HOUR_MS, Changes, letters_in
+from frazil.commit.letter_counts import HOUR_MS, NOTHING, Changes, Counts, in_spans, letters_in, span_of
 from frazil.commit.reasons import Reason, Reasons, reasons_in
 from frazil.history.points import Happened, Kind
 from frazil.spec.units import counted
@@ -35,11 +35,11 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class Treated:
-    """One replay or discard of a stream's dead letters. `more`: how many more there are since."""
+    """One replay or discard of a stream's dead letters."""
 
     at_ms: int
     sentence: str
-    more: Changes
+    changes: Changes
 
     @property
     def happened(self) -> Happened:
@@ -88,18 +88,21 @@ def rejected_of(main: TableMetadata, stream: str, treatments: Sequence[Treated],
     """By error class, most first, what was rejected in the last day, and what is left of it.
 
     Of what treatments took, only letters count that were rejected since the day began, or since the oldest snapshot
-    that has not expired: no others are counted as rejected.
+    that has not expired: no others are counted as rejected. What is left is never more than the dead letters of the day
+    and of the hours that a treatment tells together with its first.
     """
     begin_ms = _begin_ms(main, now_ms=now_ms)
-    first = begin_ms // HOUR_MS
+    since = [one for one in treatments if one.at_ms >= begin_ms]
+    span = max((one.changes.span for one in since), default=NOTHING.span)
+    first, last = (span_of(ms // HOUR_MS, span) for ms in (begin_ms - COMMITTED_MS, begin_ms))
     reasons: dict[str, Reason] = {}
     there, of_first = Counter[str](), Counter[str]()
-    for at_ms, found, more in _changes(main, stream, treatments, begin_ms=begin_ms):
+    for at_ms, found, changes in _changes(main, stream, since, begin_ms=begin_ms):
         for name, told in found.items():
             reasons[name] = reasons.get(name, Reason(0)) + told
             there[name] += told.count
-            of_first[name] += told.count if at_ms < (first + 1) * HOUR_MS + COMMITTED_MS else 0
-        for name, change in _since(first, of_first, more).items():
+            of_first[name] += told.count if at_ms < (last + span) * HOUR_MS + COMMITTED_MS else 0
+        for name, change in _since(range(first, last + 1), of_first, in_spans(changes.by, span)).items():
             there[name] = max(there[name] + change, 0)
             if change > 0:
                 reasons.setdefault(name, Reason(0))
@@ -124,25 +127,24 @@ def _changes(
 ) -> Iterator[tuple[int, Reasons, Changes]]:
     """What each batch rejected and each treatment changed since then, with its time, oldest first."""
     batches = takewhile(lambda one: one.timestamp_ms >= begin_ms, (batch for batch, _ in commit_records(main, stream)))
-    nothing: tuple[Reasons, Changes] = ({}, {})
-    found = [(batch.timestamp_ms, reasons_in(summary_of(batch)), nothing[1]) for batch in batches]
-    treated = [(one.at_ms, nothing[0], one.more) for one in treatments if one.at_ms >= begin_ms]
+    found = [(batch.timestamp_ms, reasons_in(summary_of(batch)), NOTHING) for batch in batches]
+    treated: list[tuple[int, Reasons, Changes]] = [(one.at_ms, {}, one.changes) for one in treatments]
     return iter(sorted([*found, *treated], key=lambda one: one[0]))
 
 
-def _since(first: int, of_first: Counter[str], more: Changes) -> Counter[str]:
-    """The changes of a treatment by error class, since that hour.
+def _since(first: range, of_first: Counter[str], counts: Counts) -> Counter[str]:
+    """The changes of a treatment by error class, since those hours, by the first hours of spans.
 
-    Part of the first hour is before the day: no more was taken of it than was rejected in the rest, `of_first`, which
-    is reduced by that.
+    Part of the first hours is before the day: no more was taken of them than was rejected in the rest, `of_first`,
+    which is reduced by that.
     """
     found = Counter[str]()
-    for (name, hour), change in more.items():
-        if hour == first:
+    for (name, hour), change in counts.items():
+        if hour in first:
             meant = max(change, -of_first[name])
             of_first[name] += meant
         else:
-            meant = change if hour > first else 0
+            meant = change if hour >= first.stop else 0
         found[name] += meant
     return found
 

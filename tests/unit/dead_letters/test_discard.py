@@ -73,7 +73,7 @@ def test_what_is_selected_is_marked_once_and_what_others_rejected_is_not(
     head = world.load_dead_letters().current_snapshot()
     assert head is not None
     assert head.summary is not None
-    (((name, _), more),) = letter_counts.letters_in(head.summary.additional_properties).items()
+    (((name, _), more),) = letter_counts.letters_in(head.summary.additional_properties).by.items()
     assert (name, more) == ("NotJson", -3)
     assert discard(opened, NOT_JSON, Mark("bob", "again", 0)) == 0
     assert world.load_dead_letters().current_snapshot() == head

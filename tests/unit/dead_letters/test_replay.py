@@ -153,7 +153,7 @@ def test_what_is_accepted_today_becomes_rows_and_the_rest_keeps_its_history(
     head = live.table().current_snapshot()
     assert head.summary[WINDOWS] == '{"1704067200000000":5}', "complete windows reopen"
     told = live.table("_dead_letters").current_snapshot().summary.additional_properties
-    (((name, _), more),) = letter_counts.letters_in(told).items()
+    (((name, _), more),) = letter_counts.letters_in(told).by.items()
     assert (name, more) == ("MissingField", -len(GOOD))
     (again,) = replay(opened, Selection())
     assert (again.landed, again.failed) == (0, len(BAD))

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pyiceberg.table.snapshots import Snapshot, Summary
 
-from frazil.commit.letter_counts import HOUR_MS, Changes, letters_in, letters_summary
-from frazil.commit.reasons import Reason, reasons_summary
+from frazil.commit import letter_counts
+from frazil.commit.letter_counts import HOUR_MS, SPANS, Counts, letters_in, letters_summary, listed, span_of
+from frazil.commit.reasons import REASONS_MOST, Reason, reasons_summary
 from frazil.history.points import Happened, Kind
-from frazil.operations.letters import Rejected, rejected_of, treated, with_treatments
+from frazil.operations.letters import COMMITTED_MS, Rejected, rejected_of, treated, with_treatments
 from frazil.status.flow import DAY_MS
 
 NOW_MS = 1_700_000_000_000
@@ -47,7 +54,7 @@ def replayed(
     return at_ms, {**told, **letters_summary(by_hour(rejected_ms, **more))}
 
 
-def by_hour(rejected_ms: int, **more: int) -> Changes:
+def by_hour(rejected_ms: int, **more: int) -> Counts:
     return {(name, rejected_ms // HOUR_MS): change for name, change in more.items()}
 
 
@@ -113,12 +120,98 @@ def test_of_the_hour_in_which_the_day_begins_no_more_is_taken_than_was_rejected_
     assert left(snapshots(before, rest, late, others), taken) == (30, 10)
 
 
-def test_a_summary_that_would_be_too_long_tells_hours_together_and_at_last_nothing():
-    for classes, hours in ((1, 24), (8, 6), (20, 3), (60, 0)):
-        changed = {(f"Class{one:02}", 480_000 + hour): -100_000 for one in range(classes) for hour in range(24)}
-        told = letters_in(letters_summary(changed))
-        assert len(told) == classes * hours
-        assert not told or sum(told.values()) == sum(changed.values())
+@pytest.mark.parametrize(
+    ("classes", "span", "spans"), [(1, 1, 36), (8, 4, 9), (REASONS_MOST, 12, 3), (2 * REASONS_MOST, 1, 0)]
+)
+def test_a_summary_that_would_be_too_long_tells_hours_together_and_at_last_nothing(
+    classes: int, span: int, spans: int
+) -> None:
+    changed = {(f"ErrorClass{one:02}", 480_000 + hour): -8_000 for one in range(classes) for hour in range(36)}
+    told = letters_in(letters_summary(changed))
+    assert (told.span, len(told.by)) == (span, classes * spans)
+    assert not told.by or sum(told.by.values()) == sum(changed.values())
+
+
+class World:
+    """Letters of a stream, by the time of their rejection and error class, and the snapshots that tell of them."""
+
+    def __init__(self, draw: random.Random) -> None:
+        self.draw, self.letters = draw, list[tuple[int, str]]()
+        self.main, self.treatments = list[tuple[int, dict[str, str]]](), list[tuple[int, dict[str, str]]]()
+
+    def reject(self, now_ms: int) -> None:
+        """A batch that took a while to be committed."""
+        found = [
+            (now_ms - self.draw.randrange(COMMITTED_MS), self.draw.choice("AB")) for _ in range(self.draw.randint(1, 4))
+        ]
+        self.letters += found
+        counts = Counter(name for _, name in found)
+        self.main.append(batch(now_ms, **{name: Reason(count) for name, count in counts.items()}))
+
+    def treat(self, now_ms: int, summary_most: int) -> None:
+        """Some leave, and some get another class, each as likely."""
+        share = self.draw.choice((0.2, 1))
+        chosen = [one for one in self.letters if self.draw.random() < share]
+        come = [(at_ms, self.draw.choice("AB")) for at_ms, _ in chosen if self.draw.random() < 0.3 and share < 1]
+        stay = Counter(self.letters)
+        stay.subtract(chosen)
+        self.letters = [*stay.elements(), *come]
+        change = Counter(told(come, now_ms))
+        change.subtract(told(chosen, now_ms))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(letter_counts, "TEXT_MOST", summary_most)
+            summary = letters_summary(change)
+        if any(change.values()):
+            self.treatments.append((now_ms, {"frazil.dead-letters-of": "orders", **summary}))
+
+    def left(self, name: str, since_ms: int) -> int:
+        return sum(1 for at_ms, of in self.letters if of == name and at_ms >= since_ms)
+
+
+def told(letters: list[tuple[int, str]], now_ms: int) -> Counter[tuple[str, int]]:
+    at = pa.array([at_ms for at_ms, _ in letters], pa.timestamp("ms", tz="UTC"))
+    names = pa.array([name for _, name in letters], pa.string())
+    return listed(pa.table({"rejected_at": at, "error_class": names}), now_ms=now_ms)
+
+
+@given(st.integers().map(random.Random), st.sampled_from((2_000, 120, 60)), st.integers(4, 60))
+def test_what_is_left_is_never_more_than_there_is_but_for_the_hours_told_with_the_first_of_the_day(
+    draw: random.Random, summary_most: int, steps: int
+) -> None:
+    world, now_ms = World(draw), NOW_MS - NOW_MS % HOUR_MS + COMMITTED_MS // 2
+    world.reject(now_ms)
+    for _ in range(steps):
+        now_ms += draw.choice((1_000, COMMITTED_MS // 2, HOUR_MS, 11 * HOUR_MS))
+        world.treat(now_ms, summary_most) if draw.random() < 0.3 else world.reject(now_ms)
+    now_ms = draw.choice([at_ms for at_ms, _ in world.main]) + DAY_MS - draw.choice((0, 1_000, HOUR_MS))
+    now_ms = max(now_ms, *(at_ms for at_ms, _ in [*world.main, *world.treatments]))
+    begin_ms = now_ms - DAY_MS
+    main, letters = snapshots(*world.main), snapshots(*world.treatments)
+    treatments = treated(letters if world.treatments else None, main, "orders", since_ms=begin_ms)
+    if any(not one.changes.by for one in treatments):
+        return  # it was too long
+    span = max((one.changes.span for one in treatments), default=1)
+    since_ms = span_of((begin_ms - COMMITTED_MS) // HOUR_MS, span) * HOUR_MS
+    for found in rejected_of(main, "orders", treatments, now_ms=now_ms):
+        assert 0 <= found.there <= world.left(found.reason, since_ms)
+
+
+@pytest.mark.parametrize("span", SPANS)
+@given(later_h=st.integers(0, 23))
+def test_when_all_are_gone_none_is_left_however_long_ago_and_however_many_hours_are_told_together(
+    span: int, later_h: int
+) -> None:
+    rejected = [NOW_MS - hour * HOUR_MS for hour in range(24)]
+    main = snapshots(*(batch(at_ms, NotJson=TEN) for at_ms in reversed(rejected)))
+    changed = {("NotJson", span_of(at_ms // HOUR_MS, span)): 0 for at_ms in rejected}
+    for at_ms in rejected:
+        changed["NotJson", span_of(at_ms // HOUR_MS, span)] -= 10
+    summary = {**letters_summary(changed), letter_counts.SPAN: str(span)}
+    treatments = treated(
+        snapshots((NOW_MS, {"frazil.dead-letters-of": "orders", **summary})), main, "orders", since_ms=0
+    )
+    (found,) = rejected_of(main, "orders", treatments, now_ms=NOW_MS + later_h * HOUR_MS)
+    assert found.there == 0
 
 
 def test_without_a_table_of_dead_letters_or_with_one_that_others_changed_all_are_there():
