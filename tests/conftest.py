@@ -89,8 +89,10 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     factory = getattr(config, "_tmp_path_factory", None)
     if hasattr(config, "workerinput") or factory is None:
         return
-    for folder in {record.parent for record in factory.getbasetemp().rglob(f"*{process.RECORD_SUFFIX}")}:
-        process.stop_all(process.recorded(folder), records=folder)
+    # Another run may remove folders meanwhile, which `os.walk` passes by.
+    for folder, _, names in os.walk(factory.getbasetemp()):
+        if any(name.endswith(process.RECORD_SUFFIX) for name in names):
+            process.stop_all(process.recorded(Path(folder)), records=Path(folder))
 
 
 def group_of(item: pytest.Item) -> str:

@@ -139,7 +139,7 @@ def test_the_envelope_of_captured_changes_is_named_first(server: MadeRegistry) -
 def test_a_registry_that_is_away_is_told_with_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("frazil.infer.topic.sample_of", lambda *_, **__: sample(framed(1, avro(RIDE))))
     (tmp_path / "_defaults.yaml").write_text(
-        "source: {bootstrap-servers: '127.0.0.1:1', format: {registry: {url: 'http://127.0.0.1:1', timeout: 10ms}}}"
+        "source: {bootstrap-servers: '127.0.0.1:1', format: {registry: {url: 'http://127.0.0.1:1', timeout: 1s}}}"
     )
     away = CliRunner().invoke(frazil, ["infer", "t", "--streams", str(tmp_path)]).exception
     assert isinstance(away, RegistryUnavailable)
