@@ -11,7 +11,7 @@ from frazil.audit.compare import FindingKind
 from frazil.audit.declared import audit as audit_declared
 from frazil.audit.run import Audit
 from frazil.cli.options import json_option, stream_argument, streams_option
-from frazil.cli.output import echo_json, echo_table, working
+from frazil.cli.output import echo_json, echo_lines, echo_table, working
 from frazil.cli.positions import MomentText
 from frazil.commit.period import Period, last, period
 from frazil.errors import AdoptionRequired
@@ -118,8 +118,7 @@ def _show(result: Audit, *, with_source: bool) -> None:
             echo_table(columns, changes, numbers=frozenset(columns[1:]))
     else:
         _show_offsets(result, with_source=with_source)
-    for finding in result.findings:
-        click.echo(f"{'OFF ' if finding.kind.is_wrong else 'note'}  {finding.where}: {finding.sentence}")
+    echo_lines(f"{'OFF ' if f.kind.is_wrong else 'note'}  {f.where}: {f.sentence}" for f in result.findings)
     click.echo(_verdict(result))
 
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 
 import click
 
 from frazil import clock
 from frazil.cli.options import json_option, streams_option, table_argument
-from frazil.cli.output import echo_fields, echo_json, echo_table
+from frazil.cli.output import echo_fields, echo_json, echo_lines, echo_table, said_of
 from frazil.cli.status import AT_ONCE
-from frazil.errors import SpecError
+from frazil.errors import SpecError, TableLost
 from frazil.maintenance.alert_rules import Reading, readings
 from frazil.maintenance.health import PartitionFiles, RecentFiles, TableHealth
 from frazil.maintenance.load import MadeElsewhere
@@ -22,10 +23,11 @@ from frazil.maintenance.measure import measure
 from frazil.maintenance.routed import made_tables
 from frazil.maintenance.stream_rules import StreamState, stream_readings
 from frazil.maintenance.stream_state import observe_stream
-from frazil.maintenance.tables import MaintainedTable, TableKind, find_maintained, maintained_tables, routes
+from frazil.maintenance.tables import MaintainedTable, TableKind, find_maintained, made_table, maintained_tables, routes
 from frazil.spec.last_sound import declared_streams
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import counted, rounded_bytes
+from frazil.status.missing import missing_tables
 from frazil.table.catalogs import existing_catalog
 from frazil.timetext import ago, utc
 
@@ -34,7 +36,7 @@ PARTITIONS_SHOWN = 20
 
 @dataclass(frozen=True, slots=True)
 class TableReport:
-    """One table as it was found; `health` is null where it does not exist yet, or where `problem` says why."""
+    """One table as it was found; `health` is null where it does not exist yet, or where `problem` says why not."""
 
     table: str
     kind: TableKind
@@ -43,6 +45,8 @@ class TableReport:
     beyond: tuple[Reading, ...] = ()
     """Values beyond their alerts' thresholds, for however long."""
     problem: str | None = None
+    missing: bool = False
+    """Whether its stream had it, or rows wait for it, and the catalog lacks it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +67,8 @@ def health(table: str | None, streams_folder: Path, *, as_json: bool, deep: bool
 
     Without TABLE, each table that streams write has a line; with it, all its numbers are shown. Reads metadata and
     commit records; no manifest unless --deep, no data, no Kafka, no JVM. Exits with 0 also where a value is beyond its
-    threshold, and with 10 where a declaration cannot be read.
+    threshold, with 25 where the catalog lacks a table that a stream had, and with 10 where a declaration cannot be
+    read.
 
     \b
     Example:
@@ -72,25 +77,56 @@ def health(table: str | None, streams_folder: Path, *, as_json: bool, deep: bool
     now_ms = clock.now_ms()
     specs, errors = declared_streams(streams_folder, now_ms=now_ms)
     if table is not None:
-        found = [_look(find_maintained(specs, table, problems=errors), now_ms=now_ms, deep=deep)]
+        maintained = find_maintained(specs, table, problems=errors)
+        look = _look(maintained, now_ms=now_ms, deep=deep)
+        found = [look] if look.health else _with_missing([(maintained, look)], maintained.streams, now_ms=now_ms)[:1]
     else:
         made, unlisted = _made(specs)
         tables = sorted([*maintained_tables(specs), *made], key=lambda each: each.name)
         with ThreadPoolExecutor(AT_ONCE) as pool:
             looks = pool.map(partial(_look_if_possible, now_ms=now_ms, deep=deep), tables)
-            found = [*(look for look in looks if look is not None), *unlisted]
+            there = [(each, look) for each, look in zip(tables, looks, strict=True) if look is not None]
+        found = [*_with_missing(there, specs, now_ms=now_ms), *unlisted]
     with ThreadPoolExecutor(AT_ONCE) as pool:
         running = list(pool.map(partial(_look_at_stream, now_ms=now_ms), specs if table is None else ()))
     if as_json:
         echo_json({"at-ms": now_ms, "tables": found, "streams": running, "errors": errors})
     else:
         _show(found, _rules_of(running), in_full=table is not None)
-        for sentence in (reading.sentence for stream in running for reading in stream.beyond):
-            click.echo(sentence)
+        told = [look.problem for look in found if look.problem]
+        beyond = (reading.sentence for stream in running for reading in stream.beyond)
+        echo_lines(sentence for sentence in beyond if not any(problem in sentence for problem in told))
     for error in () if as_json else errors:
         click.echo(error, err=True)
     if errors:
         raise SystemExit(SpecError.exit_code)
+    if any(look.missing for look in found):
+        raise SystemExit(TableLost.exit_code)
+
+
+def _with_missing(
+    looks: Sequence[tuple[MaintainedTable, TableReport]], specs: Sequence[StreamSpec], *, now_ms: int
+) -> list[TableReport]:
+    """The reports, with what happened to tables that streams had and catalogs lack; at the end those of templates."""
+
+    def ask(spec: StreamSpec) -> dict[str, str]:
+        try:
+            return missing_tables(spec, now_ms=now_ms)
+        except Exception:  # catalogs and storage raise what their clients raise, and that is said of the table itself
+            return {}
+
+    absent = {(table.catalog, table.identifier) for table, look in looks if look.health is None}
+    asked = [spec for spec in specs if spec.route or (spec.table.catalog, spec.table.identifier) in absent]
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        answers = zip(asked, pool.map(ask, asked), strict=True)
+        gone = {(spec.table.catalog, name): (spec, said) for spec, of in answers for name, said in of.items()}
+    found = []
+    for table, look in looks:
+        _, said = gone.pop((table.catalog, table.identifier), (None, None))
+        found.append(replace(look, problem=said, missing=True) if said and look.health is None else look)
+    for (_, name), (spec, said) in sorted(gone.items(), key=itemgetter(0)):
+        found.append(TableReport(made_table(spec, name, specs).name, TableKind.ROUTED, problem=said, missing=True))
+    return found
 
 
 def _look(maintained: MaintainedTable, *, now_ms: int, deep: bool) -> TableReport:
@@ -159,9 +195,7 @@ def _show(found: Sequence[TableReport], of_streams: Mapping[str, Sequence[str]],
         rows = [_row(look, of_streams.get(look.table, ())) for look in found]
         echo_table(columns, rows, numbers=frozenset(columns[1:7]))
     for look in found:
-        for said in (look.problem and f"{look.table}: {look.problem}", *(r.sentence for r in look.beyond)):
-            if said:
-                click.echo(said)
+        echo_lines([*([said_of(look.table, look.problem)] if look.problem else []), *(r.sentence for r in look.beyond)])
 
 
 def _row(look: TableReport, of_streams: Sequence[str]) -> tuple[str, ...]:
@@ -183,7 +217,8 @@ def _row(look: TableReport, of_streams: Sequence[str]) -> tuple[str, ...]:
 
 def _state(look: TableReport, of_streams: Sequence[str] = ()) -> str:
     if look.health is None:
-        return ", ".join(["unknown" if look.problem else "no table yet", *of_streams])
+        state = "missing" if look.missing else "unknown" if look.problem else "no table yet"
+        return ", ".join([state, *of_streams])
     return ", ".join([*(r.rule for r in look.beyond), *of_streams]) or "ok"
 
 

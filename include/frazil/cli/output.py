@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.table import Table
 
+_COMMAND = re.compile(r": `(frazil [^`]+)`(?:[;.,] ?|$)")
 WIDTH_OF_A_PIPE = 200
 """Where no terminal says how wide it is, nothing is broken that a program may want to read."""
 
@@ -36,7 +38,9 @@ class Teller:
     as_json: bool
 
     def say(self, sentence: str) -> None:
-        click.echo(sentence, err=self.as_json)
+        """See `lines_of`."""
+        for line in lines_of(sentence):
+            click.echo(line, err=self.as_json)
 
     def table(self, columns: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: frozenset[str]) -> None:
         """See `table_of`."""
@@ -46,6 +50,25 @@ class Teller:
         """Names in the code's form; the document has them in kebab-case."""
         if self.as_json:
             echo_json({name.replace("_", "-"): value for name, value in document.items()})
+
+
+def lines_of(sentence: str) -> list[str]:
+    """A sentence as it is told: each command that it gives after a colon has a line of its own, to be copied whole.
+
+    No table has such sentences: a cell breaks them, and so do the ends of a terminal's lines.
+    """
+    lines: list[str] = []
+    for at, part in enumerate(_COMMAND.split(sentence)):
+        if at % 2:
+            lines[-1] += ":"
+        if part:
+            lines.append(f"    {part}" if at % 2 else part)
+    return lines
+
+
+def said_of(name: str, sentence: str) -> str:
+    """A sentence with what it is about, unless it begins with that."""
+    return sentence if sentence.removeprefix("table ").startswith(name) else f"{name}: {sentence}"
 
 
 def table_of(columns: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: frozenset[str] = frozenset()) -> Table:
@@ -77,10 +100,10 @@ def echo_fields(fields: Mapping[str, str]) -> None:
 
 
 def echo_lines(lines: Iterable[RenderableType]) -> None:
-    """Sentences, which no line's end breaks, and tables."""
+    """Sentences, which no line's end breaks, and tables: see `lines_of`."""
     for line in lines:
         if isinstance(line, str):
-            click.echo(line)
+            click.echo("\n".join(lines_of(line)))
         else:
             _console().print(line)
 

@@ -11,7 +11,7 @@ from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 
 from frazil.cli.options import json_option, stream_argument, streams_option
-from frazil.cli.output import Teller, ask
+from frazil.cli.output import Teller, ask, said_of
 from frazil.commit import following
 from frazil.commit.beside_home import note_of
 from frazil.commit.followers import Behind
@@ -136,8 +136,10 @@ def _ahead(opened: OpenStream, home: Marker, there: Mapping[str, Table]) -> list
 
 def _show(found: _Found, stream: str, teller: Teller) -> None:
     if found.behind:
-        rows = [(b.target, f"{b.rows:,}", f"{b.batches:,}", utc(b.since_ms), b.reason) for b in found.behind]
-        teller.table(["table", "rows", "batches", "since", "why"], rows, numbers=frozenset({"rows", "batches"}))
+        rows = [(b.target, f"{b.rows:,}", f"{b.batches:,}", utc(b.since_ms)) for b in found.behind]
+        teller.table(["table", "rows", "batches", "since"], rows, numbers=frozenset({"rows", "batches"}))
+    for behind in found.behind:
+        teller.say(said_of(behind.target, behind.reason))
     for dropped in found.dropped:
         teller.say(dropped.reason)
     for table in found.ahead:

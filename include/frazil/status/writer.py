@@ -113,8 +113,11 @@ def _last_words(writer: WriterStatus) -> str:
 
 
 def cut(words: str) -> str:
-    """As many of a writer's last words as are shown."""
-    return words if len(words) <= WORDS_MOST else f"{words[:WORDS_MOST]} ..."
+    """As many of a writer's last words as are shown, and of no command a part."""
+    shown = words[:WORDS_MOST]
+    if shown == words:
+        return words
+    return f"{shown.rpartition('`')[0] if shown.count('`') % 2 else shown} ..."
 
 
 def exit_words(writer: WriterStatus) -> str:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import shutil
 import time
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from pyiceberg.types import NestedField, StringType
 
 from frazil.audit.run import audit_stream
 from frazil.cli.main import frazil
+from frazil.cli.output import lines_of
 from frazil.commit import marker_change
 from frazil.commit.followers import COMING_MS, Followers
 from frazil.commit.marker import property_name
@@ -81,6 +84,23 @@ def test_a_dropped_table_is_named_everywhere_and_goes_on_beside_what_is_left_of_
     }
 
 
+NARROW = {"FORCE_COLOR": "1", "NO_COLOR": "1", "COLUMNS": "40"}
+"""A terminal's."""
+
+
+def test_commands_that_mend_a_table_stand_whole_in_lines_of_their_own(made: MadeRoute, tmp_path: Path) -> None:
+    made.batch({"shop.orders": 4})
+    for table in ("shop.orders", "shop.raw_a"):
+        load_catalog(None).drop_table(table)
+    found = told(tmp_path, "route", "shop")
+    reasons = [table["reason"] for of in ("behind", "dropped") for table in found[of]]
+    commands = {command for reason in reasons for command in re.findall(r"`(frazil (?:register|route) [^`]+)`", reason)}
+    assert len(commands) == 4
+    for words, env in product((("route", "shop"), ("status", "shop"), ("status",), ("health",)), ({}, NARROW)):
+        shown = CliRunner().invoke(frazil, [*words, "--streams", str(tmp_path)], env=env).stdout
+        assert {f"    {command}" for command in commands} <= {*shown.splitlines()}, shown
+
+
 def test_rows_that_a_writer_is_about_to_bring_do_not_count(
     made: MadeRoute, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -114,14 +134,22 @@ def test_a_table_that_was_dropped_with_nothing_waiting_is_missed_until_a_person_
     catalog.purge_table(table) if purged else catalog.drop_table(table)
     (dropped,) = told(tmp_path, "route", "shop")["dropped"]
     assert (dropped["target"], f"--give-up {table}" in dropped["reason"]) == (table, True)
-    assert dropped["reason"] in call(tmp_path, "route", "shop").stdout.replace("\n", "")
+    assert lines_of(dropped["reason"]) == call(tmp_path, "route", "shop").stdout.splitlines()
     (status,) = told(tmp_path, "status", "shop")["streams"]
     assert dropped["reason"] in status["problems"]
+    for words in (("health",), ("health", table)):
+        health = call(tmp_path, *words, "--json")
+        (missing,) = [each for each in json.loads(health.stdout)["tables"] if each["missing"]]
+        assert (missing["table"], missing["problem"], health.exit_code) == (table, dropped["reason"], 25)
+        people = call(tmp_path, *words).stdout
+        assert re.search(rf"{table} +missing|state +missing", people)
+        assert "\n".join(lines_of(dropped["reason"])) in people
     refused = call(tmp_path, "cut", "shop")
     assert isinstance(refused.exception, TableLost)
     assert dropped["reason"] in str(refused.exception)
     assert told(tmp_path, "route", "shop", "--give-up", table, "--yes")["given-up"] == [table]
     assert told(tmp_path, "route", "shop")["dropped"] == []
+    assert call(tmp_path, "health", table).exit_code == 0
     assert call(tmp_path, "cut", "shop").exit_code == 0
     assert catalog.load_table(table).scan().count() == 0
 
