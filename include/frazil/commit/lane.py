@@ -126,15 +126,18 @@ def read_lane(properties: Mapping[str, str], stream: str) -> Lane | None:
         ) from error
 
 
-def unsettled_replay(home: Mapping[str, str], letters: Mapping[str, str], stream: str) -> Lane | None:
-    """The replay that home has and whose letters are still in their table: tables of a route may lack its rows.
+def unsettled_replay(
+    home: Mapping[str, str], letters: Mapping[str, str], stream: str, *, abandoned: bool = False
+) -> Lane | None:
+    """The replay that home has and that is open in the dead-letter table: tables of a route may lack its rows.
 
-    Takes the properties of both tables.
+    With `abandoned`, also one that home has abandoned: no table gets rows of it, and its letters stay. Takes the
+    properties of both tables.
     """
     lane, own = read_lane(home, stream), read_lane(letters, stream)
-    if lane is None or own is None or not lane.replays or lane.state is not LaneState.PUBLISHED:
+    if lane is None or own is None or own.id != lane.id or not (own.is_open and own.replays):
         return None
-    return lane if own.id == lane.id and own.is_open else None
+    return lane if lane.state is LaneState.PUBLISHED or (abandoned and not lane.is_open) else None
 
 
 def has_lane(properties: Mapping[str, str], lane: Lane) -> bool:

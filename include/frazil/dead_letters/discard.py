@@ -11,7 +11,7 @@ from pyiceberg.table import Table
 from pyroaring import BitMap64
 
 from frazil.commit.branch_end import stands
-from frazil.commit.lane import Lane, LaneState, branch_name, read_lane
+from frazil.commit.lane import Lane, LaneState, branch_name, read_lane, unsettled_replay
 from frazil.commit.lane_records import chunks, record_of, topic_ids
 from frazil.commit.opened import OpenStream
 from frazil.commit.replayed_letters import letters_at
@@ -49,7 +49,8 @@ def discard(opened: OpenStream, selection: Selection, mark: Mark) -> int:
     """
     handle = opened.tables.dead_letters
     letters = identities(opened, selection)
-    decided = _decided(opened)
+    own, home = handle.current().properties, opened.tables.main.refresh().properties
+    decided = unsettled_replay(home, own, opened.spec.name, abandoned=True)
     if decided is not None and letters:
         letters = _without_rows(opened, letters, decided)
     if not letters:
@@ -79,16 +80,6 @@ def discard(opened: OpenStream, selection: Selection, mark: Mark) -> int:
 
     handle.forget()
     return commit_snapshot(handle, propose, (writer,), patience=opened.tables.patience)
-
-
-def _decided(opened: OpenStream) -> Lane | None:
-    """The replay that ended at home, and whose letters have not left their table: a table of the route lacks its rows,
-    or the command was killed."""
-    own = read_lane(opened.tables.dead_letters.current().properties, opened.spec.name)
-    home = read_lane(opened.tables.main.refresh().properties, opened.spec.name)
-    if own is None or not (own.is_open and own.replays):
-        return None
-    return home if home is not None and home.id == own.id and not home.is_open else None
 
 
 def _without_rows(opened: OpenStream, letters: Letters, replay: Lane) -> Letters:
