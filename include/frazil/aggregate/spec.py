@@ -20,6 +20,7 @@ from frazil.errors import SpecError
 from frazil.spec.last_sound import FileKind, recall
 from frazil.spec.load import stream_files
 from frazil.spec.model import STREAM_NAME
+from frazil.spec.problems import meaning_of
 from frazil.spec.values import Model, PositiveDuration
 from frazil.spec.yaml_file import read_mapping
 
@@ -32,13 +33,6 @@ DAY_COLUMN = "day"
 
 Identifier = Annotated[str, Field(pattern=r"^[\w-]+(\.[\w-]+)+$")]
 Text = Annotated[str, Field(min_length=1)]
-
-_MEANINGS = {
-    "missing": "is missing",
-    "string_type": "is not text",
-    "string_too_short": "is empty",
-    "string_pattern_mismatch": "is not a table identifier; write namespace.table, such as demo.flights",
-}
 
 
 class AggregationSpec(Model):
@@ -123,12 +117,14 @@ AGGREGATIONS: FileKind[AggregationSpec] = FileKind(load_aggregation, read_mappin
 
 def _sentence(details: ErrorDetails) -> str:
     key, kind = ".".join(map(str, details["loc"])), details["type"]
+    value = "" if kind == "missing" else f"{details['input']!r} "
     if kind == "value_error":
-        return str(details["ctx"]["error"])
+        return f"{key}: {value}{details['ctx']['error']}" if key else str(details["ctx"]["error"])
     if kind == "extra_forbidden":
         allowed = [str(field.alias) for name, field in AggregationSpec.model_fields.items() if name != "name"]
         close = get_close_matches(key.replace("_", "-"), allowed, n=1)
         hint = f"; did you mean {close[0]}?" if close else ""
         return f"{key}: is an unknown key{hint} (allowed: {', '.join(allowed)})"
-    value = "" if kind == "missing" else f"{details['input']!r} "
-    return f"{key}: {value}{_MEANINGS.get(kind, details['msg'])}"
+    if kind == "string_pattern_mismatch":
+        return f"{key}: {value}is not a table identifier; write namespace.table, such as demo.flights"
+    return f"{key}: {value}{meaning_of(details)}"

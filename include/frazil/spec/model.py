@@ -236,8 +236,10 @@ class StreamSpec(Model):
     @field_validator("columns", mode="before")
     @classmethod
     def _columns_by_name(cls, value: object) -> object:
-        if not isinstance(value, Mapping):
+        if isinstance(value, list | tuple):
             return value
+        if not isinstance(value, Mapping):
+            raise ValueError("is not a mapping of columns; write column: type, such as id: long not null")  # noqa: TRY004 - pydantic's
         return tuple(column_of(str(name), declared) for name, declared in value.items())
 
     @field_validator("key", mode="before")

@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
+from itertools import groupby
 from pathlib import Path
-from typing import Any
+from types import NoneType, UnionType
+from typing import Annotated, Any, Union, cast, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -31,11 +33,15 @@ _STAND_INS: Mapping[str, Any] = {
 _FORMAT = ("source", "format")
 
 _MEANINGS = {
-    "union_tag_not_found": "has no type",
+    "union_tag_not_found": f"has no type; write one of {', '.join(FORMATS)}",
+    "model_attributes_type": f"is no format; write {', '.join(FORMATS)}, or a mapping with type",
     "missing": "is missing",
     "string_type": "is not text",
     "int_type": "is not a whole number",
     "int_parsing": "is not a whole number",
+    "int_parsing_size": "is too large",
+    "int_from_float": "is not a whole number",
+    "finite_number": "is not a whole number",
     "bool_type": "is not true or false",
     "bool_parsing": "is not true or false",
     "tuple_type": "is not a list",
@@ -43,6 +49,13 @@ _MEANINGS = {
     "model_type": "is not a mapping",
     "string_too_short": "is empty",
     "too_short": "is empty; at least one is needed",
+}
+
+_BOUNDS = {
+    "greater_than": ("not above", "gt"),
+    "greater_than_equal": ("below", "ge"),
+    "less_than": ("not below", "lt"),
+    "less_than_equal": ("above", "le"),
 }
 
 
@@ -72,8 +85,24 @@ def _problems(error: ValidationError, declared: Mapping[str, Any]) -> list[Probl
     meant = {
         (*details["loc"][:-1], _meant(details["loc"])) for details in found if details["type"] == "extra_forbidden"
     }
-    misspelt = [details for details in found if details["type"] == "missing" and details["loc"] in meant]
-    return [problem for details in found if details not in misspelt for problem in _translate(details, declared)]
+    kept = [details for details in found if details["type"] != "missing" or details["loc"] not in meant]
+    problems: list[Problem] = []
+    for union, of_union in groupby(kept, lambda details: _union(details["loc"])):
+        tried = list(of_union)
+        inside = [details for details in tried if len(details["loc"]) > len(union) + 1]
+        if union and not inside:
+            problems.append(_neither(tried, declared))
+        else:
+            shown = inside if union else tried
+            problems += (problem for details in shown for problem in _translate(details, declared))
+    return problems
+
+
+def _neither(members: Sequence[ErrorDetails], declared: Mapping[str, Any]) -> Problem:
+    """What none of a union's members takes."""
+    found = [problem for details in members for problem in _translate(details, declared)]
+    words = [problem.message.removeprefix("is not ").removeprefix("allowed; write ") for problem in found]
+    return Problem(found[0].key, found[0].value, f"is neither {' nor '.join(words)}")
 
 
 def _between(error: ValidationError, declared: Mapping[str, Any]) -> list[Problem]:
@@ -149,7 +178,7 @@ def _translate(details: ErrorDetails, declared: Mapping[str, Any]) -> Iterator[P
     if details["type"] == "extra_forbidden":
         yield Problem(key, None, _unknown_key(details["loc"]))
     else:
-        message = _meaning(details) if cause is None else str(cause)
+        message = meaning_of(details) if cause is None else str(cause)
         yield Problem(key, None if isinstance(value, str) and repr(value) in message else value, message)
 
 
@@ -161,16 +190,20 @@ def _at(declared: Mapping[str, Any], path: Iterable[str]) -> object:
     return inner
 
 
-def _meaning(details: ErrorDetails) -> str:
+def meaning_of(details: ErrorDetails) -> str:
+    """What is wrong with a value, to follow its key and the value."""
     kind, context = details["type"], details.get("ctx", {})
-    if kind == "literal_error":
+    if kind in {"literal_error", "enum"}:
         return f"is not allowed; write {context['expected'].replace(chr(39), '')}"
     if kind == "union_tag_invalid":
         return f"is not allowed; write {context['expected_tags'].replace(chr(39), '')}"
     if kind == "string_pattern_mismatch" and context["pattern"] == STREAM_NAME:
         return "is no stream name; write lower case letters, digits, '-' and '_', a letter first, at most 63"
-    if kind == "greater_than":
-        return f"is not above {context['gt']}"
+    if kind in _BOUNDS:
+        word, bound = _BOUNDS[kind]
+        return f"is {word} {context[bound]}"
+    if kind == "string_type" and isinstance(details["input"], int | float):
+        return "is not text; put it in quotes"
     meaning = _MEANINGS.get(kind, f"cannot be used: {details['msg']}")
     return f"{meaning}{_mapping_to_write(details)}" if kind == "model_type" else meaning
 
@@ -187,9 +220,8 @@ def _mapping_to_write(details: ErrorDetails) -> str:
 
 
 def _untagged(location: Sequence[int | str]) -> tuple[int | str, ...]:
-    """The path without the type that pydantic puts after a format."""
-    tagged = tuple(location[:2]) == _FORMAT and len(location) > 2
-    return (*_FORMAT, *location[3:]) if tagged else tuple(location)
+    """The path as in the YAML: without the members of unions that pydantic tried."""
+    return _walked(location)[0]
 
 
 def _key(location: Sequence[int | str], declared: Mapping[str, Any]) -> str:
@@ -223,18 +255,42 @@ def _allowed_keys(location: Sequence[int | str]) -> list[str]:
 
 
 def _model_at(location: Sequence[int | str]) -> type[BaseModel]:
-    model: type[BaseModel] = StreamSpec
-    if tuple(location[:2]) == _FORMAT:
-        model, location = FORMATS[str(location[2])], location[3:]
+    (model,) = _members(_walked(location)[1])
+    return cast("type[BaseModel]", model)
+
+
+def _union(location: Sequence[int | str]) -> tuple[int | str, ...]:
+    """The path of the union that a location goes through, formats aside; empty if there is none."""
+    found = next((n for n in range(len(location)) if len(_members(_walked(location[:n])[1])) > 1), 0)
+    return () if tuple(location[:found]) == _FORMAT else tuple(location[:found])
+
+
+def _walked(location: Sequence[int | str]) -> tuple[tuple[int | str, ...], Any]:
+    """The path without the members of unions, which pydantic puts after the union's path, and what belongs there."""
+    path: list[int | str] = []
+    expected: Any = StreamSpec
     for part in location:
-        field = next((f for f in model.model_fields.values() if f.alias == part), None)
-        if field is not None:
-            model = _model_of(field.annotation)
-    return model
+        members = _members(expected)
+        if len(members) > 1:
+            expected = FORMATS.get(str(part)) or next((m for m in members if getattr(m, "__name__", "") == part), None)
+        else:
+            path.append(part)
+            expected = _below(members[0], part)
+    return tuple(path), expected
 
 
-def _model_of(annotation: Any) -> type[BaseModel]:
-    """The model that a field holds, directly, in a tuple, or beside None."""
-    inner = getattr(annotation, "__args__", (annotation,))[0]
-    model: type[BaseModel] = inner
-    return model
+def _members(expected: Any) -> tuple[Any, ...]:
+    """The types of a union, beside None; of any other, itself."""
+    if get_origin(expected) is Annotated:
+        return _members(get_args(expected)[0])
+    if get_origin(expected) not in {Union, UnionType}:
+        return (expected,)
+    return tuple(member for member in get_args(expected) if member is not NoneType)
+
+
+def _below(expected: Any, part: int | str) -> Any:
+    """What belongs at a key or an index of what is expected; None for a key that is not known."""
+    if isinstance(expected, type) and issubclass(expected, BaseModel):
+        return next((field.annotation for field in expected.model_fields.values() if field.alias == part), None)
+    inner = get_args(expected)
+    return (inner[0] if isinstance(part, int) else inner[-1]) if inner else None
