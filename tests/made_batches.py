@@ -193,7 +193,7 @@ class MadeStream:
             "kafka_topic": pa.array(_repeated(self.topic, count), pa.large_string()),
             "kafka_partition": pa.array(np.concatenate([np.full(len(values), p, np.int32) for _, p, values in runs])),
             "kafka_offset": pa.array(np.concatenate([values for _, _, values in runs])),
-            **(_rejections(self.topic_id, count) if dead_letters else self.columns(count)),
+            **(_rejections(self.topic_id, count, self.now_ms) if dead_letters else self.columns(count)),
         }
         arrays = [known[f.name].cast(f.type) if f.name in known else pa.nulls(count, f.type) for f in schema]
         return pa.Table.from_arrays(arrays, schema=schema)
@@ -203,7 +203,7 @@ def _repeated(text: str, count: int) -> Sequence[str]:
     return [text] * count
 
 
-def _rejections(topic_id: str, count: int) -> Mapping[str, pa.Array]:
+def _rejections(topic_id: str, count: int, at_ms: int) -> Mapping[str, pa.Array]:
     texts = {"topic_id": topic_id, "value": "{", "error_class": "NotJson", "error": "it is not JSON"}
-    stamps = pa.array(np.zeros(count, np.int64)).cast(pa.timestamp("us", "UTC"))
+    stamps = pa.array(np.full(count, at_ms * 1000)).cast(pa.timestamp("us", "UTC"))
     return {**{name: pa.array(_repeated(text, count)) for name, text in texts.items()}, "rejected_at": stamps}

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _COMMAND = re.compile(r": `(frazil [^`]+)`(?:[;.,] ?|$)")
+WIDE = 100
+"""Columns of a terminal that has room for a wide table."""
 WIDTH_OF_A_PIPE = 200
 """Where no terminal says how wide it is, nothing is broken that a program may want to read."""
 
@@ -106,6 +108,11 @@ def echo_lines(lines: Iterable[RenderableType]) -> None:
             click.echo("\n".join(lines_of(line)))
         else:
             _console().print(line)
+
+
+def is_narrow() -> bool:
+    """Whether people look at a terminal that breaks the lines of a wide table."""
+    return _console().width < WIDE
 
 
 def echo_line(line: str, *, style: str, head: int) -> None:

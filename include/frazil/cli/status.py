@@ -13,13 +13,17 @@ import click
 
 from frazil import clock
 from frazil.cli.options import json_option, stream_argument, streams_option
-from frazil.cli.output import echo_json, echo_lines, fields_of, table_of, watched
+from frazil.cli.output import echo_json, echo_lines, fields_of, is_narrow, table_of, watched
 from frazil.errors import SpecError
 from frazil.host.launchers import open_launcher
+from frazil.operations.letters import rejected_of, treated
 from frazil.spec.application import find_application
 from frazil.spec.last_sound import declared_streams, find_or_recall
+from frazil.spec.model import StreamSpec
+from frazil.status.flow import DAY_MS
 from frazil.status.stream import StreamStatus, stream_status
 from frazil.status.writer import WriterStatus, exit_words
+from frazil.table.tables import load_stream_table
 from frazil.timetext import ago, utc
 
 if TYPE_CHECKING:
@@ -27,6 +31,10 @@ if TYPE_CHECKING:
 
 AT_ONCE = 8
 """Streams that are looked at together: a catalog that does not answer costs its timeout once, not once a stream."""
+
+COLUMNS = ("stream", "desired", "writer", "lag", "rejected", "last commit", "watermark", "table", "rows")
+WIDE_ALONE = frozenset({"watermark", "table"})
+"""Columns that a narrow terminal has no room for."""
 
 NAMED = 3
 """Streams that are named where many have the same problem."""
@@ -84,15 +92,18 @@ class Look:
     in_full: bool
     application: str | None = None
     """The state of the application whose streams were asked for, in words."""
+    left: int | None = None
+    """Of a stream that is shown in full: how many of the last day's rejected records are dead letters, if not all."""
 
     def lines(self) -> list[RenderableType]:
         lines: list[RenderableType] = [self.application] if self.application else []
         if self.in_full:
-            lines += [line for one in self.found for line in fields_of(_fields(one, now_ms=self.now_ms))]
+            lines += [line for one in self.found for line in fields_of(_fields(one, self.left, now_ms=self.now_ms))]
         else:
-            columns = ("stream", "desired", "writer", "lag", "last commit", "watermark", "table", "rows")
-            rows = [_row(one, now_ms=self.now_ms) for one in self.found]
-            lines.append(table_of(columns, rows, numbers=frozenset({"lag", "rows"})))
+            columns = [name for name in COLUMNS if not (name in WIDE_ALONE and is_narrow())]
+            cells = [_cells(one, now_ms=self.now_ms) for one in self.found]
+            rows = [tuple(of[name] for name in columns) for of in cells]
+            lines.append(table_of(columns, rows, numbers=frozenset({"lag", "rejected", "rows"})))
         return [*lines, *_sentences(self.found)]
 
 
@@ -109,7 +120,8 @@ def _look(stream: str | None, streams_folder: Path) -> Look:
     with ThreadPoolExecutor(AT_ONCE) as pool:
         found = list(pool.map(partial(stream_status, now_ms=now_ms), specs))
     if application is None:
-        return Look(now_ms, found, errors, in_full=stream is not None)
+        left = _letters_left(specs[0], found[0], now_ms=now_ms) if stream is not None else None
+        return Look(now_ms, found, errors, in_full=stream is not None, left=left)
     state = f"application {application.name}: {open_launcher(application.name).observe().process}"
     return Look(now_ms, found, errors, in_full=False, application=state)
 
@@ -127,18 +139,52 @@ def _sentences(streams: list[StreamStatus]) -> list[str]:
     return lines
 
 
-def _row(one: StreamStatus, *, now_ms: int) -> tuple[str, ...]:
-    fields = _fields(one, now_ms=now_ms)
-    return (
-        one.name,
-        one.desired or "unknown",
-        *(fields[name] for name in ("writer", "lag", "last commit", "watermark")),
-        one.table,
-        fields["rows"],
-    )
+def _letters_left(spec: StreamSpec, one: StreamStatus, *, now_ms: int) -> int | None:
+    """How many of the records that were rejected in the last day are dead letters still; None where all are, for what
+    is known.
+
+    By the metadata of both tables, which it loads where any record was rejected.
+    """
+    if one.flow is None or not one.flow.rejected_last_day:
+        return None
+    try:
+        main = load_stream_table(spec)
+        letters = main and main.catalog.load_table(spec.dead_letter_table)
+    except Exception:  # catalogs' clients raise anything, and why is said of the stream
+        return None
+    if main is None or letters is None:
+        return None
+    treatments = treated(letters.metadata, main.metadata, spec.name, since_ms=now_ms - DAY_MS)
+    found = rejected_of(main.metadata, spec.name, treatments, now_ms=now_ms)
+    there = sum(reason.there for reason in found)
+    return there if there < sum(reason.count for reason in found) else None
 
 
-def _fields(one: StreamStatus, *, now_ms: int) -> dict[str, str]:
+def _cells(one: StreamStatus, *, now_ms: int) -> dict[str, str]:
+    rejected = "unknown" if one.flow is None else f"{one.flow.rejected_last_day:,}"
+    plain = {"desired": one.desired or "unknown", "rejected": rejected, "rows": _rows_words(one)}
+    return {**_fields(one, None, now_ms=now_ms), **plain}
+
+
+def _rows_words(one: StreamStatus) -> str:
+    return "no table yet" if one.table_exists is False else "unknown" if one.rows is None else f"{one.rows:,}"
+
+
+def _route_words(one: StreamStatus) -> str:
+    return f"`frazil route {one.name}` looks into its tables, also for one that was made again"
+
+
+def _rejected_words(one: StreamStatus, left: int | None) -> str:
+    if one.flow is None:
+        return "unknown"
+    rejected = one.flow.rejected_last_day
+    if not rejected:
+        return "none in the last day"
+    still = "" if left is None else f", {left:,} of them left"
+    return f"{rejected:,} in the last day{still}; `frazil dlq list {one.name}` counts dead letters by reason"
+
+
+def _fields(one: StreamStatus, left: int | None, *, now_ms: int) -> dict[str, str]:
     why = f" ({one.desired_reason})" if one.desired_reason else ""
     return {
         "stream": one.name,
@@ -151,7 +197,13 @@ def _fields(one: StreamStatus, *, now_ms: int) -> dict[str, str]:
         "last commit": "none" if one.last_commit_at_ms is None else f"{ago(now_ms - one.last_commit_at_ms)} ago",
         "watermark": utc(one.watermark_ms),
         "snapshot": "none" if one.snapshot_id is None else str(one.snapshot_id),
-        "rows": "no table yet" if one.table_exists is False else "unknown" if one.rows is None else f"{one.rows:,}",
+        "rejected": _rejected_words(one, left),
+        "rows": _rows_words(one) + (f", in {one.table} alone" if one.routed else ""),
+        **(
+            {"route": f"`frazil route {one.name}` looks into its tables, also for one that was made again"}
+            if one.routed
+            else {}
+        ),
         **({"last changes": f"{_counts_words(one.changes)} in the writer's newest batch"} if one.changes else {}),
         **(
             {}

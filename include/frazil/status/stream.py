@@ -58,6 +58,7 @@ class StreamStatus:
     """The snapshot that the marker came with."""
     table_exists: bool | None
     rows: int | None
+    """Of `table` alone: the tables of a route have their own."""
     problems: tuple[str, ...]
     stall: Stall | None = None
     """What holds the live writer back, as it reports; among the problems too."""
@@ -76,6 +77,8 @@ class StreamStatus:
     replayed: Mapping[str, int] = field(default_factory=dict)
     """What became of the dead letters of the last replay, of an upsert stream."""
     replayed_at_ms: int | None = None
+    routed: bool = False
+    """Whether it has written to tables of a route."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +154,7 @@ def stream_status(spec: StreamSpec, *, now_ms: int) -> StreamStatus:
         flow=view.flow,
         replayed=changes_of(view.replay.summary) if view.replay else {},
         replayed_at_ms=view.replay.timestamp_ms if view.replay else None,
+        routed=view.marker is not None and view.marker.routed is not None,
     )
 
 

@@ -115,6 +115,16 @@ def test_rows_that_a_writer_is_about_to_bring_do_not_count(
     assert [behind["rows"] for behind in told(tmp_path, "route", "shop")["behind"]] == [4], "nobody brings them"
 
 
+@pytest.mark.usefixtures("made")
+def test_status_says_whose_rows_it_counts(tmp_path: Path) -> None:
+    said = call(tmp_path, "status", "shop").stdout
+    assert "rows          1, in shop.other alone\n" in said
+    assert "`frazil route shop` looks into its tables, also for one that was made again" in said
+    made_again("shop.orders")
+    done = call(tmp_path, "route", "shop")
+    assert (done.exit_code, "it was dropped or renamed, and made again" in done.stdout) == (1, True)
+
+
 def test_a_table_that_lacks_more_than_homes_last_batch_is_behind_at_once(made: MadeRoute, tmp_path: Path) -> None:
     """A writer has all tables follow before its next batch, unless one refuses."""
     for _ in range(2):

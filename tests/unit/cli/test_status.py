@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import select
 import signal
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from click.testing import CliRunner
 from frazil.cli import run
 from frazil.cli.main import frazil
 from frazil.cli.marker import goes_on
+from frazil.commit.reasons import Reason
 from frazil.home import run_folder
 from frazil.host.exchange import Exchange, open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase, Stall, StallKind
@@ -35,6 +38,7 @@ from frazil.table.catalogs import load_catalog
 from frazil.table.tables import ensure_table
 from tests.made_batches import MadeStream
 from tests.polling import eventually
+from tests.unit.maintenance import day_by_day
 
 NOW_MS = 1_700_000_000_000
 YAML = """
@@ -448,3 +452,23 @@ def test_of_a_command_in_a_writers_last_words_no_part_is_shown() -> None:
     assert cut(words).endswith("x  ...")
     assert cut(words[-WORDS_MOST:]) == words[-WORDS_MOST:]
     assert cut(f"`frazil status` {words}").startswith("`frazil status` it is gone")
+
+
+def test_what_was_rejected_in_the_last_day_is_counted_and_what_is_left_of_it(tmp_path: Path, frazil_home: Path) -> None:  # noqa: ARG001
+    (tmp_path / "made.yaml").write_text(day_by_day.YAML)
+    made = MadeStream(load_stream(tmp_path / "made.yaml"), time.time_ns() // 1_000_000, partitions=1)
+    made.begin()
+
+    def shown(*words: str, env: dict[str, str] | None = None) -> str:
+        return CliRunner().invoke(frazil, ["status", *words, "--streams", str(tmp_path)], env=env).stdout
+
+    assert "rejected      none in the last day\n" in shown("made")
+    made.land({0: (0, 3)}, rejected={0: [1, 2]}, reasons={"NotJson": Reason(2, ("made-0@1",))})
+    told = "`frazil dlq list made` counts dead letters by reason"
+    assert f"rejected      2 in the last day; {told}\n" in shown("made")
+    CliRunner().invoke(frazil, ["dlq", "discard", "made", "--because", "a test", "--yes", "--streams", str(tmp_path)])
+    assert f"rejected      2 in the last day, 0 of them left; {told}\n" in shown("made")
+    head, row, *_ = shown().splitlines()
+    assert dict(zip(re.split("  +", head), re.split("  +", row), strict=True))["rejected"] == "2"
+    narrow = shown(env={"FORCE_COLOR": "1", "TERM": "dumb", "COLUMNS": "80"}).splitlines()[:2]
+    assert ["watermark" in line or "demo.made" in line for line in narrow] == [False, False]
