@@ -81,7 +81,7 @@ class LagMeasured:
     freshness_ms: int
     """The time since the last commit while records wait, or since this writer began if it has made none; else 0."""
     backpressure_ms: int
-    """By how much the last batch took longer than the commit interval, or the current one already does."""
+    """By how much the last batch took longer than the commit interval, or the current one already does; else 0."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,7 +67,8 @@ class Heartbeat:
     lag: int | None = None
     """Records in Kafka, up to the last stable offset, that are not committed to the table."""
     backpressure_ms: int = 0
-    """By how much the last batch took longer than the commit interval, or the current one already does."""
+    """By how much the last batch took longer than the commit interval, or the current one already does; 0 once nothing
+    waits in Kafka."""
     last_commit_at_ms: int | None = None
     last_commit_snapshot: int | None = None
     watermark_ms: int | None = None

@@ -277,6 +277,8 @@ class Reporter:
         stall = self._watch.judge(sample) if state.outage is None else state.stall
         with self._lock:
             self._state = dataclasses.replace(self._state, lag=lag, stall=stall)
+            if report is not None and lag == 0 and state.phase is Phase.WAITING and self._marker is marker:
+                self._state = dataclasses.replace(self._state, backpressure_ms=0)  # however late, it got to the end
         if report is not None:
             self._tell_lag(sample)
 

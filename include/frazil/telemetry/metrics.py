@@ -73,7 +73,9 @@ COMMIT = _times("commit", "Time that the commit of a batch took, with its journa
 MERGE = _times("merge", "Time within a commit that the tasks of its merge took; only for upsert streams.")
 LAG = _gauge("lag.records", "{record}", "Records in Kafka that are not committed to the table.")
 FRESHNESS = _gauge("freshness", "s", "Time since the last commit while records wait; 0 if none do.")
-BACKPRESSURE = _gauge("backpressure", "s", "By how much the last batch took longer than the commit interval.")
+BACKPRESSURE = _gauge(
+    "backpressure", "s", "By how much the last batch took longer than the commit interval; 0 once nothing waits."
+)
 INTERVAL = _gauge("commit_interval", "s", "The commit interval, as stretched by `commit.throttle`.")
 LAST_COMMIT = _gauge("last_commit.timestamp", "s", "When this process last committed, in seconds since 1970.")
 WATERMARK = _gauge("watermark.timestamp", "s", "The stream's watermark, in seconds since 1970.")

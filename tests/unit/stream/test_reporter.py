@@ -301,6 +301,7 @@ def test_a_batch_that_outlasts_the_interval_says_by_how_much_while_it_runs_and_u
         return running
 
     late_ms = 5_000
+    bench.ends = {TP0: 10, TP1: 21}  # one waits
     assert batch(1, takes_s=INTERVAL_S).backpressure_ms == 0
     assert batch(2, takes_s=INTERVAL_S + 5).backpressure_ms == late_ms
     assert bench.after(1).backpressure_ms == late_ms
@@ -308,3 +309,10 @@ def test_a_batch_that_outlasts_the_interval_says_by_how_much_while_it_runs_and_u
         "the last batch was late, and this one is not yet"
     )
     assert bench.after(1).backpressure_ms == 0
+    batch(4, takes_s=INTERVAL_S + 5)
+    assert bench.after(1).backpressure_ms == late_ms
+    bench.ends = MARKER.offsets
+    bench.planner_runs = False
+    assert bench.after(1).backpressure_ms == late_ms, "whether anything waits is not known anew"
+    bench.planner_runs = True
+    assert bench.after(1).backpressure_ms == 0, "nothing waits: the next records meet a writer that is free"
