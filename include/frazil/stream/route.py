@@ -140,7 +140,7 @@ class StreamRoute:
         self._told = True
         until_ms = behind[0].since_ms + self._lag // timedelta(milliseconds=1)
         more = f"The writer tries on, and ends with RouteBehind after {utc(until_ms)}"
-        sentence = f"{told(behind)}. {more}. `frazil route {self.spec.name}` says what mends that"
+        sentence = f"{told(behind)}. {more}{pointer(self.spec.name, behind)}"
         self.emit(TablesBehind(frozenset(found.target for found in behind), sentence))
         if self._overdue:
             raise RouteBehind(
@@ -166,3 +166,10 @@ def join_routed(
 def told(behind: Sequence[Behind]) -> str:
     """The tables that lack rows, as a sentence."""
     return "; ".join(shortened([*map(str, behind)], NAMED_MOST, "table"))
+
+
+def pointer(stream: str, behind: Sequence[Behind]) -> str:
+    """To the command that says what mends each table, unless the reasons that are told do so themselves."""
+    if len(behind) <= NAMED_MOST and all("`frazil " in found.reason for found in behind):
+        return ""
+    return f". `frazil route {stream}` says what mends that"

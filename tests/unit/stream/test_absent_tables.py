@@ -19,7 +19,7 @@ from pyiceberg.types import StringType
 from frazil.audit.run import audit_stream
 from frazil.cli.route import route as route_command
 from frazil.commit.beside_home import note_of, notes
-from frazil.commit.followers import PATIENCE_S
+from frazil.commit.followers import PATIENCE_S, Behind
 from frazil.commit.following import give_up, give_up_beside
 from frazil.commit.lacking import lacking
 from frazil.commit.opened import OpenStream
@@ -31,7 +31,7 @@ from frazil.events import Happening, TablesBehind
 from frazil.ingest.contract import Target
 from frazil.maintenance.orphans import Undecided
 from frazil.stream.dropped_tables import dropped_tables, made_anew
-from frazil.stream.route import StreamRoute
+from frazil.stream.route import NAMED_MOST, StreamRoute, pointer
 from frazil.stream.routed_tables import RoutedTables
 from frazil.table.catalogs import load_catalog
 from tests.made_routes import MadeRoute, shop
@@ -474,9 +474,17 @@ def test_a_table_that_was_dropped_lacks_only_what_it_never_had_and_the_writer_na
     made.route.tell()
     (outage,) = said
     assert outage.sentence.startswith(f"{A} lacks 2 rows of 1 batch: table {A} of the route of 'shop'")
-    assert outage.sentence.endswith("`frazil route shop` says what mends that")
+    assert f"`frazil route shop --give-up {A}`" in outage.sentence
+    assert "says what mends that" not in outage.sentence, "the reason does already"
     (behind,) = lacking(made.tables, made.home())
     assert (behind.rows, behind.batches) == (2, 1)
+
+
+def test_the_command_that_tells_more_is_named_where_a_reason_names_none() -> None:
+    plain, mended = (Behind(A, 0, 1, 1, reason) for reason in ("it refuses writes", "run `frazil route shop`"))
+    assert pointer("shop", [mended]) == ""
+    for behind in ([plain], [mended, plain], [mended] * (NAMED_MOST + 1)):
+        assert pointer("shop", behind) == ". `frazil route shop` says what mends that"
 
 
 def test_tables_that_an_earlier_version_made_are_known_after_a_start(made: Shop) -> None:
