@@ -100,6 +100,6 @@ class Observed:
 
 
 def error_name(code: int) -> str:
-    """The name of the error class with that exit code, or an empty string."""
-    names = [cls.__name__ for cls in kinds() if cls.exit_code == code and code > 1]
+    """The name of the error class that has that exit code of its own, or an empty string."""
+    names = [cls.__name__ for cls in kinds() if vars(cls).get("exit_code") == code and code > 1]
     return names[0] if names else ""
