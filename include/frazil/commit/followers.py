@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from enum import StrEnum
 from functools import reduce
 
 from pyiceberg.exceptions import NoSuchTableError
@@ -62,6 +63,14 @@ class _MadeAgain(CommitUnavailable):
     """Another table has the name than the one that files were chosen for."""
 
 
+class Gone(StrEnum):
+    """What became of a table that the route had: somebody dropped or renamed it."""
+
+    MISSING = "missing"
+    REPLACED = "another table"
+    """That has its name now."""
+
+
 @dataclass(frozen=True, slots=True)
 class Behind:
     """A table that lacks rows of batches that home has."""
@@ -76,6 +85,13 @@ class Behind:
     """The replay of dead letters whose rows these are, in `batches` chunks; None for rows of batches."""
     only_last: bool = False
     """Nothing is known to be wrong, and the batch is home's last: a writer commits it to the tables after home."""
+    gone: Gone | None = None
+    """None for a table that is there."""
+
+    @property
+    def amiss(self) -> str:
+        """What is wrong, in few words."""
+        return str(self.gone) if self.gone else f"lacks {counted(self.rows, 'row')}"
 
     def is_coming(self, now_ms: int) -> bool:
         """Whether its writer, if all is well, is about to commit what the table lacks."""

@@ -13,6 +13,7 @@ from frazil.commit.beside_home import all_beside, note_of
 from frazil.commit.followers import (
     Behind,
     Followers,
+    Gone,
     behind_of,
     check_routed_not_rolled_back,
     decided_journals,
@@ -37,7 +38,7 @@ def lacking(tables: StreamTables, home: Marker, mending: Mending = lambda _: Non
     found = []
     for target, waiting in sorted(Followers.of(tables, home).waiting.items()):
         journals, reason = waiting, "its writer commits them with the next batch, or says why it cannot"
-        is_well = False
+        is_well, gone = False, None
         try:
             table = tables.handle(target).refresh()
             marker = present_marker(read_marker(table.metadata.properties, tables.stream), table, tables.stream)
@@ -47,12 +48,13 @@ def lacking(tables: StreamTables, home: Marker, mending: Mending = lambda _: Non
             note = note_of(tables, target) if all_beside(tables, waiting, target) else None
             reason = told_error(error, tables.stream, target) if note is None else note.reason
             if isinstance(error, NoSuchTableError):
+                gone = Gone.MISSING
                 if note is None:
                     reason = mending(target) or reason
                 journals = [*never_had(tables, target, waiting)]
         if journals:
             only_last = is_well and [journal.key for journal in journals] == [home.settled]
-            found.append(dataclasses.replace(behind_of(target, journals, reason), only_last=only_last))
+            found.append(dataclasses.replace(behind_of(target, journals, reason), only_last=only_last, gone=gone))
     return found
 
 

@@ -79,6 +79,8 @@ class StreamStatus:
     replayed_at_ms: int | None = None
     routed: bool = False
     """Whether it has written to tables of a route."""
+    amiss: Mapping[str, str] = field(default_factory=dict)
+    """The tables of its route that lack rows, or were dropped, each with that in few words; among the problems too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,7 @@ class TableView:
     flow: Flow | None = None
     replay: Snapshot | None = None
     """The last one, of an upsert stream."""
+    amiss: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +158,7 @@ def stream_status(spec: StreamSpec, *, now_ms: int) -> StreamStatus:
         replayed=changes_of(view.replay.summary) if view.replay else {},
         replayed_at_ms=view.replay.timestamp_ms if view.replay else None,
         routed=view.marker is not None and view.marker.routed is not None,
+        amiss=view.amiss,
     )
 
 
@@ -244,8 +248,8 @@ def _look_at_table(spec: StreamSpec, *, committed: bool, now_ms: int) -> TableVi
         return TableView(exists=None, problems=(f"the table cannot be read: {_words(error)}",))
 
 
-def _behind(spec: StreamSpec, marker: Marker) -> list[str]:
-    """Which tables of the route lack rows that home has, or were dropped, and why."""
+def _behind(spec: StreamSpec, marker: Marker) -> tuple[list[str], dict[str, str]]:
+    """Which tables of the route lack rows that home has, or were dropped, and why; and all of them in few words."""
     from frazil.commit.opened import open_stream  # noqa: PLC0415 - with the committer, which few streams need here
     from frazil.stream.dropped_tables import not_with_home  # noqa: PLC0415 - as above
 
@@ -253,21 +257,23 @@ def _behind(spec: StreamSpec, marker: Marker) -> list[str]:
         tables = open_stream(spec).tables
         behind, dropped = not_with_home(spec, tables, marker)
         now_ms = tables.clock_ms()
-        found = [*(b for b in behind if not b.is_coming(now_ms)), *dropped]
+        lacking = [b for b in behind if not b.is_coming(now_ms)]
+        found = [*map(str, lacking), *map(str, dropped)]
+        amiss = {b.target: b.amiss for b in lacking} | {d.target: str(d.amiss) for d in dropped}
     except Exception as error:  # as above: catalogs raise what their clients raise
         _raise_if_outdated(error)
-        return [f"the tables of its route cannot be read: {_words(error)}"]
+        return [f"the tables of its route cannot be read: {_words(error)}"], {}
     more = (
         [f"{len(found) - ROUTED_NAMED:,} more lack rows or were dropped: `frazil route {spec.name}`"]
         if len(found) > ROUTED_NAMED
         else []
     )
-    return [*map(str, found[:ROUTED_NAMED]), *more]
+    return [*found[:ROUTED_NAMED], *more], amiss
 
 
 def _view(table: Table, spec: StreamSpec, *, now_ms: int) -> TableView:
     problems: list[str] = []
-    marker = None
+    marker, amiss = None, dict[str, str]()
     undeclared: tuple[str, ...] = ()
     try:
         check_fits(table, spec)
@@ -281,7 +287,8 @@ def _view(table: Table, spec: StreamSpec, *, now_ms: int) -> TableView:
     except FrazilError as error:
         problems.append(_words(error))
     if marker is not None and marker.routed is not None:
-        problems += _behind(spec, marker)
+        behind, amiss = _behind(spec, marker)
+        problems += behind
     desired = reason = None
     try:
         desired, reason = _desired(spec, table)
@@ -300,6 +307,7 @@ def _view(table: Table, spec: StreamSpec, *, now_ms: int) -> TableView:
         changes=_changes(table.metadata, spec.name) if spec.mode == "upsert" or spec.dedupe else {},
         flow=flow_of(table.metadata, spec, now_ms=now_ms),
         replay=last_replay(table.metadata, spec.name) if spec.mode == "upsert" else None,
+        amiss=amiss,
     )
 
 

@@ -16,7 +16,7 @@ from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 
 from frazil.commit.beside_home import note_of
-from frazil.commit.followers import Behind
+from frazil.commit.followers import Behind, Gone
 from frazil.commit.lacking import lacking, lacking_replayed
 from frazil.commit.marker import Marker
 from frazil.commit.members import Member, member_names, member_of, write_member
@@ -44,6 +44,7 @@ class DroppedTable:
 
     target: Target
     reason: str
+    amiss: Gone
 
     def __str__(self) -> str:
         return self.reason
@@ -79,7 +80,8 @@ def dropped_tables(
             continue
         again = None if member.target in gone or there is None else _made_again(catalog, member, there)
         if member.target in gone or again is not None:
-            found.append(DroppedTable(member.target, dropped_sentence(spec, tables, member, again)))
+            sentence = dropped_sentence(spec, tables, member, again)
+            found.append(DroppedTable(member.target, sentence, Gone.REPLACED if again else Gone.MISSING))
     return found
 
 
@@ -113,13 +115,14 @@ def not_with_home(
         for b in behind:
             dropped |= _made_again_meanwhile(spec, tables, b.target)
     told = [
-        dataclasses.replace(b, reason=found.reason) if (found := dropped.pop(b.target, None)) else b for b in behind
+        dataclasses.replace(b, reason=found.reason, gone=found.amiss) if (found := dropped.pop(b.target, None)) else b
+        for b in behind
     ]
     catalog = tables.main.current().catalog
     replayed = [
         b
         if route_has(spec, tables, b.target) or catalog.table_exists(b.target)
-        else dataclasses.replace(b, reason=mending(b.target))
+        else dataclasses.replace(b, reason=mending(b.target), gone=Gone.MISSING)
         for b in lacking_replayed(tables, there or {})
     ]
     return [*told, *replayed], list(dropped.values())
@@ -134,7 +137,9 @@ def _made_again_meanwhile(spec: StreamSpec, tables: StreamTables, target: Target
         again = _made_again(tables.main.current().catalog, member, {})
     except Exception:  # catalogs' clients raise anything, and that it lacks rows is known
         return {}
-    return {} if again is None else {target: DroppedTable(target, dropped_sentence(spec, tables, member, again))}
+    if again is None:
+        return {}
+    return {target: DroppedTable(target, dropped_sentence(spec, tables, member, again), Gone.REPLACED)}
 
 
 def still_has(spec: StreamSpec, member: Member) -> bool:

@@ -69,6 +69,7 @@ def test_a_dropped_table_is_named_everywhere_and_goes_on_beside_what_is_left_of_
     assert (behind["target"], behind["rows"]) == ("shop.orders", 4)
     (status,) = told(tmp_path, "status", "shop")["streams"]
     assert any(said.startswith("shop.orders lacks 4 rows of 1 batch: ") for said in status["problems"])
+    assert status["amiss"] == {"shop.orders": "missing"}
     done = call(tmp_path, "cut", "shop")
     assert isinstance(done.exception, TableLost)
     assert "no cut of 'shop' has all rows: table shop.orders of the route of 'shop' is not" in str(done.exception)
@@ -130,6 +131,8 @@ def test_a_table_that_lacks_more_than_homes_last_batch_is_behind_at_once(made: M
     for _ in range(2):
         made.batch({"shop.orders": 4})
     assert [behind["batches"] for behind in told(tmp_path, "route", "shop")["behind"]] == [2]
+    (status,) = told(tmp_path, "status", "shop")["streams"]
+    assert status["amiss"] == {"shop.orders": "lacks 8 rows"}
     made.follow()
     assert told(tmp_path, "route", "shop")["behind"] == []
 
@@ -154,6 +157,7 @@ def test_a_table_that_was_dropped_with_nothing_waiting_is_missed_until_a_person_
         people = call(tmp_path, *words).stdout
         assert re.search(rf"{table} +missing|state +missing", people)
         assert "\n".join(lines_of(dropped["reason"])) in people
+    assert (status["amiss"], dropped["amiss"]) == ({table: "missing"}, "missing")
     refused = call(tmp_path, "cut", "shop")
     assert isinstance(refused.exception, TableLost)
     assert dropped["reason"] in str(refused.exception)
@@ -198,6 +202,7 @@ def test_somebody_elses_table_in_the_place_of_one_is_left_alone_and_what_waited_
     assert "leave the new one alone, so that records of 'a' become dead letters" in behind["reason"]
     (status,) = told(tmp_path, "status", "shop")["streams"]
     assert any(behind["reason"] in said for said in status["problems"])
+    assert status["amiss"] == {"shop.raw_a": "another table"}
     done = call(tmp_path, "route", "shop", "--give-up", "shop.raw_a", "--yes")
     assert "was not made for these rows, and stays as it is" in done.output
     assert told(tmp_path, "route", "shop")["behind"] == []
