@@ -13,31 +13,91 @@ from frazil.commit.lane import Lane
 from frazil.commit.marker import Marker
 from frazil.commit.merging import MERGED_CONTENT
 from frazil.commit.rules import files_fit
-from frazil.errors import Fenced, SpecError, StaleBatch, WriterBusy
+from frazil.errors import AdoptionRequired, Fenced, SpecError, StaleBatch, WriterBusy
 from frazil.ingest.contract import StagedFile
 from frazil.spec.model import StreamSpec
 
 _MOVES = frozenset({"reset", "adopt", "forget"})
 
 
-def check_backfilled(spec: StreamSpec) -> None:
-    """Check that the stream can be backfilled: that each of its records is a row. Raises SpecError."""
+def check_backfilled(spec: StreamSpec, *, routed: bool = False) -> None:
+    """Check that the stream can be backfilled: that each of its records is a row of its table. Raises SpecError.
+
+    `routed`: whether its marker says that it has, or had, a route.
+    """
     if spec.mode == "upsert":
         raise SpecError(
             f"stream {spec.name!r} has mode: upsert: a backfill looks for records that the table lacks, and the table "
             "of an upsert lacks every change that a later one replaced. Nothing was changed. To apply records again "
             f"that Kafka still has, move the stream back: `frazil reset {spec.name}`"
         )
-    check_keeps_repeats(spec, "a backfill")
+    if spec.route is not None or routed:
+        raise SpecError(
+            f"stream {spec.name!r} has, or had, a route: what its table lacks may be in other tables, which a backfill "
+            "does not know. Let a second stream with tables of its own read those records (source.start), and copy "
+            "what is missing by an engine"
+        )
+    _check_keeps_repeats(spec, "a backfill")
+    check_coordinates(spec)
 
 
-def check_keeps_repeats(spec: StreamSpec, act: str = "a replay of dead letters") -> None:
-    """Check that the stream drops no records that `act` would bring back. Raises SpecError."""
+def check_replayed(spec: StreamSpec) -> None:
+    """Check that dead letters of the stream can be decoded again. Raises SpecError."""
+    _check_keeps_repeats(spec, "a replay of dead letters")
+    check_coordinates(spec)
+
+
+def check_coordinates(spec: StreamSpec, *, table_has: bool = True) -> None:
+    """Check that the table tells which records it has. Raises SpecError."""
+    if not (spec.coordinates and table_has):
+        raise SpecError(
+            f"stream {spec.name!r} keeps no Kafka coordinates (coordinates: false): nothing can tell which records its "
+            "table has, so it can neither be backfilled nor have its dead letters replayed"
+        )
+
+
+def check_begun(spec: StreamSpec, marker: Marker | None) -> Marker:
+    """The marker, before which a backfill reads. Raises AdoptionRequired if there is none."""
+    if marker is None:
+        raise AdoptionRequired(
+            f"stream {spec.name!r} has no marker in table {spec.table.identifier}: a backfill reads what lies "
+            f"before it. Start the stream first, with `source.start: latest` if need be: `frazil run {spec.name}`"
+        )
+    return marker
+
+
+def check_has_own(spec: StreamSpec, marker: Marker | None) -> Marker:
+    """The marker, which tells which dead letters are the stream's own. Raises AdoptionRequired if there is none."""
+    if marker is None:
+        raise AdoptionRequired(f"stream {spec.name!r} has no marker: nothing tells which letters are its own")
+    return marker
+
+
+def _check_keeps_repeats(spec: StreamSpec, act: str) -> None:
+    """Check that the stream drops no records that `act` would bring back."""
     if spec.dedupe is not None:
         raise SpecError(
             f"stream {spec.name!r} has dedupe: {act} looks for records that the table lacks, and would bring back the "
             "repeats that were dropped. Nothing was changed. To read records again that Kafka still has, move the "
             f"stream back: `frazil reset {spec.name}` drops those that the table has"
+        )
+
+
+def check_no_replay(lane: Lane | None) -> None:
+    """Check that no replay of the stream's dead letters is under way, before a backfill begins. Raises WriterBusy."""
+    if lane is not None and lane.is_open and lane.replays:
+        raise WriterBusy(
+            f"dead letters of stream {lane.stream!r} are being replayed ({lane.request['dead-letters']}): wait "
+            f"until that has ended. If it was interrupted, `frazil dlq replay {lane.stream}` finishes it first"
+        )
+
+
+def check_no_backfill(lane: Lane | None) -> None:
+    """Check that no backfill of the stream is under way, before its dead letters are replayed. Raises WriterBusy."""
+    if lane is not None and lane.is_open and not lane.replays:
+        raise WriterBusy(
+            f"backfill {lane.id} of stream {lane.stream!r} is {lane.state}: finish it, or end it with `frazil "
+            f"backfill {lane.stream} --abandon`, before dead letters are replayed"
         )
 
 
@@ -48,12 +108,8 @@ def taken(lane: Lane | None, request: BackfillRequest) -> Lane:
         asked = request.model_dump(mode="json", by_alias=True, exclude_none=True)
         own_id = f"{request.digest}-{epoch}"
         return Lane(request.stream, own_id, asked, request.digest, epoch, batches={epoch: 0})
-    if lane.digest != request.digest and lane.replays:
-        raise WriterBusy(
-            f"dead letters of stream {request.stream!r} are being replayed ({lane.request['dead-letters']}): wait "
-            f"until that has ended. If it was interrupted, `frazil dlq replay {request.stream}` finishes it first"
-        )
     if lane.digest != request.digest:
+        check_no_replay(lane)
         raise WriterBusy(
             f"backfill {lane.id} of stream {request.stream!r} is {lane.state}, and was requested differently: "
             f"{json.dumps(lane.request)}. Run that one again to finish it, or `frazil backfill {request.stream} "

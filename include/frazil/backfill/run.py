@@ -25,7 +25,7 @@ from frazil.backfill.audit import Staged, spans_of
 from frazil.backfill.changes import gone, merging_of, settled_meanwhile, tally_changes
 from frazil.backfill.commit import LaneCommitter, abandon, clear_ended
 from frazil.backfill.files import FileSource
-from frazil.backfill.lane_rules import check_backfilled, check_declared
+from frazil.backfill.lane_rules import check_backfilled, check_begun, check_coordinates, check_declared
 from frazil.backfill.plan import missing
 from frazil.backfill.request import BackfillRequest
 from frazil.backfill.routes import LettersRoute, tally_routed
@@ -38,7 +38,7 @@ from frazil.commit.marker import BatchKey, Marker, open_branch, read_marker
 from frazil.commit.opened import OpenStream, open_kafka, open_stream
 from frazil.commit.rules import check_same_source
 from frazil.commit.stream_tables import StreamTables
-from frazil.errors import AdoptionRequired, FrazilError, SpecError, StaleBatch
+from frazil.errors import FrazilError, SpecError, StaleBatch
 from frazil.ingest.contract import StageContext, Target
 from frazil.kafka.admin import TIMEOUT_S
 from frazil.kafka.identity import SourceIdentity
@@ -192,24 +192,11 @@ class Backfill:
         self._table_and_marker()
 
     def _table_and_marker(self) -> tuple[Table, Marker]:
-        table, name = self.opened.tables.main.refresh(), self.spec.name
-        marker = read_marker(table.metadata.properties, name)
-        if marker is None:
-            raise AdoptionRequired(
-                f"stream {name!r} has no marker in table {self.spec.table.identifier}: a backfill reads what lies "
-                f"before it. Start the stream first, with `source.start: latest` if need be: `frazil run {name}`"
-            )
-        if marker.routed is not None and not self.request.dead_letters:
-            raise SpecError(
-                f"stream {name!r} has, or had, a route: what its table lacks may be in other tables, which a backfill "
-                "does not know. Let a second stream with tables of its own read those records (source.start), and copy "
-                "what is missing by an engine"
-            )
-        if not (self.spec.coordinates and has_coordinates(table)):
-            raise SpecError(
-                f"stream {name!r} keeps no Kafka coordinates (coordinates: false): nothing can tell which records its "
-                "table has, so it cannot be backfilled"
-            )
+        table = self.opened.tables.main.refresh()
+        marker = check_begun(self.spec, read_marker(table.metadata.properties, self.spec.name))
+        if not self.request.dead_letters:
+            check_backfilled(self.spec, routed=marker.routed is not None)
+        check_coordinates(self.spec, table_has=has_coordinates(table))
         return table, marker
 
     def _check_one_generation(self, wanted: Spans, claimed: Claims) -> None:
@@ -315,7 +302,7 @@ class Backfill:
 def open_backfill(
     spec: StreamSpec, request: BackfillRequest, *, kafka_timeout_s: float = TIMEOUT_S
 ) -> Iterator[Backfill]:
-    """Open the request's stream and source. Raises SpecError if there is no table yet, or no file, or with upserts."""
+    """Open the request's stream and source. Raises SpecError without a table or a file, and as `check_backfilled`."""
     check_backfilled(spec)
     opened = open_stream(spec)
     if request.files:

@@ -9,10 +9,10 @@ from enum import StrEnum
 import pyarrow as pa
 from pyiceberg.table import Table
 
+from frazil.backfill.lane_rules import check_has_own
 from frazil.commit.marker import Marker
 from frazil.commit.opened import OpenStream
 from frazil.dead_letters.letters import Selection, read
-from frazil.errors import AdoptionRequired
 from frazil.ingest.sealing import OMITTED
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import counted
@@ -60,10 +60,7 @@ def left_out(opened: OpenStream, selection: Selection) -> Counter[LeftOut]:
 
 def own_marker(opened: OpenStream) -> Marker:
     """Raises AdoptionRequired for a stream that has none."""
-    marker = opened.tables.marker()
-    if marker is None:
-        raise AdoptionRequired(f"stream {opened.spec.name!r} has no marker: nothing tells which letters are its own")
-    return marker
+    return check_has_own(opened.spec, opened.tables.marker())
 
 
 def _counted(table: Table, spec: StreamSpec, marker: Marker, selection: Selection) -> Counter[LeftOut]:

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from frazil.backfill.commit import clear_ended, unfinished
 from frazil.backfill.files import FileSource
-from frazil.backfill.lane_rules import check_keeps_repeats
+from frazil.backfill.lane_rules import check_no_backfill, check_replayed
 from frazil.backfill.request import BackfillRequest, parse_request
 from frazil.backfill.routes import LettersRoute
 from frazil.backfill.run import Backfill
@@ -29,7 +29,7 @@ from frazil.commit.lane_records import chunks, given_up
 from frazil.commit.opened import OpenStream
 from frazil.dead_letters.left_out import omits, own_marker, reasons
 from frazil.dead_letters.letters import Selection, read
-from frazil.errors import Fenced, WriterBusy
+from frazil.errors import Fenced
 from frazil.ingest.contract import LETTERS, StageTask
 from frazil.ingest.record_files import LETTER_COLUMNS
 from frazil.ingest.sealing import Unsealer, place_of, unsealer_of
@@ -65,17 +65,14 @@ NOTHING_DONE = Replayed("", 0, 0)
 def replay(opened: OpenStream, selection: Selection) -> tuple[Replayed, ...]:
     """Replay the selected letters, after one that was interrupted; each that was done.
 
-    Raises SpecError for a stream with dedupe, RouteBehind while a table of its route is in trouble, CommitUnavailable
-    if one is once home has its rows, WriterBusy while a backfill of the stream is under way, and what that raises.
+    Raises SpecError for a stream with dedupe or without coordinates, RouteBehind while a table of its route is in
+    trouble, CommitUnavailable if one is once home has its rows, WriterBusy while a backfill of the stream is under way,
+    and what that raises.
     """
-    check_keeps_repeats(opened.spec)
+    check_replayed(opened.spec)
     done = []
     lane = unfinished(opened.tables)
-    if lane and lane.is_open and not lane.replays:
-        raise WriterBusy(
-            f"backfill {lane.id} of stream {lane.stream!r} is {lane.state}: finish it, or end it with `frazil "
-            f"backfill {lane.stream} --abandon`, before dead letters are replayed"
-        )
+    check_no_backfill(lane)
     if lane and lane.replays:
         finished = _run(opened, parse_request(lane.request)) if lane.is_open else _replayed(opened, lane)
         done.append(finished and replace(finished, interrupted=True))
