@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 
+from frazil.backfill.request import parse_request
+from frazil.backfill.run import open_backfill
+from frazil.errors import SpecError
 from frazil.spec.load import load_stream
 from tests.dags import in_airflow
 from tests.dags.in_airflow import CHECKOUT, AirflowProcess
@@ -202,8 +205,12 @@ def test_the_tables_of_a_route_and_of_dead_letters_have_views_and_are_found_from
         return ask("VIEWER", f"api/stream/orders?tables={search}&hours=168")["body"]
 
     found = eventually(lambda: next((body for body in [routed("one")] if body["routed"]), None), within_s=60)
-    assert found["routed"] == {"names": ["demo.orders_one"], "found": 1, "in_all": 1}
-    assert (routed("two")["routed"]["names"], found["range"]) == ([], 168)
+    assert found["routed"] == {
+        "tables": [{"name": "demo.orders_one", "amiss": "", "level": 4}],
+        "found": 1,
+        "in_all": 1,
+    }
+    assert (routed("two")["routed"]["tables"], found["range"], found["routes"]) == ([], 168, True)
     for name, kind in KINDS_OF_TABLES.items():
         answer = ask("VIEWER", f"api/table/{name}")["body"]
         assert (answer["kind"], answer["streams"], answer["calendar"]) == (kind, ["orders"], None)
@@ -281,11 +288,26 @@ def test_what_airflow_or_the_table_cannot_do_is_said_and_not_done(ask: Ask):
     assert "Airflow has no DAG frazil_backfill" in post("plan", "backfill")["body"]["refused"]
     assert post("act", "backfill")["status"] == 422  # says neither from when nor until when
     assert post("act", "backfill", **{"from-time": "2020-01-01"})["status"] == 422  # a time without a zone
-    assert post("act", "maintain", "demo.ticks")["status"] == 409  # no such DAG
+    assert "Airflow has no DAG" in post("act", "maintain", "demo.ticks")["body"]["detail"]
     assert "There is no table" in post("plan", "reset", to="marker")["body"]["refused"]
     assert post("act", "reset", to="latest")["status"] == 422
     assert post("plan", "explode")["status"] == 404
     assert post("plan", "pause", "nothing")["status"] == 404
+
+
+@pytest.mark.usefixtures("declared")
+def test_a_stream_offers_what_its_kind_can_have_and_refuses_the_rest_as_the_command_line_does(ask: Ask, streams: Path):
+    route = load_stream(streams / "orders.yaml")
+    with pytest.raises(SpecError) as raised, open_backfill(route, parse_request({"stream": "orders"})):
+        pass
+    times = {"from-time": "2020-01-01T00:00:00Z"}
+    for what, said in (("plan", "refused"), ("act", "detail")):
+        answer = ask("OP", f"api/{what}/backfill/orders", method="POST", headers=OURS, body=times)
+        assert (answer["status"], answer["body"][said]) == (200 if what == "plan" else 422, str(raised.value))
+    acts = {name: ask("OP", f"api/stream/{name}")["body"]["acts"] for name in ("ghosts", "orders", "wrong")}
+    assert acts["ghosts"] == ["pause", "restart", "reset", "backfill", "replay"], "nobody knows what its table says"
+    assert "backfill" not in acts["orders"]
+    assert acts["wrong"] == []
 
 
 def test_a_table_is_maintained_from_its_page_without_the_others() -> None:

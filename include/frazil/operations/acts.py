@@ -30,6 +30,8 @@ SEALED = frozenset({Act.RESET, Act.ABANDON})
 """What they would do depends on the table: it is looked at before, and again when it is done."""
 ALTERS = frozenset({Act.RESET, Act.BACKFILL, Act.ABANDON, Act.REPLAY, Act.RELEASE, Act.SEND_AGAIN})
 """They change what the table or its readers get, and are confirmed by the name of the subject."""
+BY_THE_TABLE = frozenset({Act.BACKFILL, Act.REPLAY})
+"""Whether a stream can have them depends on what its table tells of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,8 @@ class Situation:
     """That does the work, or that supervises."""
     dag_paused: bool | None = None
     """None if Airflow does not have the DAG."""
+    unfit: str | None = None
+    """Why the stream, as it is declared, cannot have it done at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +190,8 @@ def _run_words(act: Act, now: Situation) -> tuple[str, ...]:
 
 
 def _refused(act: Act, now: Situation) -> str | None:
+    if now.unfit is not None:
+        return now.unfit
     if act in RUNS_A_DAG and now.dag_paused is None:
         return f"Airflow has no DAG {now.dag}, which would do it. Add it to the DAG folder, or see its import errors"
     if act is Act.PAUSE and now.desired == "paused":

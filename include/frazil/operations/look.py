@@ -16,8 +16,9 @@ from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
 
 from frazil import clock
-from frazil.commit.lane import Lane, branch_name, open_lanes
+from frazil.commit.lane import Lane, branch_name, open_lanes, read_lane
 from frazil.commit.marker import read_marker
+from frazil.commit.opened import open_stream
 from frazil.errors import MarkerUnreadable
 from frazil.history.read import history_of as past_of
 from frazil.host.launcher import Observation
@@ -32,6 +33,7 @@ from frazil.maintenance.tables import MaintainedTable
 from frazil.offsets.spans import TopicPartition
 from frazil.operations.calendar import SHOWN, Calendar, calendar_of, partition_calendar
 from frazil.operations.holders import holders
+from frazil.operations.offers import Standing
 from frazil.operations.overview import Windows
 from frazil.operations.stream_view import History, history_of
 from frazil.operations.table_view import Shape, shape_of
@@ -91,14 +93,24 @@ def _letters(table: Table, spec: StreamSpec) -> TableMetadata | None:
         return None
 
 
-def look_at_routed(spec: StreamSpec, specs: Sequence[StreamSpec]) -> tuple[str, ...]:
-    """The tables of a stream's route, by name: those that it names, and those that its template may have made.
+def look_at_standing(spec: StreamSpec) -> Standing:
+    """What a stream's table tells of what can be done with it. Raises what `open_stream` and the markers raise."""
+    table = open_stream(spec).tables.main.current()
+    marker, lane = read_marker(table.properties, spec.name), read_lane(table.properties, spec.name)
+    return Standing(looked=True, marker=marker, lane=lane)
+
+
+def look_at_routed(spec: StreamSpec, specs: Sequence[StreamSpec]) -> dict[str, str]:
+    """The names of the tables of a stream's route, by identifier: those that it names, and those that its template may
+    have made.
 
     `specs` are all declared streams.
     """
     if spec.route is None:
-        return ()
-    return tuple(table.name for table in tables_of_route(existing_catalog(spec.table.catalog), spec, specs))
+        return {}
+    return {
+        table.identifier: table.name for table in tables_of_route(existing_catalog(spec.table.catalog), spec, specs)
+    }
 
 
 def look_at_shape(table: MaintainedTable) -> tuple[Shape, Calendar | None] | None:

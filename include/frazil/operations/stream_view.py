@@ -13,28 +13,31 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot
 
 from frazil.commit.history import changes_of, commit_records
-from frazil.commit.lane import read_lane
-from frazil.commit.marker import Marker, of_topics
+from frazil.commit.lane import Lane, read_lane
+from frazil.commit.marker import Marker, of_topics, property_name
 from frazil.errors import MarkerUnreadable
 from frazil.history.points import MINUTE_MS, Happened, Point, beginning
 from frazil.history.points import History as Past
 from frazil.host.launcher import Observation
 from frazil.host.records import ExitRecord, LaunchKind
 from frazil.offsets.spans import TopicPartition
+from frazil.operations.acts import Act
 from frazil.operations.letters import Rejected, published, rejected_of, summary_of, treated, with_treatments
 from frazil.operations.overview import Line
 from frazil.operations.rates import Rate
+from frazil.operations.routed_view import RoutedTables
 from frazil.partitions.watermark import holding_back
 from frazil.spec.model import StreamSpec
+from frazil.spec.route import Route
 from frazil.spec.units import format_bytes, format_duration
 from frazil.status.flow import DAY_MS
 from frazil.supervise.observed import error_name
+from frazil.table.branches import head_of, live_rows
 
 COMMITS_MOST = 240
 WRITERS_MOST = 12
 PARTITIONS_MOST = 256
 HAPPENED_MOST = 30
-ROUTED_MOST = 60
 TOPICS_MOST = 20
 NO_PAST = Past()
 
@@ -100,15 +103,6 @@ class Topic:
 
 
 @dataclass(frozen=True, slots=True)
-class RoutedTables:
-    """Tables of a route: as many as a page shows of those that were searched for."""
-
-    names: tuple[str, ...]
-    found: int
-    in_all: int
-
-
-@dataclass(frozen=True, slots=True)
 class History:
     """What the table's metadata tells of a stream."""
 
@@ -120,7 +114,16 @@ class History:
     """What became of the changes of the last day, by `frazil.commit.history.CHANGES`; empty where nothing merges."""
     marker: Marker | None = None
     past: Past = NO_PAST
-    backfill: UnderWay | None = None
+    lane: Lane | None = None
+    """Its last backfill or replay."""
+    letters: bool = False
+    """Whether its dead-letter table has any."""
+    unreadable: bool = False
+    """Whether there is a marker that cannot be read."""
+
+    @property
+    def backfill(self) -> UnderWay | None:
+        return _under_way(self.lane)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +174,8 @@ class StreamView:
     """Of the DAGs that care for the stream, those that Airflow has, and whether each is paused."""
     pending: bool = False
     may_act: bool = False
+    acts: tuple[Act, ...] = ()
+    """That it offers to whoever may act."""
     problems: tuple[str, ...] = ()
     """What could not be read for this view."""
     points: tuple[Point, ...] = ()
@@ -183,6 +188,8 @@ class StreamView:
     log: str | None = None
     """The path in Airflow's UI of what its writer's task logs."""
     topics: tuple[Topic, ...] = ()
+    routes: bool = False
+    """Whether its records go to tables of a route: rows and commits are those of its home table."""
     routed: RoutedTables | None = None
     range: Range = Range.SIX_HOURS
 
@@ -214,17 +221,30 @@ def history_of(  # noqa: PLR0913 - all that is known of a stream's past
     shown = (one for one in treatments if one.at_ms >= now_ms - past_ms)
     past = replace(past, happened=with_treatments(past.happened, shown))
     commits = tuple(map(_commit, reversed(newest)))
-    return History(commits, tuple(rejected), changes, marker, past, _under_way(metadata, spec.name))
+    there = head_of(letters) if letters else None
+    return History(
+        commits,
+        tuple(rejected),
+        changes,
+        marker,
+        past,
+        lane=_lane(metadata, spec.name),
+        letters=there is not None and live_rows(there) != 0,
+        unreadable=marker is None and property_name(spec.name) in metadata.properties,
+    )
 
 
-def _under_way(metadata: TableMetadata, stream: str) -> UnderWay | None:
-    try:
-        lane = read_lane(metadata.properties, stream)
-    except MarkerUnreadable:  # whoever abandons it, or goes on with it, is told
-        return None
+def _under_way(lane: Lane | None) -> UnderWay | None:
     if lane is None or not lane.is_open:
         return None
     return UnderWay(lane.id, lane.replays, lane.chunks, max(lane.planned, lane.chunks), lane.records, lane.state)
+
+
+def _lane(metadata: TableMetadata, stream: str) -> Lane | None:
+    try:
+        return read_lane(metadata.properties, stream)
+    except MarkerUnreadable:  # whoever abandons it, or goes on with it, is told
+        return None
 
 
 def _commit(snapshot: Snapshot) -> Commit:
@@ -313,7 +333,8 @@ def facts_of(spec: StreamSpec, names: Mapping[str, str]) -> dict[str, str]:
     commit = f"every {format_duration(spec.commit.interval)}, or {format_bytes(spec.commit.size)}"
     return {
         "Topics": spec.source.topics_in_words,
-        "Table": names.get(spec.table.identifier, spec.table.identifier),
+        **({"Route": _route_in_words(spec.route)} if spec.route else {}),
+        "Home table" if spec.route else "Table": names.get(spec.table.identifier, spec.table.identifier),
         "Mode": spec.mode,
         "Event time": spec.event_time.column,
         "Partitioned by": ", ".join(map(str, spec.partition_by)) or "nothing",
@@ -322,6 +343,10 @@ def facts_of(spec: StreamSpec, names: Mapping[str, str]) -> dict[str, str]:
         "Dead letters": names.get(spec.dead_letter_table, spec.dead_letter_table),
         **({"Application": spec.application} if spec.application else {}),
     }
+
+
+def _route_in_words(route: Route) -> str:
+    return f"by {route.by} {route.name}" if route.name else f"by {route.by}"
 
 
 def coarser(points: Iterable[Point], shown: Range) -> tuple[Point, ...]:
@@ -343,12 +368,3 @@ def topics_of(spec: StreamSpec, partitions: Iterable[Partition], address: str) -
     names = sorted({*spec.source.topics, *(one.topic for one in partitions)})[:TOPICS_MOST]
     is_web = address.startswith(("https://", "http://"))
     return tuple(Topic(name, address.replace("{topic}", quote(name, safe="")) if is_web else None) for name in names)
-
-
-def routed_of(names: Sequence[str] | None, search: str) -> RoutedTables | None:
-    """Those whose name has each word that is searched for; None if the stream has no route, or nothing is known yet."""
-    if not names:
-        return None
-    words = search.lower().split()
-    found = [name for name in names if all(word in name.lower() for word in words)]
-    return RoutedTables(tuple(found[:ROUTED_MOST]), len(found), len(names))

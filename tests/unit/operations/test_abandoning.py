@@ -13,8 +13,12 @@ from frazil.commit.lane import LaneState, read_lane
 from frazil.commit.lane_records import Record
 from frazil.errors import FrazilError
 from frazil.operations.abandoning import plan_abandon
+from frazil.operations.acts import Act
+from frazil.operations.look import look_at_history, look_at_standing
+from frazil.operations.offers import offered, standing_of
 from frazil.operations.stream_view import UnderWay, history_of
 from frazil.spec.load import validate_stream
+from frazil.status.flow import DAY_MS
 from frazil.table.branches import head_of
 from tests.made_batches import MadeStream
 
@@ -45,6 +49,7 @@ def test_a_backfill_under_way_is_shown_and_ends_with_what_it_staged(made: MadeSt
     lane = LaneCommitter.begin(made.tables, REQUEST).lane
     shown = history_of(made.tables.main.refresh().metadata, made.spec, None, now_ms=NOW_MS).backfill
     assert shown == UnderWay(lane.id, replays=False, chunks=0, planned=0, rows=0, state="staging")
+    assert Act.ABANDON in offered(made.spec, look_at_standing(made.spec))
     plan = plan_abandon(made.spec)
     assert plan.says == (f"Backfill {lane.id} has staged nothing yet.",)
     assert plan.refused is None
@@ -53,6 +58,17 @@ def test_a_backfill_under_way_is_shown_and_ends_with_what_it_staged(made: MadeSt
     assert ended is not None
     assert ended.state is LaneState.ABANDONED
     assert plan_abandon(made.spec).refused
+    assert Act.ABANDON not in offered(made.spec, look_at_standing(made.spec))
+
+
+def test_letters_are_offered_for_a_replay_as_long_as_there_are_some(made: MadeStream) -> None:
+    def offers() -> tuple[Act, ...]:
+        return offered(made.spec, standing_of(None, look_at_history(made.spec, past_ms=1), looked=True))
+
+    assert Act.REPLAY not in offers()
+    made.land({0: (0, 5)}, rejected={0: [1]})
+    made.now_ms += 30 * DAY_MS
+    assert offers()[-2:] == (Act.BACKFILL, Act.REPLAY)
 
 
 def test_what_was_confirmed_is_another_backfill_by_then(made: MadeStream) -> None:

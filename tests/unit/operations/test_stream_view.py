@@ -17,22 +17,20 @@ from frazil.host.records import ExitRecord, Launch, LaunchKind
 from frazil.kafka.identity import SourceIdentity
 from frazil.operations.stream_view import (
     PARTITIONS_MOST,
-    ROUTED_MOST,
     Partition,
     Range,
-    RoutedTables,
     Topic,
     coarser,
     facts_of,
     history_of,
     partitions_of,
-    routed_of,
     runs_of,
     shown_partitions,
     topics_of,
 )
 from frazil.spec.load import validate_stream
 from frazil.spec.model import StreamSpec
+from frazil.spec.route import Route
 from tests.made_batches import MadeStream
 
 NOW_MS = 1_700_000_000_000
@@ -202,11 +200,8 @@ def test_a_topic_has_an_address_where_the_team_has_named_one(spec: StreamSpec):
     ]
 
 
-def test_of_thousands_of_tables_some_are_shown_and_a_search_finds_the_others():
-    names = [f"demo.orders_of_{n:04}" for n in range(2000)]
-    shown = routed_of(names, "")
-    assert shown is not None
-    assert (shown.names, shown.found, shown.in_all) == (tuple(names[:ROUTED_MOST]), 2000, 2000)
-    assert routed_of(names, "DEMO 1234") == RoutedTables(("demo.orders_of_1234",), 1, 2000)
-    assert routed_of(names, "nothing") == RoutedTables((), 0, 2000)
-    assert routed_of((), "") is None
+def test_the_facts_of_a_route_say_what_chooses_a_table_and_which_is_home(spec: StreamSpec):
+    route = Route.model_validate({"by": "field", "name": "kind", "template": "demo.of_{value}"})
+    found = facts_of(spec.model_copy(update={"route": route}), {})
+    assert (found["Route"], found["Home table"]) == ("by field kind", "demo.ticks")
+    assert "Table" not in found

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 from airflow.api.common.trigger_dag import trigger_dag
 from airflow.utils.types import DagRunTriggeredByType
@@ -24,10 +25,13 @@ from frazil.airflow.page.known import paused_dags
 from frazil.airflow.page.one_table import feeders_of, find_table, views_of
 from frazil.airflow.page.views import Sees, answers, declared, writer_dag_of
 from frazil.airflow.partitions.dag import RELEASE_DAG
+from frazil.errors import SpecError
 from frazil.host.launchers import open_launcher
 from frazil.maintenance.tables import TableKind, routes
 from frazil.operations.abandoning import plan_abandon
-from frazil.operations.acts import OF_STREAMS, SEALED, Act, Plan, Prepared, Situation, plan_of
+from frazil.operations.acts import BY_THE_TABLE, OF_STREAMS, RUNS_A_DAG, SEALED, Act, Plan, Prepared, Situation, plan_of
+from frazil.operations.look import look_at_standing
+from frazil.operations.offers import Standing, refusal
 from frazil.operations.resetting import plan_reset
 from frazil.partitions.windows import Grain, Window, windows_between
 from frazil.signals.completion import send_again
@@ -45,6 +49,14 @@ T = TypeVar("T")
 
 class Invalid(Exception):
     """The form cannot be carried out; the message says what to change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What a person is told of an act; `run` is the path in Airflow's UI of the run that it began."""
+
+    said: str
+    run: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,42 +121,63 @@ def planned(act: Act, subject: Subject, form: Form) -> Plan:
             has_table=desired.beside_table if desired else True,
             dag=subject.dag,
             dag_paused=(seen.value or {}).get(subject.dag),
+            unfit=refusal(act, spec, Standing()),
         ),
     )
+    if act in BY_THE_TABLE and not plan.refused:
+        return replace(plan, refused=within(lambda: _refused_by_table(act, spec)))
     if act not in SEALED or plan.refused:
         return plan
     prepared = _prepared(act, spec, form)
     return replace(plan, says=(*plan.says, *prepared.says), seal=prepared.seal, refused=prepared.refused)
 
 
+def _refused_by_table(act: Act, spec: StreamSpec) -> str | None:
+    try:
+        return refusal(act, spec, look_at_standing(spec))
+    except SpecError as error:
+        return str(error)
+
+
 def _prepared(act: Act, spec: StreamSpec, form: Form) -> Prepared:
     return within(lambda: plan_reset(spec, _target(form)) if act is Act.RESET else plan_abandon(spec))
 
 
-def carry_out(act: Act, subject: Subject, form: Form, *, person: str) -> str:
-    """Do it. Returns a sentence. Raises Invalid, FrazilError, and what catalogs and Kafka raise."""
+def carry_out(act: Act, subject: Subject, form: Form, *, person: str) -> Done:
+    """Do it. Raises Invalid, FrazilError, and what catalogs and Kafka raise."""
     try:
         return _carried_out(act, subject, form, person=person)
     finally:
         answers().forget_all(subject.spec.fingerprint())
 
 
-def _carried_out(act: Act, subject: Subject, form: Form, *, person: str) -> str:
+def _carried_out(act: Act, subject: Subject, form: Form, *, person: str) -> Done:
     by, reason = f"{person}, Airflow", _text(form, "reason")
-    spec, name = subject.spec, subject.name
+    spec = subject.spec
+    if act in RUNS_A_DAG:
+        return _begin_run(act, subject, form, person=person)
     if act in {Act.PAUSE, Act.RESUME, Act.RESTART}:
-        return within(lambda: _set_desired(act, spec, by=by, reason=reason))
+        return Done(within(lambda: _set_desired(act, spec, by=by, reason=reason)))
     if act in SEALED:
-        return _carry_out_sealed(act, subject, form)
-    if act is Act.SEND_AGAIN:
-        return within(lambda: _send_again(spec, form, by=by))
+        return Done(_carry_out_sealed(act, subject, form))
+    return Done(within(lambda: _send_again(spec, form, by=by)))
+
+
+def _begin_run(act: Act, subject: Subject, form: Form, *, person: str) -> Done:
+    """Of the DAG that does it, unless it is clear that it would only refuse."""
+    asked = run_form(act, subject.turn or subject.name, form)
+    if refused := planned(act, subject, form).refused:
+        raise Invalid(refused)
     run = trigger_dag(
         dag_id=subject.dag,
         triggered_by=DagRunTriggeredByType.UI,
         triggering_user_name=person,
-        conf=run_form(act, subject.turn or name, form),
+        conf=asked,
     )
-    return f"The run {run.run_id} of {subject.dag} is queued." if run else f"{subject.dag} was not started."
+    if run is None:
+        raise Invalid(f"Airflow did not start {subject.dag}")
+    path = f"/dags/{quote(subject.dag)}/runs/{quote(run.run_id, safe='')}"
+    return Done(f"The run {run.run_id} of {subject.dag} is queued. Its log says what it comes to.", path)
 
 
 def _carry_out_sealed(act: Act, subject: Subject, form: Form) -> str:

@@ -79,7 +79,7 @@ def operations_page() -> FastAPI:
 
         record(asked.user, asked.act, asked.subject.dag, {**form, "subject": asked.subject.name})
         person = asked.user.get_name()
-        return answered({"said": _said(lambda: acts.carry_out(asked.act, asked.subject, form, person=person))})
+        return answered(_said(lambda: acts.carry_out(asked.act, asked.subject, form, person=person)))
 
     @app.get("/{name}")
     def static(name: str, user: GetUserDep) -> Response:  # noqa: ARG001 - whoever is signed in

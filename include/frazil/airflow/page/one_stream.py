@@ -17,11 +17,15 @@ from frazil.airflow.page.known import newest_run, paused_dags, standing_alerts
 from frazil.airflow.page.views import KEEP_S, WITHIN_S, Sees, answers, declared, group_of, seen_of, status_key
 from frazil.airflow.writers.dag import TASK_ID
 from frazil.host.launcher import Observation
+from frazil.maintenance.tables import made_table
 from frazil.offsets.spans import TopicPartition
 from frazil.operations.answers import Answer, Asked
+from frazil.operations.condition import Level
 from frazil.operations.look import look_at_history, look_at_routed, look_at_topics, look_at_writers
+from frazil.operations.offers import offered, standing_of
 from frazil.operations.overview import Around, line_of
 from frazil.operations.rates import rates_of
+from frazil.operations.routed_view import RoutedTables, routed_of
 from frazil.operations.stream_view import (
     HAPPENED_MOST,
     History,
@@ -30,7 +34,6 @@ from frazil.operations.stream_view import (
     coarser,
     facts_of,
     partitions_of,
-    routed_of,
     runs_of,
     shown_partitions,
     topics_of,
@@ -75,7 +78,7 @@ class Looks:
     writers: Asked[Observation]
     dags: Asked[dict[str, bool]]
     run: Asked[str | None]
-    routed: Asked[tuple[str, ...]] | None
+    routed: Asked[dict[str, str]] | None
 
     @classmethod
     def begin(cls, spec: StreamSpec, shown: Range) -> Self:
@@ -103,9 +106,10 @@ def _view(one: DeclaredStream, spec: StreamSpec, wish: Wish, *, may_act: bool) -
     found, around = told.value or History(), _around(one, dags)
     points = coarser(found.past.points, shown)
     partitions = partitions_of(found.marker, ends.value, spec)
+    line = line_of(spec.name, spec, seen_of(one, seen), around, now_ms=clock.now_ms())
     return StreamView(
         at_ms=clock.now_ms(),
-        line=line_of(spec.name, spec, seen_of(one, seen), around, now_ms=clock.now_ms()),
+        line=line,
         facts=facts_of(spec, around.names),
         commits=found.commits,
         rejected=found.rejected,
@@ -118,15 +122,31 @@ def _view(one: DeclaredStream, spec: StreamSpec, wish: Wish, *, may_act: bool) -
         dags=dags,
         log=_log(spec, _gathered(looks.run).value),
         topics=topics_of(spec, partitions, os.environ.get(TOPIC_URL_VARIABLE, "")),
-        routed=routed_of(_gathered(looks.routed).value, wish.tables) if looks.routed else None,
+        routes=spec.route is not None,
+        routed=(
+            _routed(spec, _gathered(looks.routed).value, seen.value, wish.tables, line.level) if looks.routed else None
+        ),
         pending=told.pending or seen.pending or ends.pending,
         may_act=may_act,
+        acts=offered(spec, standing_of(seen.value, told.value, looked=told.at_ms is not None and not told.problem)),
         problems=views.unread({"Kafka": ends, "The table": told, "The run folder": runs}),
         range=shown,
         points=points,
         rates=rates_of(points),
         happened=tuple(reversed(found.past.happened[-HAPPENED_MOST:])),
     )
+
+
+def _routed(
+    spec: StreamSpec, found: Mapping[str, str] | None, status: StreamStatus | None, search: str, level: Level
+) -> RoutedTables | None:
+    """The tables of its route as they were `found`, with those that its status knows something amiss of."""
+    names, specs = found or {}, [one.spec for one in declared().value or () if one.spec]
+    amiss = {
+        names.get(table) or made_table(spec, table, specs).name: said
+        for table, said in (status.amiss if status else {}).items()
+    }
+    return routed_of(tuple(names.values()), search, amiss=amiss, level=level)
 
 
 def _gathered(asked: Asked[T], within_s: float = 0.1) -> Answer[T]:

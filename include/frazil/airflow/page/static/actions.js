@@ -1,6 +1,6 @@
 // What a person can do: a button opens a dialog that says what will happen, and one more press does it.
 
-import { call, Refused } from "./airflow.js";
+import { call, linkTo, Refused } from "./airflow.js";
 import { h, replace } from "./dom.js";
 import { words } from "./parts.js";
 
@@ -109,7 +109,7 @@ function open(name, subject, page, given) {
     draw();
     const answer = await send("act", { ...form, ...(state.plan.seal ? { seal: state.plan.seal } : {}) });
     state.busy = false;
-    state.done = answer?.said ?? null;
+    state.done = answer;
     draw();
     if (!answer) return;
     document.getElementById("spoken").textContent = answer.said;
@@ -129,7 +129,7 @@ function open(name, subject, page, given) {
     const close = h("button", { type: "button", class: "plain", "data-key": "close", onclick: () => dialog.close() }, state.done ? "Close" : "Cancel");
     const title = h("h2", { id: "dialog-title" }, `${act.verb} ${subject}`);
     if (state.done) {
-      replace(place, title, h("p", { role: "status" }, words(state.done)), h("footer", {}, close));
+      replace(place, title, h("p", { role: "status" }, words(state.done.said)), state.done.run && h("p", {}, h("a", { ...linkTo(state.done.run), "data-key": "run" }, "The run in Airflow")), h("footer", {}, close));
       return;
     }
     const go = h("button", { type: "submit", class: "go", "data-key": "go", disabled: !ready() }, state.busy ? "Working …" : act.verb);

@@ -2,6 +2,7 @@
 
 import { h } from "./dom.js";
 import { count, counted } from "./format.js";
+import { badge } from "./marks.js";
 
 const PATIENCE_MS = 250;
 let timer = null;
@@ -14,7 +15,7 @@ export function routed(view, state, page) {
     clearTimeout(timer);
     timer = setTimeout(page.load, PATIENCE_MS);
   };
-  const more = found.found - found.names.length;
+  const more = found.found - found.tables.length;
   return h(
     "section",
     { class: "card" },
@@ -22,13 +23,17 @@ export function routed(view, state, page) {
       "div",
       { class: "with-choice" },
       h("h2", {}, "Tables of its route"),
-      found.in_all > found.names.length || state.tables
+      found.in_all > found.tables.length || state.tables
         ? h("input", { type: "search", placeholder: `Search ${counted(found.in_all, "table")}`, "aria-label": "Search the tables of the route", "data-key": "search-tables", value: state.tables || "", oninput: search })
         : h("span", { class: "soft" }, counted(found.in_all, "table")),
     ),
-    found.names.length
-      ? h("ul", { class: "tables" }, found.names.map((name) => h("li", {}, h("a", { href: `#/table/${encodeURIComponent(name)}`, "data-key": `routed-${name}` }, name))))
+    found.tables.length
+      ? h("ul", { class: "tables" }, found.tables.map(item))
       : h("p", { class: "soft" }, "No table is named so."),
     more > 0 && h("p", { class: "soft" }, `${count(more)} more: search for a part of the name.`),
   );
+}
+
+function item({ name, amiss, level }) {
+  return h("li", {}, h("a", { href: `#/table/${encodeURIComponent(name)}`, "data-key": `routed-${name}` }, name), amiss && [" ", badge(level, amiss)]);
 }

@@ -9,7 +9,7 @@ import { badge, shape } from "./marks.js";
 import { heldBy, needsList, way, words } from "./parts.js";
 import { recorded } from "./recorded.js";
 import { routed } from "./routed.js";
-import { timeline } from "./timeline.js";
+import { timelines } from "./timeline.js";
 
 export const title = (name) => name;
 export const path = (name, state) => `stream/${encodeURIComponent(name)}?${new URLSearchParams({ hours: state.hours || 6, tables: state.tables || "" })}`;
@@ -20,8 +20,8 @@ export function draw(view, state, page) {
   return [
     way(line.stream),
     h("header", { class: "top" }, h("h1", {}, line.stream), badge(line.level, line.word), h("p", { class: "aside" }, `Looked at ${ago(line.at_ms ?? view.at_ms, view.at_ms)}`)),
-    line.table && actions(offered(view), line.stream, view.may_act, page),
-    needsList([...line.needs, ...view.problems.filter((said) => !line.needs.some(({ sentence }) => sentence === said))]),
+    line.table && actions(view.acts, line.stream, view.may_act, page),
+    needsList([...line.needs, ...view.problems.filter((said) => !line.needs.some(({ sentence }) => sentence === said))], line.level),
     line.notes.map((note) => h("p", { class: "note" }, shape(3), h("span", {}, note))),
     view.backfill && underWay(view.backfill),
     numbers(view),
@@ -33,12 +33,6 @@ export function draw(view, state, page) {
     h("div", { class: "columns" }, runs(view), rejected(view), changes(view)),
     h("div", { class: "columns" }, happened(view), facts(view), elsewhere(view)),
   ];
-}
-
-function offered(view) {
-  const paused = ["paused", "pausing"].includes(view.line.word);
-  const letters = view.rejected.length > 0 && view.facts.Mode === "append";
-  return [paused ? "resume" : "pause", !paused && view.line.word === "given up" && "resume", "restart", "reset", view.facts.Mode === "append" && "backfill", view.backfill && "abandon", letters && "replay"].filter(Boolean);
 }
 
 function underWay(it) {
@@ -56,10 +50,10 @@ function numbers(view) {
     { class: "numbers" },
     number("Fresh", fresh, `${duration(line.promise_ms)} promised`),
     number("Waiting in Kafka", count(line.lag), line.lag === null ? "unknown" : "records"),
-    number("Records", rate(line.records_per_s), line.backpressure_ms > 0 ? `batches are ${duration(line.backpressure_ms)} too slow` : `${short(line.rows)} rows in the table`),
-    number("Complete to", windows ? iso(windows.complete_to) : UNKNOWN, windows ? heldBy(windows) || `by ${windows.grain}, UTC` : "not known, or no windows"),
+    number("Records", rate(line.records_per_s), line.backpressure_ms > 0 ? `batches are ${duration(line.backpressure_ms)} too slow` : `${short(line.rows)} rows in ${view.routes ? "its home table" : "the table"}`),
+    number("Complete to", windows ? h("time", {}, iso(windows.complete_to)) : UNKNOWN, windows ? heldBy(windows) || `by ${windows.grain}, UTC` : "not known, or no windows"),
     number("Dead letters", count(line.rejected_last_day), left(view)),
-    line.health && number("Table", [shape(line.health.level), " ", line.health.word], line.health.what.join(", ") || "as measured last"),
+    line.health && number(view.routes ? "Its tables" : "Table", [shape(line.health.level), line.health.word], line.health.what.join(", ") || "as measured last"),
   );
 }
 
@@ -75,7 +69,6 @@ function number(name, value, beside) {
 }
 
 function charts(view) {
-  const now = view.at_ms;
   const pairs = view.commits.map((commit, i) => ({ commit, before: view.commits[i - 1] }));
   const perSecond = pairs.slice(1).map(({ commit, before }) => {
     const seconds = Math.max(commit.at_ms - before.at_ms, 1) / 1000;
@@ -87,14 +80,14 @@ function charts(view) {
   }));
   const apart = pairs.slice(1).map(({ commit, before }) => ({ at: commit.at_ms, value: commit.at_ms - before.at_ms }));
   const size = view.commits.map((commit) => ({ at: commit.at_ms, value: commit.bytes }));
-  return h(
-    "section",
-    { class: "charts" },
-    timeline(perSecond, { title: "Records a second, by commit", now, bars: true, say: (value) => rate(value) }),
-    timeline(behind, { title: "Watermark behind the clock", now, say: duration }),
-    timeline(apart, { title: "Time between commits", now, say: duration, limit: view.line.promise_ms }),
-    timeline(size, { title: "Bytes a commit", now, bars: true, say: bytes }),
-  );
+  const pictures = [
+    { points: perSecond, title: "Records a second, by commit", bars: true, say: rate },
+    { points: behind, title: "Watermark behind the clock", say: duration },
+    { points: apart, title: "Time between commits", say: duration, limit: view.line.promise_ms },
+    { points: size, title: `Bytes of each commit${view.routes ? " to its home table" : ""}`, bars: true, say: bytes },
+  ];
+  const known = ({ points }) => view.commits.length < 3 || points.some(({ value }) => value !== null);
+  return h("section", { class: "charts" }, timelines(pictures.filter(known), view.at_ms));
 }
 
 function happened(view) {
@@ -127,7 +120,7 @@ function partitions(view) {
       "p",
       { class: "soft" },
       waiting(view.partitions, most),
-      holder && [`The watermark waits for `, h("b", {}, `${holder.topic}-${holder.partition}`), `, whose newest event time is ${moment(holder.newest_ms)}.`],
+      holder && [`The watermark waits for `, h("b", {}, `${holder.topic}-${holder.partition}`), holder.newest_ms === null ? ", which has shown no event time yet." : `, whose newest event time is ${moment(holder.newest_ms)}.`],
       !holder && view.partitions.every(({ idle }) => idle) && "All are idle: new records move the watermark.",
       more > 0 && ` ${counted(more, "partition")} that wait least are not shown.`,
     ),
@@ -174,7 +167,7 @@ function rejected(view) {
           { class: "runs letters" },
           view.rejected.map((one) => h("li", {}, h("div", {}, h("b", {}, one.reason), ` ${counted(one.count, "record")}`, one.there !== one.count && `, ${one.there ? counted(one.there, "dead letter") : "no dead letter"} now`, one.places.length > 0 && h("small", {}, "such as ", one.places.map((place, i) => [i ? ", " : "", h("code", {}, place)])), one.there > 0 && h("small", {}, h("code", {}, `frazil dlq show ${name} --reason ${one.reason} --limit 3`))))),
         )
-      : h("p", { class: "soft" }, view.line.rejected_last_day ? "Why is not in the table's history." : "Every record could be decoded."),
+      : h("p", { class: "soft" }, view.line.rejected_last_day ? "The table's history does not say why." : "Every record could be decoded."),
     view.rejected.length > 0 && h("p", { class: "soft" }, "What is in them is not shown here, because their fields may be sensitive: the command shows it to whoever may read the table."),
   );
 }
@@ -212,6 +205,7 @@ function facts(view) {
   const said = {
     Topics: () => view.topics.map(({ name, address }, i) => [i ? ", " : "", address ? h("a", { ...linkOut(address), "data-key": `topic-${name}` }, name) : name]),
     Table: toTable,
+    "Home table": toTable,
     "Dead letters": toTable,
   };
   const topics = view.topics.length > 0;

@@ -1,0 +1,92 @@
+"""Which acts a stream offers, and why it refuses others: in the words of the commands that do the same. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from frazil.backfill.lane_rules import (
+    check_backfilled,
+    check_begun,
+    check_has_own,
+    check_no_backfill,
+    check_no_replay,
+    check_replayed,
+)
+from frazil.commit.lane import Lane
+from frazil.commit.marker import Marker
+from frazil.errors import FrazilError
+from frazil.operations.acts import Act
+from frazil.operations.stream_view import History
+from frazil.spec.model import StreamSpec
+from frazil.status.stream import StreamStatus
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How a stream stands, as far as its acts depend on that."""
+
+    paused: bool = False
+    given_up: bool = False
+    looked: bool = False
+    """Whether its table, or that there is none, is known. If not, the declaration alone decides."""
+    marker: Marker | None = None
+    lane: Lane | None = None
+    """Its last backfill or replay."""
+    letters: bool = True
+    """Whether its dead-letter table may have some."""
+
+
+def standing_of(status: StreamStatus | None, history: History | None, *, looked: bool) -> Standing:
+    """From what was seen of a stream. `looked`: whether its table was found, or found to be missing."""
+    if status is not None and status.table_exists is False:
+        history, looked = None, True
+    found = history or History(letters=not looked)
+    return Standing(
+        paused=status is not None and status.desired == "paused",
+        given_up=status is not None and status.writer.given_up,
+        looked=looked and not found.unreadable,
+        marker=found.marker,
+        lane=found.lane,
+        letters=found.letters,
+    )
+
+
+def offered(spec: StreamSpec, now: Standing) -> tuple[Act, ...]:
+    """In the order in which they are shown."""
+    return tuple(act for act in _sensible(now) if refusal(act, spec, now) is None)
+
+
+def _sensible(now: Standing) -> Iterator[Act]:
+    yield Act.RESUME if now.paused else Act.PAUSE
+    if now.given_up and not now.paused:
+        yield Act.RESUME
+    yield Act.RESTART
+    if now.marker is not None or not now.looked:
+        yield Act.RESET
+    yield Act.BACKFILL
+    if now.lane is not None and now.lane.is_open:
+        yield Act.ABANDON
+    if now.letters:
+        yield Act.REPLAY
+
+
+def refusal(act: Act, spec: StreamSpec, now: Standing) -> str | None:
+    """Why the stream cannot have a backfill, or its dead letters replayed, as it stands; None if it can.
+
+    Other acts are refused for what only whoever looks for them knows.
+    """
+    try:
+        if act is Act.BACKFILL:
+            check_backfilled(spec, routed=now.marker is not None and now.marker.routed is not None)
+            check_no_replay(now.lane)
+            if now.looked:
+                check_begun(spec, now.marker)
+        elif act is Act.REPLAY:
+            check_replayed(spec)
+            check_no_backfill(now.lane)
+            if now.looked:
+                check_has_own(spec, now.marker)
+    except FrazilError as error:
+        return str(error)
+    return None

@@ -1,0 +1,118 @@
+"""A stream offers what can be done with it, and what it does not offer is refused as the command line refuses it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from frazil.backfill.lane_rules import check_backfilled, check_replayed
+from frazil.commit.lane import Lane, LaneState
+from frazil.commit.marker import BatchKey, Marker
+from frazil.errors import FrazilError
+from frazil.kafka.identity import SourceIdentity
+from frazil.operations.acts import Act
+from frazil.operations.offers import Standing, offered, refusal
+from frazil.spec.load import validate_stream
+from frazil.spec.model import StreamSpec
+
+PLAIN: dict[str, Any] = {
+    "name": "ticks",
+    "source": {"topics": ["ticks"], "bootstrap-servers": "127.0.0.1:1"},
+    "table": "demo.ticks",
+    "schema": {"id": "string not null", "ts": "timestamptz not null"},
+    "event-time": "ts",
+}
+KINDS: dict[str, dict[str, Any]] = {
+    "append": {},
+    "aligned": {"partition-by": ["hour(ts)"], "complete": "hour", "commit": {"align": "watermark"}},
+    "upsert": {"mode": "upsert", "key": "id"},
+    "dedupe": {"dedupe": {"key": "id", "within": "1h"}},
+    "route": {"route": {"by": "field", "name": "id", "template": "demo.ticks_{value}"}},
+    "no coordinates": {"coordinates": False},
+}
+HAS = {
+    "append": {Act.BACKFILL, Act.REPLAY},
+    "aligned": {Act.BACKFILL, Act.REPLAY},
+    "upsert": {Act.REPLAY},
+    "dedupe": set(),
+    "route": {Act.REPLAY},
+    "no coordinates": set(),
+}
+ALWAYS = (Act.PAUSE, Act.RESTART, Act.RESET)
+MARKER = Marker("ticks", BatchKey(1, 1), None, {}, SourceIdentity("c", {"ticks": "t"}))
+BEGUN = Standing(looked=True, marker=MARKER)
+BACKFILL = Lane("ticks", "b-1", {"stream": "ticks"}, "b", 1)
+REPLAY = Lane("ticks", "r-1", {"stream": "ticks", "dead-letters": "all"}, "r", 1)
+
+
+def declared(kind: str) -> StreamSpec:
+    return validate_stream({**PLAIN, **KINDS[kind]}, Path("ticks.yaml"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_of_stream_offers_what_its_commands_do_for_it(kind: str):
+    spec = declared(kind)
+    for now in (BEGUN, Standing()):  # also while nothing is known of its table
+        found = offered(spec, now)
+        assert found[:3] == ALWAYS
+        assert {*found} - {*ALWAYS} == HAS[kind]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_not_offered_is_refused_in_the_words_of_the_command(kind: str):
+    spec = declared(kind)
+    for act, check in ((Act.BACKFILL, check_backfilled), (Act.REPLAY, check_replayed)):
+        said = refusal(act, spec, BEGUN)
+        assert (said is None) == (act in HAS[kind])
+        if said is not None:
+            with pytest.raises(FrazilError) as raised:
+                check(spec)
+            assert said == str(raised.value)
+
+
+def test_a_stream_that_had_a_route_has_no_backfill():
+    had = replace(BEGUN, marker=replace(MARKER, routed=BatchKey(1, 1)))
+    assert Act.BACKFILL not in offered(declared("append"), had)
+    assert "has, or had, a route" in (refusal(Act.BACKFILL, declared("append"), had) or "")
+
+
+def test_a_stream_without_letters_has_nothing_to_replay():
+    assert Act.REPLAY not in offered(declared("upsert"), replace(BEGUN, letters=False))
+
+
+@pytest.mark.parametrize(
+    ("changes", "first"),
+    [
+        ({"paused": True}, (Act.RESUME, Act.RESTART)),
+        ({"given_up": True}, (Act.PAUSE, Act.RESUME, Act.RESTART)),
+        ({"paused": True, "given_up": True}, (Act.RESUME, Act.RESTART)),
+    ],
+)
+def test_one_that_was_stopped_is_resumed(changes: dict[str, bool], first: tuple[Act, ...]):
+    assert offered(declared("append"), replace(BEGUN, **changes))[: len(first)] == first
+
+
+def test_while_a_backfill_is_under_way_it_can_be_gone_on_with_or_abandoned_and_no_letters_are_replayed():
+    spec, now = declared("append"), replace(BEGUN, lane=BACKFILL)
+    assert offered(spec, now)[3:] == (Act.BACKFILL, Act.ABANDON)
+    assert "finish it, or end it with `frazil backfill ticks --abandon`" in (refusal(Act.REPLAY, spec, now) or "")
+    assert offered(spec, replace(now, lane=replace(BACKFILL, state=LaneState.PUBLISHED)))[3:] == (
+        Act.BACKFILL,
+        Act.REPLAY,
+    )
+
+
+def test_while_letters_are_replayed_there_is_no_backfill_and_the_replay_can_be_finished_or_abandoned():
+    spec, now = declared("append"), replace(BEGUN, lane=REPLAY)
+    assert offered(spec, now)[3:] == (Act.ABANDON, Act.REPLAY)
+    assert "`frazil dlq replay ticks` finishes it first" in (refusal(Act.BACKFILL, spec, now) or "")
+
+
+def test_a_stream_that_never_began_has_no_position_and_so_nothing_that_depends_on_one():
+    spec, now = declared("append"), Standing(looked=True)
+    assert offered(spec, now) == (Act.PAUSE, Act.RESTART)
+    assert "has no marker in table demo.ticks" in (refusal(Act.BACKFILL, spec, now) or "")
+    assert "nothing tells which letters are its own" in (refusal(Act.REPLAY, spec, now) or "")

@@ -1,0 +1,31 @@
+"""The tables of a route as the page shows them."""
+
+from __future__ import annotations
+
+from frazil.operations.condition import Level
+from frazil.operations.routed_view import ROUTED_MOST, RoutedTable, RoutedTables, routed_of
+
+
+def test_of_thousands_of_tables_some_are_shown_and_a_search_finds_the_others():
+    names = [f"demo.orders_of_{n:04}" for n in range(2000)]
+    shown = routed_of(names, "")
+    assert shown is not None
+    assert ([one.name for one in shown.tables], shown.found, shown.in_all) == (names[:ROUTED_MOST], 2000, 2000)
+    assert routed_of(names, "DEMO 1234") == RoutedTables((RoutedTable("demo.orders_of_1234"),), 1, 2000)
+    assert routed_of(names, "nothing") == RoutedTables((), 0, 2000)
+    assert routed_of((), "") is None
+
+
+def test_tables_with_something_amiss_come_first_also_one_that_is_not_there_and_have_the_mark_of_their_stream():
+    names = [f"demo.orders_of_{n:04}" for n in range(2000)]
+    amiss = {"demo.orders_of_1999": "lacks 3 rows", "demo.orders_of_gone": "missing"}
+    shown = routed_of(names, "", amiss=amiss)
+    assert shown is not None
+    assert shown.tables[:3] == (
+        RoutedTable("demo.orders_of_1999", "lacks 3 rows", Level.TROUBLE),
+        RoutedTable("demo.orders_of_gone", "missing", Level.TROUBLE),
+        RoutedTable("demo.orders_of_0000"),
+    )
+    assert shown.in_all == 2001
+    found = routed_of(names, "missing", amiss=amiss, level=Level.BROKEN)
+    assert found == RoutedTables((RoutedTable("demo.orders_of_gone", "missing", Level.BROKEN),), 1, 2001)
