@@ -41,6 +41,26 @@ DRAWN = """async () => {
   const drawn = timeline(points, { title: '', now: 660000 }).querySelectorAll('.stroke');
   return [...drawn].map((one) => one.getAttribute('d'));
 }"""
+AXES = """async () => {
+  const { timeline } = await import('/frazil/ops/timeline.js');
+  const { bytes, duration, rate, short } = await import('/frazil/ops/format.js');
+  const axis = (value, say, bars) => {
+    const points = [0, 1, 2].map((minute) => ({ at: minute * 60000, value }));
+    const drawn = timeline(points, { title: '', now: 120000, say, bars });
+    const all = (what) => [...drawn.querySelectorAll(what)];
+    const labels = all('text[text-anchor=end]').filter((one) => one.getAttribute('x') < 100);
+    const at = (one) => Number(one.getAttribute('x'));
+    return {
+      labels: labels.map((one) => one.textContent),
+      covered: all('.bar').some((one) => at(one) < Math.max(...labels.map(at))),
+      says: drawn.querySelector('p')?.textContent || '',
+    };
+  };
+  const values = [0, 0.0001, 0.002, 0.3, 1, 2, 3, 5, 7, 40, 999, 4321, 1e6, 90 * 3600 * 1000];
+  const each = values.flatMap((value) => [[value, true], [value, false]]);
+  return [bytes, duration, rate, short].flatMap((say) => each.map(([value, bars]) => axis(value, say, bars)));
+}"""
+"""Pictures of each kind and of values from nothing to much."""
 FITS = "e => e.getBoundingClientRect().right <= e.closest('td').getBoundingClientRect().right + 0.5"
 MANY = 300
 ROWS = "tbody th[scope=row]"
@@ -117,6 +137,12 @@ def test_those_that_need_a_person_come_first_each_with_its_reason(open_page: Ope
         expect(page.get_by_text(said).first).to_be_visible()
     to_dag = page.get_by_role("listitem").filter(has_text="frazil_writer_inventory, is paused").get_by_role("link")
     expect(to_dag).to_have_attribute("href", "/dags/frazil_writer_inventory")
+    for worst in (".headline.broken", ".chip .shape.broken"):  # all that need a person, as the worst of them
+        expect(page.locator(worst)).to_have_count(1)
+    levels = page.locator("tr:has(+ .why) .badge:not(.health *)").evaluate_all("all => all.map(e => e.classList[1])")
+    assert page.locator(".why ul").evaluate_all("all => all.map(e => e.classList[0])") == levels
+    view(page, "#/stream/payments", "payments")
+    expect(page.locator("header .badge.broken, .needs.broken")).to_have_count(2)
 
 
 def test_a_catalog_that_hangs_is_named_within_two_seconds_and_leaves_the_others_alone(
@@ -144,6 +170,11 @@ def test_a_stream_shows_its_past_its_partitions_and_its_dags_and_leads_to_its_ta
         expect(page.get_by_role("img", name=picture)).to_be_visible()
     before, after = page.evaluate(DRAWN)  # a pause of minutes is a gap, and each minute a step
     assert not {"L", "l"} & {*before, *after}
+    for axis in page.evaluate(AXES):
+        assert len({*axis["labels"]}) == len(axis["labels"]), "no label is repeated"
+        assert "1 bytes" not in axis["labels"]
+        assert not axis["covered"], "the first bar is beside the labels"
+        assert bool(axis["labels"]) != axis["says"].startswith("Always 0")
     heat = page.locator(".heat li")
     expect(heat).to_have_count(8)
     expect(page.locator(".heat .holds")).to_have_text(re.compile("^5"))

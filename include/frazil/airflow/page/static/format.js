@@ -61,7 +61,8 @@ export function bytes(value) {
     size /= 1000;
     unit += 1;
   }
-  return `${unit && size < 10 ? size.toFixed(1) : Math.round(size)} ${units[unit]}`;
+  if (!unit) return counted(Math.round(size), "byte");
+  return `${size < 10 ? size.toFixed(1) : Math.round(size)} ${units[unit]}`;
 }
 
 export function counted(n, one, many = `${one}s`) {

@@ -3,12 +3,12 @@
 import { gauge, spark } from "./charts.js";
 import { h } from "./dom.js";
 import { ago, count, counted, duration, iso, rate, short, UNKNOWN } from "./format.js";
-import { badge, shape } from "./marks.js";
+import { badge, levelName, shape } from "./marks.js";
 import { heldBy, needed, needsList } from "./parts.js";
 
 const FILTERS = [
   { key: "all", word: "All", level: null, of: () => true },
-  { key: "needs", word: "Need a person", level: 0, of: (line) => line.level <= 1 },
+  { key: "needs", word: "Need a person", level: 1, of: (line) => line.level <= 1 },
   { key: "well", word: "Well", level: 4, of: (line) => line.level === 4 },
   { key: "quiet", word: "Quiet", level: 3, of: (line) => line.level === 3 },
   { key: "unknown", word: "Unknown", level: 2, of: (line) => line.level === 2 },
@@ -24,7 +24,7 @@ export function draw(data, state, page) {
   const found = matching(data.lines, state);
   return [
     header(data),
-    needsList(data.needs, "all"),
+    needsList(data.needs, 1, "all"),
     data.notes.map((note) => h("p", { class: "note" }, shape(2), h("span", {}, note))),
     data.lines.length > 0 && controls(data.lines, state, page),
     data.lines.length === 0 ? nothing(data) : found.length ? table(found, data.at_ms) : none(state, page),
@@ -44,14 +44,19 @@ function header(data) {
     "header",
     { class: "top" },
     h("h1", {}, "Streams"),
-    said && h("p", { class: `headline ${needing ? "bad" : ""}` }, said),
+    said && h("p", { class: `headline ${needing ? levelName(worst(data.lines)) : ""}` }, said),
     data.pending && h("p", { class: "soft" }, "Looking …"),
     data.lines.length > 0 && h("p", { class: "aside" }, `${rate(perSecond)} in all`),
   );
 }
 
+/** The level of some lines together: that of the one that needs a person most. */
+function worst(lines, level = 4) {
+  return Math.min(level, ...lines.map((line) => line.level));
+}
+
 function controls(lines, state, page) {
-  const chips = FILTERS.map((filter) => ({ ...filter, n: lines.filter(filter.of).length }));
+  const chips = FILTERS.map((filter) => ({ ...filter, n: lines.filter(filter.of).length, level: filter.level && worst(lines.filter(filter.of), filter.level) }));
   return h(
     "div",
     { class: "controls" },
@@ -129,7 +134,7 @@ function row(line, now) {
       h("td", { "data-name": "Table" }, health(line)),
     ),
     line.needs.length > 0 &&
-      h("tr", { class: "why" }, h("td", { colspan: COLUMNS.length }, h("ul", {}, needed(line.needs, `need-${line.stream}`)))),
+      h("tr", { class: "why" }, h("td", { colspan: COLUMNS.length }, h("ul", { class: levelName(line.level) }, needed(line.needs, `need-${line.stream}`)))),
   ];
 }
 

@@ -2,7 +2,7 @@
 
 import { h, s } from "./dom.js";
 import { bytes, duration, moment, rate } from "./format.js";
-import { timeline } from "./timeline.js";
+import { timelines } from "./timeline.js";
 
 const RANGES = { 6: "6 hours", 24: "24 hours", 168: "7 days", 336: "14 days" };
 
@@ -42,20 +42,19 @@ function choice(view, state, page) {
 }
 
 function charts(view) {
-  const now = view.at_ms;
   const of = (value) => view.points.map((point) => ({ at: point.at_ms, value: value(point), span: point.span_ms }));
   const each = (name) => of((point) => (point.batches ? point[name] / point.batches : null));
   const some = (points) => points.filter(({ value }) => value !== null && value !== undefined).length > 1;
-  const perSecond = view.rates.map((one) => ({ at: one.at_ms, value: one.records_per_s, bad: one.rejected_per_s }));
+  const perSecond = view.rates.map((one, i) => ({ at: one.at_ms, span: view.points[i].span_ms, value: one.records_per_s, bad: one.rejected_per_s }));
   const pictures = [
     { points: perSecond, title: "Records a second", bars: true, say: (value) => rate(value) },
     { points: of((point) => point.lag), title: "Records that waited in Kafka" },
     { points: of((point) => point.freshness_ms), title: "Age of the last commit while records waited", say: duration, limit: view.line.promise_ms },
     { points: of((point) => (point.watermark_ms === null ? null : Math.max(point.at_ms + point.span_ms - point.watermark_ms, 0))), title: "Watermark behind the clock, at the end of each span", say: duration },
-    { points: each("bytes"), title: "Bytes a commit", bars: true, say: bytes },
+    { points: each("bytes"), title: `Bytes a commit, on average${view.routes ? ", in all its tables" : ""}`, bars: true, say: bytes },
     { points: of((point) => point.backpressure_ms), title: "By how much batches took longer than their interval", say: duration },
   ];
-  return pictures.filter(({ points }) => some(points)).map(({ points, ...options }) => timeline(points, { ...options, now }));
+  return timelines(pictures.filter(({ points }) => some(points)), view.at_ms);
 }
 
 /* Where the time of batches went */

@@ -19,7 +19,7 @@ export function draw(view, state, page) {
     way(view.table),
     h("header", { class: "top" }, h("h1", {}, view.table), badge(view.level, view.pending && !view.shape ? "looking" : WORDS[view.level]), h("p", { class: "aside" }, "Written by ", view.streams.map((name, i) => [i ? ", " : "", h("a", { href: `#/stream/${encodeURIComponent(name)}`, "data-key": `to-${name}` }, name)]))),
     actions(offered(view), view.table, view.may_act, page, { partition: held(view)?.key }),
-    needsList([...view.alerts, ...view.problems]),
+    needsList([...view.alerts, ...view.problems], view.level),
     view.shape ? [numbers(view.shape), windows(view), h("div", { class: "columns" }, files(view.shape), maintenance(view)), snapshots(view)] : nothing(view),
   ];
 }

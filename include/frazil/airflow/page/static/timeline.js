@@ -1,14 +1,23 @@
 // Values over time, as bars or a line, with an axis that people can read and the value under the pointer.
 
 import { h, s } from "./dom.js";
-import { duration, moment, short } from "./format.js";
+import { bytes, count, duration, moment, short } from "./format.js";
 
 const WIDTH = 560;
 const HEIGHT = 150;
-const LEFT = 58;
+const LEFT = 70;
 const RIGHT = 6;
 const TOP = 10;
 const BOTTOM = 22;
+const BAR = 14;
+const WHOLE = [bytes, count, short]; // no half of what these say
+
+/** Figures of several series, {points, ...options} each; those with nothing but zeros come last, where they leave no gap. */
+export function timelines(pictures, now) {
+  const says = ({ points }) => points.some(({ value }) => value);
+  const drawn = pictures.map((one) => [says(one), timeline(one.points, { ...one, now })]);
+  return [true, false].map((full) => drawn.filter(([has]) => has === full).map(([, figure]) => figure));
+}
 
 /**
  * A figure of `points` [{at, value, bad, span}], oldest first; `bad` is the part of value that is drawn in the colour of
@@ -23,16 +32,18 @@ export function timeline(points, options) {
   if (shown.length < 2) return h("figure", { class: "chart" }, head, h("p", { class: "faint" }, "Not enough commits yet."));
   const from = shown[0].at;
   const to = Math.max(now, last.at + (last.span || 0), from + 1);
-  const top = niceTop(Math.max(usual(shown), limit && limit < 4 * last.value ? limit : 0), say === duration ? STEPS_MS : null);
-  const x = (at) => LEFT + ((at - from) / (to - from)) * (WIDTH - LEFT - RIGHT);
+  if (!shown.some(({ value }) => value)) return h("figure", { class: "chart" }, head, h("p", { class: "faint" }, `Always ${say(0)} since ${moment(from, now)}.`));
+  const top = niceTop(Math.max(usual(shown), limit && limit < 4 * last.value ? limit : 0), say);
+  const inset = bars && !last.span ? BAR / 2 : 0; // half a bar, which has its time in its middle
+  const x = (at) => LEFT + inset + ((at - from) / (to - from)) * (WIDTH - LEFT - RIGHT - 2 * inset);
   const y = (value) => TOP + (1 - Math.min(value, top) / top) * (HEIGHT - TOP - BOTTOM);
   const cursor = s("line", { class: "cursor", y1: TOP, y2: HEIGHT - BOTTOM, x1: -9, x2: -9 });
   const drawing = s(
     "svg",
     { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": sentence(title, shown, say, now) },
-    [0, 0.5, 1].map((share) => [
-      s("line", { class: "grid", x1: LEFT, x2: WIDTH - RIGHT, y1: y(top * share), y2: y(top * share) }),
-      s("text", { x: LEFT - 6, y: y(top * share) + 4, "text-anchor": "end" }, share ? say(top * share) : "0"),
+    ticks(top, say).map(({ value, label }) => [
+      s("line", { class: "grid", x1: LEFT, x2: WIDTH - RIGHT, y1: y(value), y2: y(value) }),
+      s("text", { x: LEFT - 6, y: y(value) + 4, "text-anchor": "end" }, label),
     ]),
     [from, (from + to) / 2, to].map((at, i) =>
       s("text", { x: x(at), y: HEIGHT - 5, "text-anchor": ["start", "middle", "end"][i] }, moment(at, now)),
@@ -57,13 +68,33 @@ export function timeline(points, options) {
   return h("figure", { class: "chart" }, head, drawing);
 }
 
+/** What the axis says at the bottom, in the middle and at the top; nothing twice. */
+function ticks(top, say) {
+  const all = [0, 0.5, 1].map((share) => ({ value: top * share, label: share ? say(top * share) : "0" }));
+  return all.filter(({ label }, i) => i !== 1 || (label !== all[0].label && label !== all[2].label));
+}
+
 function drawBars(points, x, y) {
+  if (points[0].span) return drawSpans(points, x, y);
   const gaps = points.slice(1).map((point, i) => x(point.at) - x(points[i].at));
-  const width = Math.max(1, Math.min(14, Math.min(...gaps.filter((gap) => gap > 0), 99) * 0.7));
-  return points.map(({ at, value, bad = 0 }) => [
-    s("rect", { class: "bar", x: x(at) - width / 2, y: y(value), width, height: Math.max(0, y(0) - y(value)) }),
-    bad > 0 && s("rect", { class: "bad", x: x(at) - width / 2, y: y(bad), width, height: Math.max(1, y(0) - y(bad)) }),
-  ]);
+  const width = Math.max(1, Math.min(BAR, Math.min(...gaps.filter((gap) => gap > 0), 99) * 0.7));
+  return points.map((point) => drawBar(point, x(point.at) - width / 2, width, y));
+}
+
+/** A bar for each span, in its middle. */
+function drawSpans(points, x, y) {
+  return points.map((point) => {
+    const room = x(point.at + point.span) - x(point.at);
+    const width = Math.max(1, Math.min(BAR, room * 0.7));
+    return drawBar(point, x(point.at) + (room - width) / 2, width, y);
+  });
+}
+
+function drawBar({ value, bad = 0 }, left, width, y) {
+  return [
+    s("rect", { class: "bar", x: left, y: y(value), width, height: Math.max(0, y(0) - y(value)) }),
+    bad > 0 && s("rect", { class: "bad", x: left, y: y(bad), width, height: Math.max(1, y(0) - y(bad)) }),
+  ];
 }
 
 /** A line for each stretch without a gap: where nothing was committed for long, nothing is known in between. */
@@ -113,9 +144,8 @@ function usual(points) {
   return many > 0 ? Math.min(most, many * 3) : most;
 }
 
-function niceTop(value, steps) {
-  if (value <= 0) return steps ? steps[0] : 1;
-  const step = steps?.find((one) => one >= value);
+function niceTop(value, say) {
+  const step = (say === duration ? STEPS_MS : WHOLE.includes(say) ? [2, 4, 10] : []).find((one) => one >= value);
   if (step) return step;
   const power = 10 ** Math.floor(Math.log10(value));
   return [1, 2, 4, 5, 10].find((one) => one * power >= value) * power;
