@@ -118,8 +118,8 @@ AGGREGATIONS: FileKind[AggregationSpec] = FileKind(load_aggregation, read_mappin
 def _sentence(details: ErrorDetails) -> str:
     key, kind = ".".join(map(str, details["loc"])), details["type"]
     value = "" if kind == "missing" else f"{details['input']!r} "
-    if kind == "value_error":
-        return f"{key}: {value}{details['ctx']['error']}" if key else str(details["ctx"]["error"])
+    if not key:
+        return meaning_of(details)
     if kind == "extra_forbidden":
         allowed = [str(field.alias) for name, field in AggregationSpec.model_fields.items() if name != "name"]
         close = get_close_matches(key.replace("_", "-"), allowed, n=1)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import click
 from pydantic import ValidationError
@@ -13,9 +15,9 @@ from frazil.cli.options import json_option, streams_option
 from frazil.cli.output import echo_json
 from frazil.errors import SpecError
 from frazil.spec.formats import Registry
-from frazil.spec.load import DEFAULTS_FILE
+from frazil.spec.load import DEFAULTS_FILE, read_defaults
+from frazil.spec.problems import meaning_of
 from frazil.spec.references import resolve_all
-from frazil.spec.yaml_file import read_mapping
 
 NOTHING_INFERRED = "Nothing was inferred: mend that, or name another one by --registry"
 
@@ -62,8 +64,8 @@ def infer(  # noqa: PLR0913 - one for each option
     stream = name or _stream_name(topic)
     named = Named(stream, table or f"default.{stream.replace('-', '_')}", bootstrap_servers)
     properties = _properties(streams_folder, bootstrap_servers)
-    sample = sample_of(properties, topic, records=records)
     declared = _registry(streams_folder, registry_url)
+    sample = sample_of(properties, topic, records=records)
     written = None
     if declared is not None:
         written = registered(sample, declared, SchemaRegistry(declared, os.environ, meanwhile=NOTHING_INFERRED))
@@ -74,8 +76,8 @@ def infer(  # noqa: PLR0913 - one for each option
 def _registry(folder: Path, url: str | None) -> Registry | None:
     """The registry of the folder's streams, at another address if one is given. Raises SpecError."""
     file = folder / DEFAULTS_FILE
-    declared = ((read_mapping(file) if file.exists() else {}).get("source") or {}).get("format")
-    found = (declared.get("registry") or {}) if isinstance(declared, dict) else {}
+    declared = _source(folder).get("format")
+    found = _mapping(declared, "registry", file, "source.format.registry") if isinstance(declared, Mapping) else {}
     if url is None and not found:
         return None
     try:
@@ -83,18 +85,34 @@ def _registry(folder: Path, url: str | None) -> Registry | None:
             {**found, **({"url": url} if url else {})}, by_alias=True, by_name=False, context={"folder": folder}
         )
     except ValidationError as error:
-        raise SpecError(f"{file}: source.format.registry: {error}") from None
+        lines = (
+            f"{file}: {'.'.join(map(str, ('source', 'format', 'registry', *details['loc'])))}: {meaning_of(details)}"
+            for details in error.errors()
+        )
+        raise SpecError("\n".join(lines)) from None
 
 
 def _properties(folder: Path, servers: str | None) -> dict[str, str]:
     """How to reach Kafka: what all streams of the folder have in common, and the option. Raises SpecError."""
-    file = folder / DEFAULTS_FILE
-    source = (read_mapping(file).get("source") or {}) if file.exists() else {}
-    found = {str(key): str(value) for key, value in (source.get("properties") or {}).items()}
+    file, source = folder / DEFAULTS_FILE, _source(folder)
+    properties = _mapping(source, "properties", file, "source.properties")
+    found = {str(key): str(value) for key, value in properties.items()}
     servers = servers or source.get("bootstrap-servers")
     if not servers:
         raise SpecError(f"no brokers: name them by --bootstrap-servers, or in {file} as source.bootstrap-servers")
     return resolve_all({**found, "bootstrap.servers": str(servers)}, os.environ)
+
+
+def _source(folder: Path) -> Mapping[str, Any]:
+    return _mapping(read_defaults(folder), "source", folder / DEFAULTS_FILE, "source")
+
+
+def _mapping(above: Mapping[str, Any], key: str, file: Path, path: str) -> Mapping[str, Any]:
+    """What is below a key; empty if nothing is. Raises SpecError if that is no mapping."""
+    found = above.get(key) or {}
+    if not isinstance(found, Mapping):
+        raise SpecError(f"{file}: {path}: is not a mapping")
+    return found
 
 
 def _stream_name(topic: str) -> str:

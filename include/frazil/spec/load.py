@@ -39,8 +39,13 @@ def _load_stream(path: Path) -> StreamSpec:
 def read_stream(path: Path) -> dict[str, Any]:
     """One file merged over `_defaults.yaml` of its folder, not validated. Raises SpecError."""
     declared = read_mapping(path)
-    defaults_file = path.parent / DEFAULTS_FILE
-    return _merge(read_mapping(defaults_file) if defaults_file.exists() else {}, declared)
+    return _merge(read_defaults(path.parent), declared)
+
+
+def read_defaults(folder: Path) -> Mapping[str, Any]:
+    """What all streams of a folder share, not validated. Raises SpecError."""
+    file = folder / DEFAULTS_FILE
+    return read_mapping(file) if file.exists() else {}
 
 
 def validate_stream(declared: Mapping[str, Any], path: Path) -> StreamSpec:
@@ -48,7 +53,24 @@ def validate_stream(declared: Mapping[str, Any], path: Path) -> StreamSpec:
     try:
         return StreamSpec.model_validate(declared, by_alias=True, by_name=False, context={"folder": path.parent})
     except ValidationError as error:
-        raise SpecError(describe(error, declared, path)) from None
+        raise SpecError(describe(error, declared, path, lambda key: _file_of(key, path))) from None
+
+
+def _file_of(key: str, path: Path) -> Path:
+    """The file that has a key, or most of its path: the stream's own, or the one of the folder's defaults."""
+    with suppress(SpecError):
+        if _depth(read_defaults(path.parent), key) > _depth(read_mapping(path), key):
+            return path.parent / DEFAULTS_FILE
+    return path
+
+
+def _depth(declared: Mapping[str, Any], key: str) -> int:
+    inner: object = declared
+    for depth, part in enumerate(key.split(".")):
+        if not isinstance(inner, Mapping) or part not in inner:
+            return depth
+        inner = inner[part]
+    return len(key.split("."))
 
 
 def load_streams(folder: Path) -> dict[str, StreamSpec]:

@@ -9,8 +9,8 @@ from pydantic import Field, model_validator
 
 from frazil.spec.values import Bytes, Model, PositiveDuration
 
-_SWITCH = {"on": True, "off": False, True: True, False: False}
-"""YAML 1.1 reads on and off as booleans; our loader reads them as words."""
+_SWITCH = {"on": True, "off": False, "true": True, "false": False}
+"""YAML 1.1 reads on and off as booleans, in any case; our loader reads them as words."""
 
 
 class Switched(Model):
@@ -21,7 +21,8 @@ class Switched(Model):
     @model_validator(mode="before")
     @classmethod
     def _switch_alone(cls, value: object) -> object:
-        return {"enabled": _SWITCH[value]} if isinstance(value, str | bool) and value in _SWITCH else value
+        on = _SWITCH.get(str(value).lower())
+        return value if on is None else {"enabled": on}
 
 
 class Compaction(Switched):
@@ -168,6 +169,7 @@ class Maintenance(Model):
     @classmethod
     def _switch_alone(cls, value: object) -> object:
         """`maintenance: off` switches every action off except the alerts."""
-        if not isinstance(value, str | bool) or value not in _SWITCH:
+        on = _SWITCH.get(str(value).lower())
+        if on is None:
             return value
-        return {} if _SWITCH[value] else dict.fromkeys(("compaction", "manifests", "expiry", "orphans"), False)
+        return {} if on else dict.fromkeys(("compaction", "manifests", "expiry", "orphans"), False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from itertools import groupby
 from pathlib import Path
@@ -35,6 +35,7 @@ _FORMAT = ("source", "format")
 _MEANINGS = {
     "union_tag_not_found": f"has no type; write one of {', '.join(FORMATS)}",
     "model_attributes_type": f"is no format; write {', '.join(FORMATS)}, or a mapping with type",
+    "extra_forbidden": "is an unknown key",
     "missing": "is missing",
     "string_type": "is not text",
     "int_type": "is not a whole number",
@@ -59,12 +60,15 @@ _BOUNDS = {
 }
 
 
-def describe(error: ValidationError, declared: Mapping[str, Any], path: Path) -> str:
-    """One line for each problem, `file: key: value message`, up to `MOST`; a secret's value is not shown."""
+def describe(error: ValidationError, declared: Mapping[str, Any], path: Path, file_of: Callable[[str], Path]) -> str:
+    """One line for each problem, `file: key: value message`, up to `MOST`; a secret's value is not shown.
+
+    `file_of` tells which file has a key: `path`, or one that lies beneath it.
+    """
     found = _problems(error, declared)
     known = {problem.key for problem in found}
     found += [problem for problem in _between(error, declared) if problem.key not in known]
-    lines = [f"{path}: {_line(problem)}" for problem in found[:MOST]]
+    lines = [f"{file_of(problem.key)}: {_line(problem)}" for problem in found[:MOST]]
     if len(found) > MOST:
         lines.append(f"{path}: and {len(found) - MOST:,} more; fix these first")
     return "\n".join(lines)
@@ -178,7 +182,7 @@ def _translate(details: ErrorDetails, declared: Mapping[str, Any]) -> Iterator[P
     if details["type"] == "extra_forbidden":
         yield Problem(key, None, _unknown_key(details["loc"]))
     else:
-        message = meaning_of(details) if cause is None else str(cause)
+        message = meaning_of(details)
         yield Problem(key, None if isinstance(value, str) and repr(value) in message else value, message)
 
 
@@ -193,6 +197,8 @@ def _at(declared: Mapping[str, Any], path: Iterable[str]) -> object:
 def meaning_of(details: ErrorDetails) -> str:
     """What is wrong with a value, to follow its key and the value."""
     kind, context = details["type"], details.get("ctx", {})
+    if (cause := context.get("error")) is not None:
+        return str(cause)
     if kind in {"literal_error", "enum"}:
         return f"is not allowed; write {context['expected'].replace(chr(39), '')}"
     if kind == "union_tag_invalid":
@@ -202,9 +208,11 @@ def meaning_of(details: ErrorDetails) -> str:
     if kind in _BOUNDS:
         word, bound = _BOUNDS[kind]
         return f"is {word} {context[bound]}"
-    if kind == "string_type" and isinstance(details["input"], int | float):
-        return "is not text; put it in quotes"
     meaning = _MEANINGS.get(kind, f"cannot be used: {details['msg']}")
+    if details["input"] is None and kind in {"model_type", "string_type", "tuple_type", "dict_type"}:
+        meaning = "is empty"
+    elif kind == "string_type" and isinstance(details["input"], int | float):
+        meaning += "; put it in quotes"
     return f"{meaning}{_mapping_to_write(details)}" if kind == "model_type" else meaning
 
 
@@ -231,7 +239,7 @@ def _key(location: Sequence[int | str], declared: Mapping[str, Any]) -> str:
     columns = declared.get("schema")
     if len(location) > 1 and location[0] == "schema" and isinstance(columns, Mapping) and isinstance(location[1], int):
         parts[1] = str(list(columns)[location[1]])
-    return ".".join(parts)
+    return ".".join(part if part.isprintable() and part.strip() else repr(part) for part in parts)
 
 
 def _unknown_key(location: Sequence[int | str]) -> str:

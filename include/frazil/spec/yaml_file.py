@@ -1,9 +1,9 @@
-"""Reads YAML by the rules of YAML 1.2: `on` and `no` are words, a time is text, a duplicate key is an error."""
+"""Reads YAML by the rules of YAML 1.2: `on` and `no` are words, times are text, a duplicate key is an error."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,28 +22,34 @@ _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class _StreamLoader(_Loader):  # type: ignore[misc]
-    """PyYAML's safe loader without YAML 1.1's booleans and timestamps."""
+    """PyYAML's safe loader without YAML 1.1's booleans, timestamps, octal and sexagesimal numbers. Keys are text."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode):
                 raise yaml.constructor.ConstructorError(None, None, "a key is text, no list or mapping", key.start_mark)
-            if key.tag != "tag:yaml.org,2002:merge" and key.value in seen:
+            if key.tag == "tag:yaml.org,2002:merge":
+                continue
+            if key.value in seen:
                 raise yaml.constructor.ConstructorError(
                     None, None, f"the key {key.value!r} appears twice", key.start_mark
                 )
+            key.tag = "tag:yaml.org,2002:str"  # `true: string` is a column of this name
             seen.add(str(key.value))
         mapping: dict[Any, Any] = super().construct_mapping(node, deep=deep)
         return mapping
 
 
-_BOOL = "tag:yaml.org,2002:bool"
+_BOOL, _INT = "tag:yaml.org,2002:bool", "tag:yaml.org,2002:int"
 _StreamLoader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag not in {_BOOL, "tag:yaml.org,2002:timestamp"}]
+    first: [(tag, pattern) for tag, pattern in resolvers if tag not in {_BOOL, _INT, "tag:yaml.org,2002:timestamp"}]
     for first, resolvers in _Loader.yaml_implicit_resolvers.items()
 }
 _StreamLoader.add_implicit_resolver(_BOOL, re.compile(r"^(?:true|True|false|False)$"), list("tTfF"))
+_StreamLoader.add_implicit_resolver(
+    _INT, re.compile(r"^(?:[-+]?(?:0|[1-9][0-9_]*)|0x[0-9a-fA-F]+)$"), list("-+0123456789")
+)
 
 
 def read_mapping(path: Path) -> Mapping[str, Any]:
@@ -62,13 +68,19 @@ def _read(path: Path) -> Mapping[str, Any]:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        line = text.splitlines()[mark.line] if mark and mark.line < len(text.splitlines()) else ""
         problem = error.problem or "is not YAML"
-        raise SpecError(f"{path}: {where}{problem}{_hint(problem, line)}") from None
+        raise SpecError(f"{path}: {where}{problem}{_hint(error, text.splitlines())}") from None
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise SpecError(f"{path}: line {line}: holds the control character {error.character:#04x}; remove it") from None
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:  # PyYAML's constructors raise these
         raise SpecError(f"{path}: is not YAML that can be read: {' '.join(str(error).split())}") from None
+    shared = path.name.startswith("_")  # by all streams of the folder, and it may be nothing
+    if loaded is None and shared:
+        return {}
     if not isinstance(loaded, dict):
-        raise SpecError(f"{path}: holds no mapping; begin a stream with name: …")
+        what = "write what the streams share, such as source: …" if shared else "begin a stream with name: …"
+        raise SpecError(f"{path}: holds no mapping; {what}")
     return loaded
 
 
@@ -78,11 +90,13 @@ def _text(path: Path) -> str:
             raise SpecError(
                 f"{path}: has {size:,} bytes, and a declaration at most {MOST_BYTES:,}; is it another file?"
             )
-        return path.read_text(encoding="utf-8")
+        content = path.read_bytes()
+        return content.decode()
     except FileNotFoundError:
         raise SpecError(f"{path}: there is no such file") from None
     except UnicodeDecodeError as error:
-        raise SpecError(f"{path}: cannot be read as UTF-8 text: {error}") from None
+        line = content.count(b"\n", 0, error.start) + 1
+        raise SpecError(f"{path}: line {line}: is not UTF-8 text ({error.reason}); save the file as UTF-8") from None
     except OSError as error:  # as the cause, so that `FileCache` does not keep it
         raise SpecError(f"{path}: cannot be read: {error.strerror or error}") from error
 
@@ -98,17 +112,36 @@ def _check_depth(text: str) -> None:
             raise yaml.YAMLError(f"it is nested over {MOST_NESTED} levels deep")
 
 
-def _hint(problem: str, line: str) -> str:
-    """What to do, if the line tells."""
+def _hint(error: yaml.MarkedYAMLError, lines: Sequence[str]) -> str:
+    """What to do, if the error or its line tells."""
+    problem, mark, began = error.problem or "", error.problem_mark or error.context_mark, error.context_mark
+    place = mark.line if mark else 0
+    before, line = ["", *lines, ""][place : place + 2]
+    opened = f"line {began.line + 1}" if began else "a line above"
+    if strange := _BLANKS.search(f"{before} {line}"):
+        return f"; there, or in the line above, write a plain space for the character U+{ord(strange[0]):04X}"
     if "\t" in line[: len(line) - len(line.lstrip())] or "'\\t'" in problem:
         return "; indent with spaces, because YAML allows no tabs"
-    if "cannot start any token" in problem:
-        return "; quote a value that begins with such a character"
     if re.search(r"\b(struct|list|map)\s*<", line):
         return '; quote the type, because it holds ": " or ",": "list<struct<a: int>>"'
-    if "mapping values are not allowed" in problem:
-        return '; quote a value that holds ": ", or begin a new line before the second key'
-    return ""
+    if "mapping values are not allowed" in problem and re.fullmatch(r"\s*[\w-]+:[^\s/]\S*\s*", before):
+        return "; put a space after the colon in the line above"
+    return next((f"; {what.format(opened=opened)}" for part, what in _HINTS.items() if part in problem), "")
+
+
+_BLANKS = re.compile("[\u00a0\u2000-\u200b\u3000]")
+_HINTS = {
+    "cannot start any token": "quote a value that begins with such a character",
+    "mapping values are not allowed": 'quote a value that holds ": ", or begin a new line before the second key',
+    "alphabetic or numeric": "quote a value that begins with * or &",
+    "undefined alias": "quote a value that begins with *",
+    "constructor for the tag": "quote a value that begins with !",
+    "another document": "declare one stream in each file, without --- between two",
+    "did not find expected key": "indent it like the keys beside it, which begin in {opened}",
+    "did not find expected ','": "close the bracket that begins in {opened}, and quote a value that holds a bracket",
+    "unexpected end of stream": "close the quote that begins in {opened}",
+    "could not find expected ':'": "end a key with a colon and a space",
+}
 
 
 _FILES = FileCache(_read)

@@ -84,8 +84,8 @@ def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> R
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"\x80\x02binary", "rides.yaml: cannot be read as UTF-8"),
-        (b"name: rides\n\x00", "rides.yaml: is not YAML"),
+        (b"\x80\x02binary", "rides.yaml: line 1: is not UTF-8 text"),
+        (b"name: rides\n\x00", "rides.yaml: line 2: holds the control character 0x00"),
         (b"name: rides\n" + b"x" * 5_000_000, "5,000,012 bytes"),
         (b"[" * 50_000, "nested over"),
         (

@@ -149,6 +149,26 @@ def test_a_registry_that_is_away_is_told_with_what_to_do(monkeypatch: pytest.Mon
     )
 
 
+@pytest.mark.parametrize(
+    ("source", "answer"),
+    [
+        ("x", "source: is not a mapping"),
+        ("{properties: [x]}", "source.properties: is not a mapping"),
+        ("{format: {registry: 'http://x'}}", "source.format.registry: is not a mapping"),
+        ("{format: {registry: {password: 1, url: 2}}}", "source.format.registry.url: is not text; put it in quotes"),
+        ("{format: {registry: {uri: x}}}", "source.format.registry.uri: is an unknown key"),
+    ],
+)
+def test_a_mistake_in_what_streams_share_is_told_before_anybody_is_asked(
+    tmp_path: Path, source: str, answer: str
+) -> None:
+    (tmp_path / "_defaults.yaml").write_text(f"source: {source}\n")
+    asked = ["infer", "t", "--streams", str(tmp_path), "--bootstrap-servers", "127.0.0.1:1"]
+    error = CliRunner().invoke(frazil, asked).exception
+    assert isinstance(error, SpecError)
+    assert f"{tmp_path}/_defaults.yaml: {answer}" in str(error).splitlines()
+
+
 def test_what_a_registry_does_not_know_is_inferred_from_the_sample(server: MadeRegistry) -> None:
     server.answers = {}
     _, spec = proposed(server, sample(*[b'{"a": 1}'] * 100))

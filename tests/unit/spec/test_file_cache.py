@@ -57,7 +57,7 @@ def test_a_read_that_fails_is_tried_again(declare: Declare, monkeypatch: pytest.
         raise OSError(24, "Too many open files")
 
     with monkeypatch.context() as patched:
-        patched.setattr(Path, "read_text", fails)
+        patched.setattr(Path, "read_bytes", fails)
         with pytest.raises(SpecError, match=r"flights\.yaml: cannot be read: Too many open files"):
             load_stream(path)
     assert load_stream(path).commit.max_records == 20_000_000

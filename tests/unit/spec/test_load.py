@@ -409,9 +409,18 @@ def test_a_secret_by_reference_stays_a_reference(declare: Declare) -> None:
         ("a: b: c\n", "line 1, .*quote a value"),
         ("? [a]\n: b\n", "line 1, .*a key is text"),
         ("[" * 100_000, "is not YAML|line 1"),
-        ("a: 0x_\n", "is not YAML that can be read"),
+        ("a: !!int x\n", "is not YAML that can be read"),
         ("a" * 5_000_000, "has 5,000,000 bytes"),
-        ("a: \0", "is not YAML"),
+        ("a: b\nc: \0\n", "line 2: holds the control character 0x00"),
+        ("a: 'b\n", "close the quote that begins in line 1"),
+        ("a:\n  b: [c\nd: e\n", "line 3, .*close the bracket that begins in line 2"),
+        ("a:\n  b: c\n d: e\n", "line 3, .*indent it like the keys beside it, which begin in line 1"),
+        ("a:b\nc: d\n", "line 2, .*a space after the colon in the line above"),
+        ("a:\N{NO-BREAK SPACE}b\nc: d\n", "line 2, .*a plain space for the character U.00A0"),
+        ("a: b\n\N{NO-BREAK SPACE} c: d\n'': e\n", r"'\\xa0 c': is an unknown key(.|\n)*: '': is an unknown key"),
+        ("a: !env B\n", "line 1, .*quote a value that begins with !"),
+        ("a: *\n", r"line 1, .*quote a value that begins with \*"),
+        ("a: b\n---\na: b\n", "line 2, .*declare one stream in each file"),
     ],
 )
 def test_what_is_not_yaml_is_told_with_line_and_column(tmp_path: Path, text: str, answer: str) -> None:
@@ -419,6 +428,41 @@ def test_what_is_not_yaml_is_told_with_line_and_column(tmp_path: Path, text: str
     path.write_text(text)
     with pytest.raises(SpecError, match=answer):
         load_stream(path)
+
+
+def test_a_file_that_is_not_utf8_is_told_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_bytes("name: x\ndescription: Zürich\n".encode("latin-1"))
+    with pytest.raises(SpecError, match=r"line 2: is not UTF-8 text .*; save the file as UTF-8"):
+        load_stream(path)
+
+
+@pytest.mark.parametrize("change", [lambda text: f"\ufeff{text}", lambda text: text.replace("\n", "\r\n")])
+def test_a_byte_order_mark_and_the_line_ends_of_windows_change_nothing(
+    declare: Declare, change: Callable[[str], str]
+) -> None:
+    path = declare()
+    sound = load_stream(path)
+    path.write_bytes(change(path.read_text()).encode())
+    assert load_stream(path) == sound
+
+
+def test_a_number_is_read_as_it_is_written_and_a_key_is_text(declare: Declare) -> None:
+    path = declare()
+    columns = path.read_text().replace("delay:", "true:")
+    numbers = "resources: {cores: 0x10, spark: {a: 010, b: 1:30}}\nevolution: {max-columns: 1_000}\n"
+    path.write_text(f"{columns}commit: {{max-records: 0100}}\n{numbers}")
+    spec = load_stream(path)
+    assert (spec.commit.max_records, spec.resources.cores, spec.evolution.max_columns) == (100, 16, 1000)
+    assert spec.resources.spark == {"a": "010", "b": "1:30"}
+    assert spec.columns[2].name == "true"
+
+
+@pytest.mark.parametrize("word", ["on", "ON", "On", "true", "off", "Off"])
+def test_a_switch_may_be_written_in_any_case(declare: Declare, word: str) -> None:
+    path = declare()
+    path.write_text(f"{path.read_text()}maintenance: {{expiry: {word}}}\n")
+    assert load_stream(path).maintenance.expiry.enabled == (word.lower() != "off")
 
 
 def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
@@ -433,6 +477,26 @@ def test_defaults_lie_beneath_each_stream_key_by_key(declare: Declare, tmp_path:
     spec = load_stream(declare(source={"topics": "a"}, commit={"interval": "7s"}))
     assert (spec.source.bootstrap_servers, spec.source.topics) == ("k:1", ("a",))
     assert (spec.commit.interval, spec.commit.size) == (timedelta(seconds=7), 2**20)
+
+
+@pytest.mark.parametrize("nothing", ["", "# commit: {interval: 5s}\n", "---\n"])
+def test_defaults_may_be_empty(declare: Declare, tmp_path: Path, nothing: str) -> None:
+    sound = load_stream(declare())
+    (tmp_path / "_defaults.yaml").write_text(nothing)
+    assert load_stream(declare("other.yaml")) == sound
+
+
+def test_a_mistake_is_told_with_the_file_that_has_it(declare: Declare, tmp_path: Path) -> None:
+    (tmp_path / "_defaults.yaml").write_text("commit: {interval: soon}\nevent_time: x\nsource: {on-gap: x}\n")
+    with pytest.raises(SpecError) as refused:
+        load_stream(declare(commit={"size": "big"}))
+    files = {line.split(": ")[1]: Path(line.split(": ")[0]).name for line in str(refused.value).splitlines()}
+    assert files == {
+        "commit.size": "flights.yaml",
+        "commit.interval": "_defaults.yaml",
+        "event_time": "_defaults.yaml",
+        "source.on-gap": "_defaults.yaml",
+    }
 
 
 def test_a_folder_is_loaded_by_name_and_sorted(declare: Declare, tmp_path: Path) -> None:
