@@ -117,7 +117,7 @@ AGGREGATIONS: FileKind[AggregationSpec] = FileKind(load_aggregation, read_mappin
 
 def _sentence(details: ErrorDetails) -> str:
     key, kind = ".".join(map(str, details["loc"])), details["type"]
-    value = "" if kind == "missing" else f"{details['input']!r} "
+    value = "" if kind == "missing" or details["input"] is None else f"{details['input']!r} "
     if not key:
         return meaning_of(details)
     if kind == "extra_forbidden":

@@ -42,7 +42,9 @@ def _term(key: str, term: Term, columns: Columns) -> Iterator[Problem]:
         return
     source = _source(term.column, columns)
     if source is None:
-        yield Problem(key, str(term), f"names {term.column!r}, which is no column{did_you_mean(term.column, columns)}")
+        bare = term.transform == "identity" and term.column in TIME_TRANSFORMS
+        hint = f"; write {term.column}(column)" if bare else did_you_mean(term.column, columns)
+        yield Problem(key, str(term), f"names {term.column!r}, which is no column{hint}")
     elif not fits(term.transform, source):
         yield Problem(
             key,

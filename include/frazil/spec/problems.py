@@ -213,6 +213,8 @@ def meaning_of(details: ErrorDetails) -> str:
         meaning = "is empty"
     elif kind == "string_type" and isinstance(details["input"], int | float):
         meaning += "; put it in quotes"
+    elif kind == "string_type" and isinstance(details["input"], Mapping) and "properties" in details["loc"][:-1]:
+        meaning += f"; write the whole name as one key: {details['loc'][-1]}.{next(iter(details['input']), '…')}: …"
     return f"{meaning}{_mapping_to_write(details)}" if kind == "model_type" else meaning
 
 

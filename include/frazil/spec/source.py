@@ -55,6 +55,13 @@ class Source(Model):
     def topics_in_words(self) -> str:
         return ", ".join(self.topics) or str(self.reads)
 
+    @field_validator("bootstrap_servers", mode="before")
+    @classmethod
+    def _one_text(cls, value: object) -> object:
+        if isinstance(value, list):
+            raise ValueError(f"is a list; write one text, with commas: {','.join(map(str, value))}")  # noqa: TRY004
+        return value
+
     @field_validator("topic_pattern")
     @classmethod
     def _regular_expression(cls, value: str | None) -> str | None:

@@ -75,12 +75,10 @@ def _read(path: Path) -> Mapping[str, Any]:
         raise SpecError(f"{path}: line {line}: holds the control character {error.character:#04x}; remove it") from None
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:  # PyYAML's constructors raise these
         raise SpecError(f"{path}: is not YAML that can be read: {' '.join(str(error).split())}") from None
-    shared = path.name.startswith("_")  # by all streams of the folder, and it may be nothing
-    if loaded is None and shared:
+    if loaded is None and path.name.startswith("_"):  # what all streams of the folder share may be nothing
         return {}
     if not isinstance(loaded, dict):
-        what = "write what the streams share, such as source: …" if shared else "begin a stream with name: …"
-        raise SpecError(f"{path}: holds no mapping; {what}")
+        raise SpecError(f"{path}: holds no mapping; write keys with their values, such as source: …")
     return loaded
 
 

@@ -102,6 +102,22 @@ MISTAKES: list[tuple[str, dict[str, Any], list[str]]] = [
             "source.headers.0: 'tenant' is not a mapping; write {name: …, column: …} (allowed: name, column)",
         ],
     ),
+    (
+        "other shapes",
+        {
+            "source": {
+                "topics": "t",
+                "bootstrap-servers": ["a:1", "b:2"],
+                "properties": {"security": {"protocol": "SSL"}},
+            },
+            "partition-by": ["day"],
+        },
+        [
+            "source.bootstrap-servers: is a list; write one text, with commas: a:1,b:2",
+            "source.properties.security: is not text; write the whole name as one key: security.protocol: …",
+            "partition-by.0: 'day' names 'day', which is no column; write day(column)",
+        ],
+    ),
     ("unknown key", {"comit": {"interval": "5s"}}, ["comit: is an unknown key; did you mean commit?"]),
     ("unknown nested key", {"commit": {"intervall": "5s"}}, ["commit.intervall", "did you mean interval?"]),
     ("snake case", {"partition_by_": None, "commit": {"max_records": 5}}, ["commit.max_records", "max-records"]),
