@@ -14,13 +14,13 @@ from frazil.cli.options import json_option, stream_argument, streams_option
 from frazil.cli.output import Teller, ask, said_of
 from frazil.commit import following
 from frazil.commit.beside_home import note_of
-from frazil.commit.followers import Behind
+from frazil.commit.followers import Behind, check_routed_not_rolled_back
 from frazil.commit.following import is_ahead
 from frazil.commit.lane_records import give_up_rows
 from frazil.commit.marker import Marker, property_name, read_marker
 from frazil.commit.members import forget_member, member_of, write_member
 from frazil.commit.opened import OpenStream, open_stream
-from frazil.errors import SpecError
+from frazil.errors import MarkerUnreadable, RolledBack, SpecError
 from frazil.spec.load import find_stream
 from frazil.spec.units import counted
 from frazil.stream.dropped_tables import DroppedTable, made_anew, not_with_home, route_has, value_of_dropped
@@ -50,8 +50,9 @@ def route(stream: str, streams_folder: Path, *, given_up: tuple[str, ...], yes: 
     in a folder of its own. Where another one has its name by now, that one goes on. One that the route no longer has is
     not made again: all rows that wait for it are let go, also those of a replay.
 
-    Exits with 1 where a table does not stand where home does, and with 0 where all do, or go on by --give-up. Rows of
-    home's last batch may be on their way for a minute: they are told, and do not count.
+    Exits with 1 where a table does not stand where home does, and with 0 where all do, or go on by --give-up, also
+    if it finds nothing to give up. Rows of home's last batch may be on their way for a minute: they are told, and do
+    not count.
 
     \b
     Example:
@@ -66,8 +67,7 @@ def route(stream: str, streams_folder: Path, *, given_up: tuple[str, ...], yes: 
         raise SpecError(f"stream {stream!r} {what}")
     with catalog_errors(opened.tables.main.catalog_name):
         found = _Found.of(opened, marker)
-        for table in given_up:
-            _give_up(opened, marker, found, table, _Asking(teller, yes))
+        done = [table for table in given_up if _give_up(opened, marker, found, table, _Asking(teller, yes))]
         if not given_up:
             _show(found, stream, teller)
     teller.end(
@@ -76,7 +76,7 @@ def route(stream: str, streams_folder: Path, *, given_up: tuple[str, ...], yes: 
         coming=found.coming,
         dropped=found.dropped,
         ahead=found.ahead,
-        given_up=given_up,
+        given_up=done,
     )
     if not given_up and found.is_amiss:
         raise SystemExit(1)
@@ -112,6 +112,11 @@ class _Found:
     @property
     def is_amiss(self) -> bool:
         return bool(self.behind or self.dropped or self.ahead)
+
+    @property
+    def amiss(self) -> set[str]:
+        """Those that go on only when a person lets them, whether rows wait for them or not."""
+        return {*(found.target for found in self.dropped), *self.ahead}
 
     def rows_for(self, table: str, *, replayed: bool) -> int:
         """How many rows of batches wait for a table, or also those of a replay."""
@@ -154,20 +159,28 @@ def _show(found: _Found, stream: str, teller: Teller) -> None:
         teller.say(f"All tables of the route of {stream} have all rows that its home has.")
 
 
-def _give_up(opened: OpenStream, home: Marker, found: _Found, table: str, asking: _Asking) -> None:
+def _give_up(opened: OpenStream, home: Marker, found: _Found, table: str, asking: _Asking) -> bool:
+    """Let one table go on, if a person says so; whether there was anything to give up."""
     _check_routed(opened, home, found, table)
     has, there = route_has(opened.spec, opened.tables, table), _is_there(opened, table)
     if has and not there:
         value_of_dropped(opened.spec, opened.tables, table)  # raises before anything is said
     rows = found.rows_for(table, replayed=not has)  # the route's own tables get those of a replay all the same
+    if not rows and _is_well(opened, home, found, table, there=there):
+        asking.teller.say(
+            f"No row of a batch waits for {table}: nothing is given up.{_to_be_replayed(found, table, home.stream)}"
+        )
+        return False
     asking.teller.say(
         f"Rows that never reach {table}: {rows:,}. Their files become orphans. Audits of the time of these rows, and "
         "of what a dropped table had, go on to miss them."
+        if rows
+        else f"No row waits for {table}. If it was dropped, audits go on to miss what it had."
     )
     ask(f"Let {table} go on as it stands?", yes=asking.yes)
     if not has and _let_rows_go(opened, home, found, table, there=there):
         asking.teller.say(f"The route no longer has {table}: the stream goes on without these rows.")
-        return
+        return True
     try:
         if not there:
             made_anew(opened.spec, opened.tables, table)
@@ -178,7 +191,7 @@ def _give_up(opened: OpenStream, home: Marker, found: _Found, table: str, asking
                 f"{table} was not made for these rows, and stays as it is. The stream goes on without it: records "
                 "that it would get become dead letters, unless the declaration adds it to route.tables."
             )
-            return
+            return True
         following.give_up(opened.tables, table, home)
         _take(opened, table)
     except Exception as error:  # catalogs' clients raise anything
@@ -187,6 +200,29 @@ def _give_up(opened: OpenStream, home: Marker, found: _Found, table: str, asking
         asking.teller.say(f"It is still not there ({error}): it gets what comes from now on, once it is.")
         following.give_up_beside(opened.tables, table, home)
     asking.teller.say(f"{table} goes on. `frazil resume {home.stream}` starts the writer, if it has ended.")
+    return True
+
+
+def _is_well(opened: OpenStream, home: Marker, found: _Found, table: str, *, there: bool) -> bool:
+    """Whether a table for which no row waits stands where home does, or a person let it go on before."""
+    if table in found.amiss:
+        return False
+    if not there or is_in_the_place(opened.spec, opened.tables, table):
+        return _was_given_up(opened, table)
+    metadata = opened.tables.handle(table).current().metadata
+    try:
+        marker = read_marker(metadata.properties, home.stream)
+        if marker is not None:
+            check_routed_not_rolled_back(metadata, marker, table=table)
+    except (MarkerUnreadable, RolledBack):
+        return False
+    return marker is not None
+
+
+def _to_be_replayed(found: _Found, table: str, stream: str) -> str:
+    rows = found.rows_for(table, replayed=True)
+    waits = counted(rows, "row", "of a replay waits|of a replay wait")
+    return f" {waits}, and `frazil dlq replay {stream}` brings {'it' if rows == 1 else 'them'}." if rows else ""
 
 
 def _let_rows_go(opened: OpenStream, home: Marker, found: _Found, table: str, *, there: bool) -> bool:
@@ -215,13 +251,19 @@ def _check_routed(opened: OpenStream, home: Marker, found: _Found, table: str) -
     named = spec.route is not None and table in spec.route.tables.values()
     if table in found.named():
         return
+    if _was_given_up(opened, table):
+        return
     known = _is_there(opened, table) and property_name(home.stream) in opened.tables.handle(table).current().properties
     if own or not (known or named):
-        others = ", ".join(sorted(found.named())) or "none"
-        raise SpecError(
-            f"table {table} is none of the route of {home.stream!r} that could go on without rows (those that lack "
-            f"some, or were dropped: {others})"
-        )
+        others = ", ".join(sorted(found.named()))
+        amiss = f"those that lack rows, or were dropped: {others}" if others else "none of its tables lacks rows"
+        raise SpecError(f"table {table} is none of the route of {home.stream!r}; {amiss}")
+
+
+def _was_given_up(opened: OpenStream, table: str) -> bool:
+    """Whether a person let rows of a table go that was not there, or was somebody else's."""
+    note = note_of(opened.tables, table)
+    return note is not None and note.given_up is not None
 
 
 def _is_there(opened: OpenStream, table: str) -> bool:

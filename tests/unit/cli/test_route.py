@@ -15,6 +15,8 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 from pyiceberg.schema import Schema
+from pyiceberg.table.refs import SnapshotRefType
+from pyiceberg.table.update import SetSnapshotRefUpdate
 from pyiceberg.types import NestedField, StringType
 
 from frazil.audit.run import audit_stream
@@ -51,6 +53,12 @@ def told(folder: Path, *words: str) -> Any:
     amiss = words[0] == "route" and "--give-up" not in words and any(found[of] for of in ("behind", "dropped", "ahead"))
     assert done.exit_code == (1 if amiss else 0), done.output
     return found
+
+
+def given_up_again(folder: Path, table: str) -> str:
+    """What the command says that was given before, and asks nobody."""
+    assert told(folder, "route", "shop", "--give-up", table)["given-up"] == []
+    return call(folder, "route", "shop", "--give-up", table).stdout
 
 
 def made_again(table: str) -> None:
@@ -162,6 +170,7 @@ def test_a_table_that_was_dropped_with_nothing_waiting_is_missed_until_a_person_
     assert isinstance(refused.exception, TableLost)
     assert dropped["reason"] in str(refused.exception)
     assert told(tmp_path, "route", "shop", "--give-up", table, "--yes")["given-up"] == [table]
+    assert given_up_again(tmp_path, table) == f"No row of a batch waits for {table}: nothing is given up.\n"
     assert told(tmp_path, "route", "shop")["dropped"] == []
     assert call(tmp_path, "health", table).exit_code == 0
     assert call(tmp_path, "cut", "shop").exit_code == 0
@@ -205,6 +214,7 @@ def test_somebody_elses_table_in_the_place_of_one_is_left_alone_and_what_waited_
     assert status["amiss"] == {"shop.raw_a": "another table"}
     done = call(tmp_path, "route", "shop", "--give-up", "shop.raw_a", "--yes")
     assert "was not made for these rows, and stays as it is" in done.output
+    assert given_up_again(tmp_path, "shop.raw_a") == "No row of a batch waits for shop.raw_a: nothing is given up.\n"
     assert told(tmp_path, "route", "shop")["behind"] == []
     assert list(catalog.load_table("shop.raw_a").properties) == []
     audited = call(tmp_path, "audit", "shop")
@@ -257,6 +267,7 @@ def test_a_table_that_was_dropped_and_made_again_is_missed_until_a_person_lets_i
     (dropped,) = told(tmp_path, "route", "shop")["dropped"]
     assert f"table {table} of the route of 'shop'" in dropped["reason"]
     assert "it was dropped or renamed, and made again" in dropped["reason"]
+    assert f"`DROP TABLE {table}`, without PURGE" in dropped["reason"]
     refused = call(tmp_path, "cut", "shop")
     assert isinstance(refused.exception, TableLost)
     assert dropped["reason"] in str(refused.exception)
@@ -328,6 +339,7 @@ def test_rows_that_wait_for_a_dropped_table_that_the_route_no_longer_has_are_giv
     done = call(tmp_path, "route", "shop", "--give-up", "shop.orders", "--yes")
     assert "Rows that never reach shop.orders: 4." in done.stdout
     assert "The route no longer has shop.orders" in done.stdout
+    assert given_up_again(tmp_path, "shop.orders") == "No row of a batch waits for shop.orders: nothing is given up.\n"
     assert told(tmp_path, "route", "shop")["behind"] == []
     assert not load_catalog(None).table_exists("shop.orders")
     assert Followers.of(made.tables, made.home()).waiting == {}, "nor does a writer wait for it"
@@ -363,6 +375,20 @@ def test_a_table_that_is_not_made_again_is_refused_before_anything_is_said(made:
     assert done.stdout == ""
 
 
+def test_a_rollback_is_given_up_although_no_row_waits_and_then_there_is_nothing_to_give_up(
+    made: MadeRoute, tmp_path: Path
+) -> None:
+    made.run({"main": 1})
+    assert given_up_again(tmp_path, "shop.orders").endswith("nothing is given up.\n")
+    catalog = load_catalog(None)
+    table = catalog.load_table("shop.orders")
+    first = table.metadata.snapshots[0].snapshot_id
+    back = SetSnapshotRefUpdate(ref_name="main", type=SnapshotRefType.BRANCH, snapshot_id=first)
+    catalog.commit_table(table, (), (back,))
+    assert told(tmp_path, "route", "shop", "--give-up", "shop.orders", "--yes")["given-up"] == ["shop.orders"]
+    assert given_up_again(tmp_path, "shop.orders").endswith("nothing is given up.\n")
+
+
 def test_tags_are_removed_from_the_tables_that_are_left(made: MadeRoute, tmp_path: Path) -> None:
     del made
     assert call(tmp_path, "cut", "shop", "--tag", "x").exit_code == 0
@@ -386,7 +412,10 @@ def test_after_the_stream_was_forgotten_all_tables_are_named_and_one_command_let
 def test_what_is_no_table_of_the_route_is_not_given_up(tmp_path: Path, table: str) -> None:
     done = call(tmp_path, "route", "shop", "--give-up", table, "--yes")
     assert isinstance(done.exception, SpecError)
-    assert f"table {table} is none of the route of 'shop'" in str(done.exception)
+    assert str(done.exception) == f"table {table} is none of the route of 'shop'; none of its tables lacks rows"
+    load_catalog(None).drop_table("shop.orders")
+    done = call(tmp_path, "route", "shop", "--give-up", table, "--yes")
+    assert str(done.exception).endswith("; those that lack rows, or were dropped: shop.orders")
 
 
 def test_a_stream_without_a_route_is_told_that_alone(tmp_path: Path, frazil_home: Path) -> None:  # noqa: ARG001
