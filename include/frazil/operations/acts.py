@@ -145,8 +145,8 @@ def _abandon(now: Situation) -> tuple[str, ...]:
 def _replay(now: Situation) -> tuple[str, ...]:
     return (
         (
-            f"The dead letters of {now.subject} are decoded once more by the declaration of now. What it takes lands "
-            "in the table, each letter once; the others stay."
+            f"The dead letters of {now.subject} are decoded once more by the declaration of now. What it takes becomes "
+            "rows, or is merged, each letter once; the others stay."
         ),
         "A dry run only counts them.",
     )

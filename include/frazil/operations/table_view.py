@@ -18,6 +18,7 @@ from frazil.operations.calendar import Calendar
 from frazil.operations.condition import Level
 from frazil.operations.overview import StandingAlert
 from frazil.spec.maintenance import Maintenance
+from frazil.status.stream import StreamStatus
 
 SMALLEST_BUCKET = 16 * 1024
 SNAPSHOTS_MOST = 600
@@ -124,6 +125,8 @@ class TableView:
     shape: Shape | None = None
     calendar: Calendar | None = None
     alerts: tuple[StandingAlert, ...] = ()
+    amiss: tuple[str, ...] = ()
+    """What its route lacks of it."""
     dags: Mapping[str, bool] | None = None
     pending: bool = False
     may_act: bool = False
@@ -238,8 +241,20 @@ def _number(told: Mapping[str, str], name: str) -> int:
     return int(text) if text.isdecimal() else 0
 
 
-def level_of(shape: Shape | None, calendar: Calendar | None, alerts: Sequence[StandingAlert]) -> Level:
+def level_of(
+    shape: Shape | None, calendar: Calendar | None, alerts: Sequence[StandingAlert], amiss: Sequence[str] = ()
+) -> Level:
     """How much a table needs a person. `shape` is None where it is not known now."""
-    if alerts or (calendar and any(cell.state == "held" for cell in calendar.cells)):
+    if alerts or amiss or (calendar and any(cell.state == "held" for cell in calendar.cells)):
         return Level.TROUBLE
     return Level.UNKNOWN if shape is None else Level.WELL
+
+
+def amiss_of(identifier: str, statuses: Iterable[StreamStatus]) -> tuple[str, ...]:
+    """What the streams whose route has a table know to be wrong with it."""
+    return tuple(
+        f"It is not as the route of {status.name} had it ({status.amiss[identifier]}): "
+        f"`frazil route {status.name}` says what mends that"
+        for status in statuses
+        if identifier in status.amiss
+    )

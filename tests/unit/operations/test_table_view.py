@@ -27,6 +27,7 @@ from frazil.operations.table_view import (
     OF_MARKERS,
     PAST_MOST,
     SNAPSHOTS_MOST,
+    amiss_of,
     histogram,
     level_of,
     marks_of,
@@ -170,3 +171,13 @@ def test_a_table_needs_a_person_for_an_alert_or_a_held_window():
     assert level_of(shape, None, ()) is Level.WELL
     assert level_of(shape, held, ()) is Level.TROUBLE
     assert level_of(shape, None, (alert,)) is Level.TROUBLE
+    assert level_of(None, None, (), ("it is missing",)) is Level.TROUBLE
+
+
+def test_a_table_that_its_route_misses_is_told_as_such_and_not_as_one_that_is_yet_to_be_made():
+    shop: Any = SimpleNamespace(name="shop", amiss={"shop.orders": "missing"})
+    others: Any = SimpleNamespace(name="others", amiss={})
+    assert amiss_of("shop.orders", (others, shop)) == (
+        "It is not as the route of shop had it (missing): `frazil route shop` says what mends that",
+    )
+    assert amiss_of("shop.carts", (others, shop)) == ()

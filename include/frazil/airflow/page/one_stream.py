@@ -122,7 +122,7 @@ def _view(one: DeclaredStream, spec: StreamSpec, wish: Wish, *, may_act: bool) -
         dags=dags,
         log=_log(spec, _gathered(looks.run).value),
         topics=topics_of(spec, partitions, os.environ.get(TOPIC_URL_VARIABLE, "")),
-        routes=spec.route is not None,
+        routes=spec.route is not None or (seen.value is not None and seen.value.routed),
         routed=(
             _routed(spec, _gathered(looks.routed).value, seen.value, wish.tables, line.level) if looks.routed else None
         ),

@@ -14,6 +14,7 @@ from frazil.airflow.page.views import (
     WITHIN_S,
     Sees,
     answers,
+    ask_status,
     declared,
     group_of,
     unread,
@@ -25,7 +26,7 @@ from frazil.operations.answers import Answer
 from frazil.operations.calendar import Calendar, together
 from frazil.operations.look import look_at_calendar, look_at_shape
 from frazil.operations.overview import StandingAlert
-from frazil.operations.table_view import TableView, level_of
+from frazil.operations.table_view import TableView, amiss_of, level_of
 from frazil.spec.model import StreamSpec
 from frazil.spec.routed_stream import seen_by
 from frazil.spec.units import format_duration
@@ -64,6 +65,7 @@ def table(name: str, sees: Sees, may_act: Callable[[str], bool]) -> TableView | 
     shape = kept.ask(group, ("shape", name, key), partial(look_at_shape, found), keep_s=KEEP_WINDOWS_S, first=True)
     calendar = partial(look_at_calendar, specs) if specs and specs[0].window else None
     windows = kept.ask(group, ("calendar", name, key), calendar, keep_s=KEEP_WINDOWS_S) if calendar else None
+    routes = [ask_status(spec) for spec in found.streams if spec.route is not None]
     measured = kept.ask("Airflow", "alerts", standing_alerts, keep_s=KEEP_S)
     known = partial(paused_dags, (partitions_dag_id(found.identifier), MAINTENANCE_DAG))
     dags = kept.ask("Airflow", ("dags", name), known, keep_s=KEEP_S)
@@ -72,18 +74,20 @@ def table(name: str, sees: Sees, may_act: Callable[[str], bool]) -> TableView | 
     (alerts,) = kept.gather([measured], within_s=0.2)
     (paused,) = kept.gather([dags], within_s=0.2)
     standing = _standing(found, alerts.value.alerts if alerts.value else ())
+    amiss = amiss_of(found.identifier, (one.value for one in kept.gather(routes, within_s=0.2) if one.value))
     files, partitions = seen.value or (None, None)
     shown_windows = together(complete.value, partitions)
     return TableView(
         at_ms=clock.now_ms(),
         table=name,
         kind=found.kind,
-        level=level_of(None if seen.problem else files, shown_windows, standing),
+        level=level_of(None if seen.problem else files, shown_windows, standing, amiss),
         streams=tuple(sorted(shown)),
         every=format_duration(found.settings.every),
         shape=files,
         calendar=shown_windows,
         alerts=standing,
+        amiss=amiss,
         dags=paused.value,
         pending=seen.pending or (windows is not None and complete.pending),
         may_act=may_act(MAINTENANCE_DAG),
