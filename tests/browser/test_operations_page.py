@@ -171,6 +171,8 @@ def test_a_stream_shows_its_past_its_partitions_and_its_dags_and_leads_to_its_ta
     settled(page, "clicks")
     for picture in ("Records a second, by commit since", "Records that waited in Kafka since"):
         expect(page.get_by_role("img", name=picture)).to_be_visible()
+    titles = page.locator(".chart h3").all_inner_texts()
+    assert len({*titles}) == len(titles)
     before, after = page.evaluate(DRAWN)  # a pause of minutes is a gap, and each minute a step
     assert not {"L", "l"} & {*before, *after}
     for axis in page.evaluate(AXES):
