@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from frazil.commit.followers import Gone
 from frazil.commit.marker import read_marker
 from frazil.commit.opened import open_stream
 from frazil.spec.model import StreamSpec
 from frazil.status.writer import look_at_writer
 from frazil.stream.dropped_tables import not_with_home
 from frazil.supervise.liveness import has_committed
-from frazil.table.catalogs import catalog_errors
 from frazil.table.lost import missing_table
 from frazil.table.tables import load_stream_table
 
@@ -26,8 +26,6 @@ def missing_tables(spec: StreamSpec, *, now_ms: int) -> dict[str, str]:
     home = read_marker(table.properties, spec.name)
     if home is None or home.routed is None:
         return {}
-    tables = open_stream(spec).tables
-    behind, dropped = not_with_home(spec, tables, home)
-    found = {**{lacks.target: str(lacks) for lacks in behind}, **{gone.target: str(gone) for gone in dropped}}
-    with catalog_errors(table.catalog.name):
-        return {name: said for name, said in found.items() if not table.catalog.table_exists(name)}
+    behind, dropped = not_with_home(spec, open_stream(spec).tables, home)
+    found = {lacks.target: str(lacks) for lacks in behind if lacks.gone is Gone.MISSING}
+    return found | {gone.target: str(gone) for gone in dropped}
