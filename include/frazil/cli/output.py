@@ -103,9 +103,9 @@ def echo_fields(fields: Mapping[str, str]) -> None:
 
 def echo_lines(lines: Iterable[RenderableType]) -> None:
     """Sentences, which no line's end breaks, and tables: see `lines_of`."""
-    for line in lines:
+    for line in _told(lines):
         if isinstance(line, str):
-            click.echo("\n".join(lines_of(line)))
+            click.echo(line)
         else:
             _console().print(line)
 
@@ -140,7 +140,7 @@ def watched(look: Callable[[], Iterable[RenderableType]], *, every_s: float) -> 
     with suppress(KeyboardInterrupt), Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
             began = time.monotonic()
-            seen = list(look())
+            seen = _told(look())
             head = Text(f"{datetime.now(UTC):%H:%M:%S} UTC, every {every_s:g} s; Ctrl-C ends\n", style="dim")
             live.update(Group(head, *seen), refresh=True)
             time.sleep(max(0.0, every_s - (time.monotonic() - began)))
@@ -178,6 +178,10 @@ def ask(question: str, *, yes: bool) -> None:
     if not sys.stdin.isatty():
         raise click.UsageError("nobody can be asked here: there is no terminal. Give --yes to go on without asking")
     click.confirm(question, abort=True, err=True)
+
+
+def _told(lines: Iterable[RenderableType]) -> list[RenderableType]:
+    return [part for line in lines for part in (lines_of(line) if isinstance(line, str) else [line])]
 
 
 def _console(*, err: bool = False) -> Console:
