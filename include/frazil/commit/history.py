@@ -56,6 +56,13 @@ def last_commit_ms(metadata: TableMetadata, stream: str) -> int | None:
     return next((snapshot.timestamp_ms for snapshot, _ in commit_records(metadata, stream)), None)
 
 
+def last_epoch(metadata: TableMetadata, stream: str) -> int | None:
+    """In which epoch the stream's newest batch was committed; None if the branch's history does not tell."""
+    newest = next((snapshot.summary for snapshot, _ in commit_records(metadata, stream)), None)
+    epoch = newest.get("frazil.epoch") if newest else None
+    return int(epoch) if epoch and epoch.isdecimal() else None
+
+
 def skipped_ranges(metadata: TableMetadata, stream: str) -> Iterator[tuple[Snapshot, str]]:
     """The ranges that a stream with `on-gap: skip` lost to retention, newest first, with their snapshots."""
     for snapshot in ancestors_and_kept(metadata):

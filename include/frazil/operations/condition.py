@@ -8,12 +8,17 @@ from enum import IntEnum
 
 from frazil.maintenance.alert_rules import stale_after_ms
 from frazil.spec.model import StreamSpec
+from frazil.spec.units import counted
 from frazil.status.stream import StreamStatus
 from frazil.status.writer import exit_words
+from frazil.supervise.policy import Policy
 from frazil.timetext import ago
 
 CRASHES = 3
 """A writer that failed so often within a quarter of an hour is crash-looping: one failure is an accident."""
+
+STARTS_WITHIN_MS = Policy().longest_backoff_ms
+"""From the end of a writer, or the act that asks for one, to its start: the longest that a supervisor waits."""
 
 
 class Level(IntEnum):
@@ -59,7 +64,12 @@ def freshness_ms(status: StreamStatus, *, now_ms: int) -> int | None:
 
 def condition_of(status: StreamStatus, spec: StreamSpec, *, now_ms: int) -> Condition:
     """The first that applies: what stops the stream, what holds it back, then whether it runs."""
-    return _stopped(status) or _held_back(status, spec, now_ms=now_ms) or _as_it_should(status, spec, now_ms=now_ms)
+    return (
+        _stopped(status)
+        or _without_writer(status, now_ms=now_ms)
+        or _held_back(status, spec, now_ms=now_ms)
+        or _as_it_should(status, spec, now_ms=now_ms)
+    )
 
 
 def _stopped(status: StreamStatus) -> Condition | None:
@@ -79,6 +89,19 @@ def _stopped(status: StreamStatus) -> Condition | None:
         said = first or f"its last writer ended with {exit_words(writer)}"
         return Condition(Level.BROKEN, "stopped", said, "writer")
     return None
+
+
+def _without_writer(status: StreamStatus, *, now_ms: int) -> Condition | None:
+    """Where the last writer was one of this host, has ended, and no other host's has committed since."""
+    writer = status.writer
+    if writer.pid is not None or not writer.has_ended or status.commits_elsewhere:
+        return None
+    if abs(now_ms - max(writer.ended_at_ms or 0, status.desired_at_ms or 0)) <= STARTS_WITHIN_MS:
+        return Condition(Level.QUIET, "starting", "its last writer has ended, and the next one has not started yet")
+    ended = f" {ago(now_ms - writer.ended_at_ms)} ago" if writer.ended_at_ms is not None else ""
+    waiting = f", and {counted(status.lag, 'record', 'waits|wait')}" if status.lag else ""
+    said = f"its last writer ended{ended}, and no other has run since{waiting}: see whether its DAG runs in Airflow"
+    return Condition(Level.TROUBLE, "no writer", said, "writer")
 
 
 def _held_back(status: StreamStatus, spec: StreamSpec, *, now_ms: int) -> Condition | None:
@@ -106,10 +129,10 @@ def _as_it_should(status: StreamStatus, spec: StreamSpec, *, now_ms: int) -> Con
             return Condition(Level.WELL, "starting" if status.writer.phase == "starting" else "running")
         return Condition(Level.WELL, "running")
     age_ms = None if status.last_commit_at_ms is None else now_ms - status.last_commit_at_ms
-    if age_ms is not None and age_ms <= promise_ms(spec):
+    if status.commits_elsewhere and age_ms is not None and age_ms <= promise_ms(spec):
         return Condition(Level.WELL, "commits elsewhere")
     if status.last_commit_at_ms is None and status.writer.ended_at_ms is None:
         unpause = "Unpause the DAG of its writer to begin"
         return Condition(Level.QUIET, "not begun", unpause)
     said = "no writer runs on this host, and nothing was committed lately"
-    return Condition(Level.TROUBLE, "not running", said, "writer")
+    return Condition(Level.TROUBLE, "no writer", said, "writer")

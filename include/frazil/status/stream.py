@@ -14,7 +14,7 @@ from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot
 
-from frazil.commit.history import changes_of, last_commit_ms, last_replay
+from frazil.commit.history import changes_of, last_commit_ms, last_epoch, last_replay
 from frazil.commit.marker import Marker, read_marker
 from frazil.commit.rules import check_ancestry, check_same_source
 from frazil.errors import FrazilError
@@ -27,6 +27,7 @@ from frazil.status.flow import Flow, flow_of
 from frazil.status.writer import WriterStatus, cut, look_at_writer
 from frazil.supervise.desired import DesiredStore
 from frazil.supervise.liveness import beating, has_committed, is_fenced, known_lag
+from frazil.supervise.observed import Desired
 from frazil.table.branches import head_of, live_rows
 from frazil.table.lost import missing_table
 from frazil.table.schema_update import undeclared_columns
@@ -81,6 +82,19 @@ class StreamStatus:
     """Whether it has written to tables of a route."""
     amiss: Mapping[str, str] = field(default_factory=dict)
     """The tables of its route that lack rows, or were dropped, each with that in few words; among the problems too."""
+    desired_at_ms: int | None = None
+    """When a person asked for that last; None if nobody did."""
+    commit_epoch: int | None = None
+    """In which epoch the last commit was made. The stream has a newer one after a reset."""
+
+    @property
+    def commits_elsewhere(self) -> bool:
+        """Whether the last commit is of another host: none ran here, or it is later than the last one that did."""
+        if self.last_commit_at_ms is None or not self.writer.has_ended:
+            return self.last_commit_at_ms is not None and self.writer.pid is None
+        if self.writer.epoch is not None and self.commit_epoch is not None:
+            return self.commit_epoch > self.writer.epoch
+        return self.writer.ended_at_ms is not None and self.last_commit_at_ms > self.writer.ended_at_ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +105,8 @@ class TableView:
     marker: Marker | None = None
     last_commit_at_ms: int | None = None
     rows: int | None = None
-    desired: str | None = None
-    desired_reason: str | None = None
+    commit_epoch: int | None = None
+    desired: Desired | None = None
     problems: tuple[str, ...] = ()
     undeclared: tuple[str, ...] = ()
     changes: Mapping[str, int] = field(default_factory=dict)
@@ -135,8 +149,8 @@ def stream_status(spec: StreamSpec, *, now_ms: int) -> StreamStatus:
     return StreamStatus(
         name=spec.name,
         table=spec.table.identifier,
-        desired=view.desired,
-        desired_reason=view.desired_reason,
+        desired=str(view.desired.mode) if view.desired else None,
+        desired_reason=(view.desired.reason or None) if view.desired else None,
         writer=writer,
         epoch=at.epoch,
         batch=at.batch,
@@ -159,6 +173,8 @@ def stream_status(spec: StreamSpec, *, now_ms: int) -> StreamStatus:
         replayed_at_ms=view.replay.timestamp_ms if view.replay else None,
         routed=view.marker is not None and view.marker.routed is not None,
         amiss=view.amiss,
+        desired_at_ms=(view.desired.at_ms or None) if view.desired else None,
+        commit_epoch=view.commit_epoch,
     )
 
 
@@ -239,10 +255,10 @@ def _look_at_table(spec: StreamSpec, *, committed: bool, now_ms: int) -> TableVi
         table = load_stream_table(spec)
         if table is not None:
             return _view(table, spec, now_ms=now_ms)
-        desired, reason = _desired(spec, None)
+        desired = DesiredStore(spec.name, None).read()
         missing = missing_table(spec, committed=committed)
         problems = (missing,) if missing else ()
-        return TableView(exists=False, desired=desired, desired_reason=reason, problems=problems)
+        return TableView(exists=False, desired=desired, problems=problems)
     except Exception as error:  # catalogs raise what their clients raise; the other streams go on
         _raise_if_outdated(error)
         return TableView(exists=None, problems=(f"the table cannot be read: {_words(error)}",))
@@ -289,9 +305,9 @@ def _view(table: Table, spec: StreamSpec, *, now_ms: int) -> TableView:
     if marker is not None and marker.routed is not None:
         behind, amiss = _behind(spec, marker)
         problems += behind
-    desired = reason = None
+    desired = None
     try:
-        desired, reason = _desired(spec, table)
+        desired = DesiredStore(spec.name, table).read()
     except Exception as error:  # as above: storage raises what its clients raise
         _raise_if_outdated(error)
         problems.append(f"the desired state cannot be read: {_words(error)}")
@@ -300,8 +316,8 @@ def _view(table: Table, spec: StreamSpec, *, now_ms: int) -> TableView:
         marker=marker,
         last_commit_at_ms=last_commit_ms(table.metadata, spec.name),
         rows=_rows(table.metadata),
+        commit_epoch=last_epoch(table.metadata, spec.name),
         desired=desired,
-        desired_reason=reason,
         problems=tuple(problems),
         undeclared=undeclared,
         changes=_changes(table.metadata, spec.name) if spec.mode == "upsert" or spec.dedupe else {},
@@ -319,11 +335,6 @@ def _changes(metadata: TableMetadata, stream: str) -> dict[str, int]:
         if told and told.get("frazil.stream") == stream and counts:
             return counts
     return {}
-
-
-def _desired(spec: StreamSpec, table: Table | None) -> tuple[str, str | None]:
-    wanted = DesiredStore(spec.name, table).read()
-    return str(wanted.mode), wanted.reason or None
 
 
 def _rows(metadata: TableMetadata) -> int | None:

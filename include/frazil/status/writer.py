@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from frazil.home import run_folder
 from frazil.host.given_up import standing_given_up
 from frazil.host.heartbeat import Phase
-from frazil.host.launcher import Observation
+from frazil.host.launcher import Observation, ProcessState
 from frazil.host.launchers import open_launcher
 from frazil.host.records import ExitRecord
 from frazil.supervise.liveness import beating
@@ -41,6 +41,13 @@ class WriterStatus:
     """The supervisor starts it no more before a person resumes it."""
     fenced: bool = False
     """It runs, and commits nothing more: the stream has a newer epoch than its own."""
+    epoch: int | None = None
+    """That it began last; None before it did."""
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether one ran on this host, and none does."""
+        return self.state == ProcessState.ENDED
 
 
 def look_at_writer(name: str, *, now_ms: int) -> tuple[WriterStatus, Observation | None, list[str]]:
@@ -69,7 +76,7 @@ def writer_status(observation: Observation, *, now_ms: int) -> WriterStatus:
     launch, beat = observation.launch, observation.heartbeat
     if launch is None:
         return WriterStatus(state=observation.process)
-    process = launch.writer or launch.parent
+    process, epoch = launch.writer or launch.parent, beat.epoch if beat else None
     crashes = sum(_is_crash(exit_, now_ms) for exit_ in observation.exits)
     if observation.process.is_alive:
         return WriterStatus(
@@ -79,6 +86,7 @@ def writer_status(observation: Observation, *, now_ms: int) -> WriterStatus:
             heartbeat_at_ms=beat.written_at_ms if beat else None,
             stale=beat is not None and beating(observation, now_ms=now_ms) is None,
             crashes=crashes,
+            epoch=epoch,
         )
     end = next((e for e in reversed(observation.exits) if e.launch_id == launch.id), None)
     if end is None:  # its process is about to record it
@@ -90,6 +98,7 @@ def writer_status(observation: Observation, *, now_ms: int) -> WriterStatus:
             error=beat.error if beat else None,
             application=launch.application,
             crashes=crashes,
+            epoch=epoch,
         )
     return WriterStatus(
         state=observation.process,
@@ -99,6 +108,7 @@ def writer_status(observation: Observation, *, now_ms: int) -> WriterStatus:
         error=end.error,
         application=launch.application,
         crashes=crashes,
+        epoch=epoch,
     )
 
 

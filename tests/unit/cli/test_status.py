@@ -241,8 +241,9 @@ def test_the_lag_of_a_planner_that_hears_nothing_is_asked_of_kafka_or_unknown(st
 
 def test_an_exit_is_said_with_its_name_and_last_error():
     end = ExitRecord("launch-1", 12, NOW_MS - 60_000, NOW_MS, "f", 0, committed=True, error="RolledBack: it went back")
-    said = writer_status(Observation(ProcessState.ENDED, launch(), None, (end,)), now_ms=NOW_MS)
+    said = writer_status(Observation(ProcessState.ENDED, launch(), beat(epoch=3), (end,)), now_ms=NOW_MS)
     assert (said.exit_code, said.exit_name, said.error) == (12, "RolledBack", "RolledBack: it went back")
+    assert (said.has_ended, said.epoch) == (True, 3)
     assert said.pid is None
 
 

@@ -238,6 +238,7 @@ def test_letters_are_merged_in_their_order_and_those_that_land_or_are_stale_leav
     assert (audited.rows, audited.dead_letters) == (len(RECORDS) + len(LETTERS) - 1, 1), "letters that left are changes"
     status = stream_status(live.stream.spec, now_ms=live.tables.clock_ms())
     assert status.changes["inserted"] == len(RECORDS), "those of the batch"
+    assert status.commit_epoch == status.epoch
     assert {name: n for name, n in status.replayed.items() if n} == {name: int(n) for name, n in counted.items()}
     assert status.replayed_at_ms == live.stream.table().current_snapshot().timestamp_ms
     (again,) = replay(open_stream(live.stream.spec), Selection())

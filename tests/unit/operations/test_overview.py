@@ -11,7 +11,7 @@ import pytest
 
 from frazil.host.heartbeat import Stall, StallKind
 from frazil.maintenance.rules import RULES
-from frazil.operations.condition import Level, condition_of, promise_ms
+from frazil.operations.condition import STARTS_WITHIN_MS, Level, condition_of, promise_ms
 from frazil.operations.overview import (
     PATIENCE_MS,
     Around,
@@ -35,6 +35,9 @@ from frazil.status.writer import WriterStatus
 NOW_MS = 1_700_000_000_000
 RUNS = WriterStatus("running", pid=7, phase="waiting", heartbeat_at_ms=NOW_MS)
 ENDED = WriterStatus("ended", exit_code=70, exit_name="CommitUnavailable", ended_at_ms=NOW_MS - 1000)
+ENDED_WELL = WriterStatus("ended", exit_code=0, ended_at_ms=NOW_MS - 1000, epoch=1)
+LONG_MS = NOW_MS - STARTS_WITHIN_MS - 1
+LONG_ENDED = replace(ENDED_WELL, ended_at_ms=LONG_MS)
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +85,11 @@ CASES: list[tuple[dict[str, Any], str, Level]] = [
     ({"table_exists": False, "problems": ("the table is lost",)}, "no table", Level.BROKEN),
     ({"writer": WriterStatus("never launched")}, "commits elsewhere", Level.WELL),
     ({"writer": WriterStatus("never launched"), "lag": 5, "last_commit_at_ms": OLD_MS}, "late", Level.TROUBLE),
-    ({"writer": WriterStatus("never launched"), "last_commit_at_ms": OLD_MS}, "not running", Level.TROUBLE),
+    ({"writer": WriterStatus("never launched"), "last_commit_at_ms": OLD_MS}, "no writer", Level.TROUBLE),
+    ({"writer": ENDED_WELL, "lag": 82}, "starting", Level.QUIET),
+    ({"writer": LONG_ENDED, "lag": 82, "last_commit_at_ms": LONG_MS - 1}, "no writer", Level.TROUBLE),
+    ({"writer": LONG_ENDED, "last_commit_at_ms": LONG_MS - 1, "desired_at_ms": NOW_MS - 9}, "starting", Level.QUIET),
+    ({"writer": LONG_ENDED, "commit_epoch": 2}, "commits elsewhere", Level.WELL),
     (
         {"writer": WriterStatus("never launched"), "table_exists": False, "last_commit_at_ms": None, "rows": None},
         "not begun",
@@ -118,6 +125,43 @@ def test_whatever_is_observed_has_a_word_and_who_needs_a_person_says_why(spec: S
         line = line_of("ticks", spec, Seen(one, NOW_MS), Around(), now_ms=NOW_MS)
         assert line.word
         assert bool(line.needs) == (line.level <= Level.TROUBLE)
+
+
+def test_commits_are_said_to_be_elsewhere_only_on_evidence_and_a_stream_without_a_writer_is_never_well(
+    spec: StreamSpec,
+):
+    writers = [WriterStatus("never launched"), WriterStatus("ended"), ENDED_WELL, LONG_ENDED, ENDED]
+    writers += [replace(one, epoch=None) for one in (ENDED_WELL, LONG_ENDED)]
+    choices = product(
+        writers,
+        [None, OLD_MS, LONG_MS - 1, LONG_MS + 1, NOW_MS],
+        [None, 1, 2],
+        ["running", "paused", None],
+        [None, OLD_MS, NOW_MS],
+        [None, 0, 82],
+    )
+    for writer, last_ms, epoch, desired, asked_ms, lag in choices:
+        one = status(
+            writer=writer, last_commit_at_ms=last_ms, commit_epoch=epoch, desired=desired, desired_at_ms=asked_ms,
+            lag=lag,
+        )  # fmt: skip
+        found = condition_of(one, spec, now_ms=NOW_MS)
+        of_another = last_ms is not None and (
+            not writer.has_ended
+            or (epoch > writer.epoch if writer.epoch and epoch else last_ms > (writer.ended_at_ms or NOW_MS))
+        )
+        assert (found.level is Level.WELL) == (found.word == "commits elsewhere")
+        if found.word == "commits elsewhere":
+            assert of_another
+            assert desired != "paused"
+        if writer.has_ended and not writer.exit_code and not of_another and desired != "paused":
+            held = NOW_MS - max(writer.ended_at_ms or 0, asked_ms or 0) <= STARTS_WITHIN_MS
+            assert (found.word, found.level, found.rule) in {
+                ("starting", Level.QUIET, "") if held else ("no writer", Level.TROUBLE, "writer"),
+                ("stopped", Level.BROKEN, "writer"),  # without an exit code: it was killed
+            }
+            assert (found.word == "stopped") == (writer.exit_code is None and writer.ended_at_ms is not None)
+            assert found.word != "no writer" or ("82 records wait" in found.sentence) == (lag == 82)
 
 
 def test_a_promise_is_never_shorter_than_two_commits(spec: StreamSpec):
