@@ -244,7 +244,7 @@ def test_a_table_that_was_dropped_is_registered_again(shift: Shift) -> None:
     shift.made.tables.main.refresh()
     load_catalog(None).drop_table("city.rides")
     assert "table" in shift.red()
-    (command,) = set(re.findall(r"`(frazil register .+?)`", " ".join(shift.look("table").split())))
+    (command,) = set(re.findall(r"^    (frazil register .+)$", shift.look("table"), re.MULTILINE))
     assert "city.rides is in the catalog 'default' again" in said(shlex.split(command)[1:])
     assert "table" not in shift.red()
     assert "each offset once" in shift.be_sure("table")
