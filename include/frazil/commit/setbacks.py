@@ -94,6 +94,15 @@ def _is_refusal(error: Exception) -> bool:
     return isinstance(error, BadRequestError | NotImplementedError) or status in REFUSED
 
 
+def is_overtaken(error: Exception) -> bool:
+    """Whether a snapshot was refused because another branch of the table, such as a backfill's, took its number.
+
+    The requirement on the branch holds then, so that PyIceberg's builder of metadata, or a catalog's, is who finds the
+    conflict. As after any lost race, the next round looks whether an attempt landed before it proposes again.
+    """
+    return isinstance(error, ValueError | BadRequestError) and "older than last sequence number" in str(error)
+
+
 @dataclass(frozen=True, slots=True)
 class Setback:
     """Why a round failed: a message for the log, and one for the error once patience is over."""
@@ -107,7 +116,7 @@ def setback_of(error: Exception, step: Step, of: TablesNamed, total_s: float) ->
     """The setback of a round; raises errors that another round would not fix."""
     said = f"{type(error).__name__}: {one_line(error)[:SAID_MOST]}"
     match error:
-        case CommitFailedException():
+        case _ if isinstance(error, CommitFailedException) or (step == "commit" and is_overtaken(error)):
             return Setback(
                 logging.INFO,
                 f"commit to {of} lost a race ({said}): trying again",

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import pytest
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot
 
 from frazil.commit.marker import BatchKey
+from frazil.commit.setbacks import TablesNamed, setback_of
 from frazil.commit.snapshot import SnapshotWriter
 from frazil.commit.swap import Change, swap
 from frazil.ingest.contract import StagedFile
+
+
+MAIN = "demo.events"
 
 
 def append_aside(world: Any, files: Sequence[StagedFile]) -> Snapshot:
@@ -49,3 +55,39 @@ def test_a_branch_that_begins_while_main_moves_takes_a_sequence_number_of_its_ow
     numbers = [s.sequence_number for s in world.load().metadata.snapshots]
     assert len(set(numbers)) == len(numbers)
     assert made.sequence_number == max(numbers)
+
+
+def test_a_batch_whose_sequence_number_a_branch_took_has_lost_a_race_and_is_no_outage(
+    world: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    committer = world.begin()
+    world.run(committer, {0: (0, 1)})
+    aside = world.write(BatchKey(9, 0), [(1, 100)])
+    world.catalog.next_meets(lambda: append_aside(world, aside), MAIN)
+    with caplog.at_level(logging.INFO, "frazil.commit.swap"):
+        world.run(committer, {0: (1, 3)})
+    (told,) = [record for record in caplog.records if record.name == "frazil.commit.swap"]
+    assert told.levelname == "INFO"
+    assert told.getMessage().startswith("commit to demo.events lost a race (ValueError: Cannot add snapshot with")
+    assert world.rows() == [(0, offset) for offset in range(3)]
+
+
+def test_a_batch_that_landed_is_found_though_its_sequence_number_is_said_to_be_taken(world: Any) -> None:
+    """A gateway that repeats a request may answer with what became of the repeated one."""
+    committer = world.begin()
+
+    def repeated(effect: Callable[[], Any]) -> Any:
+        effect()
+        raise ValueError("Cannot add snapshot with sequence number 2 older than last sequence number 2")
+
+    world.catalog.faults.append((MAIN, repeated))
+    world.run(committer, {0: (0, 3)})
+    assert world.catalog.attempts.count(MAIN) == 2, "the take-over and the batch"
+    assert world.rows() == [(0, offset) for offset in range(3)]
+
+
+def test_what_else_a_commit_raises_leaves_its_outcome_unknown() -> None:
+    of = TablesNamed(("demo.events",))
+    taken = ValueError("Cannot add snapshot with sequence number 2 older than last sequence number 2")
+    for error, step in ((ValueError("no number"), "commit"), (taken, "prepare"), (OSError(str(taken)), "commit")):
+        assert setback_of(error, step, of, 1.0).level == logging.WARNING
