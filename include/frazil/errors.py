@@ -6,6 +6,7 @@ FrazilError                  exit  restart?
 ├── OffsetGap                 11   no   Kafka deleted records that were not yet read
 ├── RolledBack                12   no   the table was rolled back behind the stream's marker
 ├── Fenced                    13   no   another writer of this stream took over
+│   └── BackfillAbandoned     30   no   a person abandoned the backfill or replay that this run had begun
 ├── TopicRecreated            14   no   the topic's id is not the marker's
 ├── SchemaIncompatible        15   no   the declared schema does not fit the table's
 ├── AccessDenied              16   no   Kafka, the catalog or the storage refuses our credentials
@@ -58,6 +59,10 @@ class RolledBack(FrazilError):
 
 class Fenced(FrazilError):
     exit_code = 13
+
+
+class BackfillAbandoned(Fenced):
+    exit_code = 30
 
 
 class TopicRecreated(FrazilError):

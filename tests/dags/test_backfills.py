@@ -5,25 +5,97 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
+from airflow.exceptions import AirflowException
+from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
+from airflow.sdk import DAG
+from airflow.sdk.exceptions import AirflowFailException
 
+from frazil.airflow.backfills import dag as backfills
+from frazil.airflow.backfills.stage import StageOperator
 from frazil.audit.run import audit_stream
+from frazil.backfill.commit import LaneCommitter
+from frazil.backfill.request import parse_request
+from frazil.commit.lane import Lane, LaneState, read_lane
 from frazil.commit.opened import open_stream
+from frazil.operations.abandoning import plan_abandon
+from frazil.spec.load import find_stream
+from tests.made_batches import MadeStream
+
+RUN = "frazil_backfill/manual"
 
 
 def test_the_form_asks_for_a_declared_stream_and_is_a_dry_run_unless_told_otherwise(parsed: dict[str, Any]) -> None:
     dag = parsed["dags"]["frazil_backfill"]
     assert dag["tasks"] == {
         "plan": "FrazilShortCircuit",
-        "stage": "SubmitOperator",
+        "stage": "StageOperator",
         "publish": "FrazilTask",
     }
     assert (dag["schedule"], dag["max_active_runs"], dag["tags"]) == (None, 1, ["backfill", "frazil"])
     assert (dag["params"]["stream"], dag["params"]["dry-run"], dag["params"]["cores"]) == ("flights", True, 1)
     bounds = {f"{which}-{what}" for which in ("from", "to") for what in ("time", "offsets", "event-time")}
     assert {name for name, value in dag["params"].items() if value is None} == {*bounds, "files"}
+
+
+@pytest.fixture
+def made(frazil_home: Path, tmp_path: Path) -> MadeStream:  # noqa: ARG001 - the catalog is there
+    declared = {
+        "name": "ticks",
+        "source": {"topics": ["ticks"], "bootstrap-servers": "127.0.0.1:1"},
+        "table": "demo.ticks",
+        "schema": {"id": "long"},
+        "event-time": "kafka_timestamp",
+    }
+    (tmp_path / "ticks.yaml").write_text(json.dumps(declared))
+    stream = MadeStream(find_stream(tmp_path, "ticks"), 1_700_000_000_000, partitions=1)
+    stream.begin()
+    return stream
+
+
+class Instance:
+    """A task instance that reads what `plan` returned."""
+
+    def xcom_pull(self, *, task_ids: str) -> dict[str, Any]:
+        assert task_ids == "plan"
+        return {"stream": "ticks", "run": RUN}
+
+
+def test_a_run_whose_backfill_a_person_abandons_ends_for_good_and_a_task_of_it_that_starts_again_begins_nothing(
+    made: MadeStream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submitted: list[str] = []
+
+    def spark_submit(_: Any, __: Any) -> None:
+        lane = LaneCommitter.begin(made.tables, parse_request({"stream": "ticks", "run": RUN}))
+        submitted.append(lane.lane.id)
+        plan_abandon(made.spec, by="ada, Airflow").carry_out()
+        raise AirflowException("Cannot execute: spark-submit. Error code is: 30.")
+
+    monkeypatch.setattr(SparkSubmitOperator, "execute", spark_submit)
+    operator = StageOperator(task_id="stage", streams=str(tmp_path), application="app.py")
+    for _ in ("the run's first try", "a try that Airflow, or a person who clears it, begins"):
+        with pytest.raises(AirflowFailException, match="a person abandoned what run frazil_backfill/manual had begun"):
+            operator.execute({"ti": Instance()})
+    context = {"params": {"stream": "ticks", "dry-run": False}, "dag": DAG("frazil_backfill"), "run_id": "manual"}
+    monkeypatch.setattr(backfills, "get_current_context", lambda: context)
+    for again in (
+        lambda: backfills.plan(str(tmp_path)),
+        lambda: backfills.publish(str(tmp_path), {"stream": "ticks", "run": RUN}),
+    ):
+        with pytest.raises(AirflowFailException, match="BackfillAbandoned"):
+            again()
+    assert submitted == [lane(made).id]
+    assert (lane(made).state, lane(made).abandoned_by) == (LaneState.ABANDONED, "ada, Airflow")
+
+
+def lane(made: MadeStream) -> Lane:
+    found = read_lane(made.tables.main.refresh().metadata.properties, "ticks")
+    assert found is not None
+    return found
 
 
 @pytest.mark.soak  # a minute of CPU: three runs of Airflow, one of them with spark-submit

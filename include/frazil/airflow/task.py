@@ -21,6 +21,11 @@ class FrazilShortCircuit(_ShortCircuitDecoratedOperator):
     """A function as a task that skips those after it where it returns nothing."""
 
 
+def run_name(context: Any) -> str:
+    """What a task calls its run where it is recorded outside Airflow: one name for all its tries."""
+    return f"{context['dag'].dag_id}/{context['run_id']}"
+
+
 def task(function: Callable[..., Any] | None = None, **settings: Any) -> Any:
     """As `airflow.sdk.task`."""
     return task_decorator_factory(function, decorated_operator_class=FrazilTask, **settings)

@@ -26,6 +26,7 @@ class TaskLink(BaseOperatorLink):
     @property
     def operators(self) -> list[type[BaseOperator]]:  # type: ignore[override]
         """Airflow asks for them where it reads a DAG for its UI; importing them earlier would slow each process."""
+        from frazil.airflow.backfills.stage import StageOperator  # noqa: PLC0415
         from frazil.airflow.maintenance.rewrite import RewriteOperator  # noqa: PLC0415
         from frazil.airflow.partitions.wait import CompletionOperator  # noqa: PLC0415
         from frazil.airflow.submit import SubmitOperator  # noqa: PLC0415
@@ -39,6 +40,7 @@ class TaskLink(BaseOperatorLink):
             FrazilTask,
             HostedStreamOperator,
             RewriteOperator,
+            StageOperator,
             SubmitOperator,
             WriterOperator,
         ]

@@ -22,6 +22,7 @@ from frazil.backfill.lane_rules import (
     check_fit,
     check_mine,
     check_no_open_windows,
+    check_not_abandoned,
     check_not_reset,
     ended_meanwhile,
     overtaken,
@@ -64,15 +65,18 @@ class LaneCommitter:
     lane: Lane
 
     @classmethod
-    def begin(cls, tables: StreamTables, request: BackfillRequest) -> LaneCommitter:
+    def begin(cls, tables: StreamTables, request: BackfillRequest, *, going_on: str | None = None) -> LaneCommitter:
         """Begin the backfill, or the next epoch of an interrupted one, and settle what that left.
 
         From then on no earlier epoch can commit. Raises `WriterBusy` if another backfill is under way, and `Fenced` if
-        one has just ended, whose dead letters may not have followed.
+        one has just ended, whose dead letters may not have followed; BackfillAbandoned if a person abandoned what the
+        request's run began, or the lane that this one was `going_on` with.
         """
         ended = clear_ended(tables)
 
         def begun(_: Table, found: Lane | None) -> Lane:
+            if going_on:
+                check_not_abandoned(found, going_on)
             if found is not None and not found.is_open and found.id != ended:
                 raise Fenced(ended_meanwhile(found))
             return taken(found, request)
@@ -237,9 +241,12 @@ def _summary(record: Record, path: str) -> dict[str, str]:
     }
 
 
-def abandon(tables: StreamTables, lane: Lane) -> None:
-    """End a backfill that is under way: remove its branches and everything it staged."""
-    _drop(tables, tables.main, lane)
+def abandon(tables: StreamTables, lane: Lane, *, by: str | None = None) -> None:
+    """End a backfill that is under way: remove its branches and everything it staged.
+
+    `by` is the person who wants that, after whom no run of it begins it anew; None for a run that drops its own.
+    """
+    _drop(tables, tables.main, lane, by=by)
     clear_ended(tables)
 
 
@@ -273,7 +280,7 @@ def _clear(tables: StreamTables, lane: Lane) -> None:
             _publish_letters(tables, lane)
         _sweep(own, lane)
         return
-    _drop(tables, tables.dead_letters, lane)
+    _drop(tables, tables.dead_letters, lane, by=lane.abandoned_by)
     if may_delete_files(tables.main.current().properties):  # otherwise another table may have had the branch too
         _sweep(own, dataclasses.replace(lane, batches={}))
     folder = lane_folder(tables.journals, lane.id)
@@ -361,7 +368,7 @@ def _commit_of(
     return TableCommit(handle, propose, (writer,))
 
 
-def _drop(tables: StreamTables, handle: TableHandle, lane: Lane) -> None:
+def _drop(tables: StreamTables, handle: TableHandle, lane: Lane, *, by: str | None = None) -> None:
     """Remove the lane's branch, if there is one, with its snapshots: their files are about to be deleted."""
     end = BranchEnd(branch_name(tables.stream))
 
@@ -369,8 +376,8 @@ def _drop(tables: StreamTables, handle: TableHandle, lane: Lane) -> None:
         found = read_lane(table.metadata.properties, tables.stream)
         if found is None or found.id != lane.id or not found.is_open:
             return Done(lane)
-        abandoned = _property(dataclasses.replace(found, state=LaneState.ABANDONED))
-        return Change((stands(table, end.branch),), (*end.updates(table), abandoned), lane)
+        updates = (*end.updates(table), _property(found.abandoned(by)))
+        return Change((stands(table, end.branch),), updates, lane)
 
     handle.forget()
     commit_snapshot(handle, propose, (end,), patience=tables.patience)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Collection
 
@@ -13,7 +14,7 @@ from frazil.commit.lane import Lane
 from frazil.commit.marker import Marker
 from frazil.commit.merging import MERGED_CONTENT
 from frazil.commit.rules import files_fit
-from frazil.errors import AdoptionRequired, Fenced, SpecError, StaleBatch, WriterBusy
+from frazil.errors import AdoptionRequired, BackfillAbandoned, Fenced, SpecError, StaleBatch, WriterBusy
 from frazil.ingest.contract import StagedFile
 from frazil.spec.model import StreamSpec
 
@@ -102,12 +103,16 @@ def check_no_backfill(lane: Lane | None) -> None:
 
 
 def taken(lane: Lane | None, request: BackfillRequest) -> Lane:
-    """The lane of a request's next epoch, new or the open one. Raises WriterBusy if another request's is open."""
+    """The lane of a request's next epoch, new or the open one.
+
+    Raises WriterBusy if another request's is open, and BackfillAbandoned as `check_wanted`.
+    """
+    check_wanted(lane, request.run)
     epoch = 1 + (lane.epoch if lane else 0)
     if lane is None or not lane.is_open:
-        asked = request.model_dump(mode="json", by_alias=True, exclude_none=True)
-        own_id = f"{request.digest}-{epoch}"
-        return Lane(request.stream, own_id, asked, request.digest, epoch, batches={epoch: 0})
+        asked = request.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"run"})
+        new = Lane(request.stream, f"{request.digest}-{epoch}", asked, request.digest, epoch)
+        return dataclasses.replace(new, abandoned_runs=lane.abandoned_runs if lane else ()).owned_by(epoch, request.run)
     if lane.digest != request.digest:
         check_no_replay(lane)
         raise WriterBusy(
@@ -115,11 +120,34 @@ def taken(lane: Lane | None, request: BackfillRequest) -> Lane:
             f"{json.dumps(lane.request)}. Run that one again to finish it, or `frazil backfill {request.stream} "
             "--abandon`"
         )
-    return lane.owned_by(epoch)
+    return lane.owned_by(epoch, request.run)
+
+
+def check_wanted(found: Lane | None, run: str | None) -> None:
+    """Check that no person abandoned what a run had begun. Takes the stream's last lane; raises BackfillAbandoned."""
+    if found is not None and run is not None and run in found.abandoned_runs:
+        raise BackfillAbandoned(_abandoned(f"a person abandoned what run {run} had begun on stream {found.stream!r}"))
+
+
+def check_not_abandoned(found: Lane | None, lane_id: str) -> None:
+    """Check that no person abandoned a lane. Takes the stream's last one; raises BackfillAbandoned."""
+    if found is not None and found.id == lane_id and found.abandoned_by:
+        act = "the replay of dead letters" if found.replays else "backfill"
+        raise BackfillAbandoned(
+            _abandoned(f"{found.abandoned_by} abandoned {act} {found.id} of stream {found.stream!r}")
+        )
+
+
+def _abandoned(what: str) -> str:
+    return (
+        f"{what}: none of its rows landed, and nothing begins it anew by itself. If it is wanted after all, trigger a "
+        "new run, or give the command again"
+    )
 
 
 def check_mine(found: Lane | None, lane: Lane) -> Lane:
-    """Check that the lane is still this epoch's. Raises `Fenced`."""
+    """Check that the lane is still this epoch's. Raises `Fenced`, and BackfillAbandoned if a person abandoned it."""
+    check_not_abandoned(found, lane.id)
     if found is None or (found.id, found.epoch) != (lane.id, lane.epoch) or not found.is_open:
         now = "is gone" if found is None else f"is {found.id}, epoch {found.epoch}, {found.state}"
         raise Fenced(replaced(lane, f"the lane {now}"))

@@ -46,6 +46,8 @@ class BackfillRequest(Model):
     """With `branch`, the staged and audited records stay on their branch until a run with `table` publishes them."""
     chunk_records: int = Field(1_000_000, gt=0)
     """About how many records are staged and committed at once; an interruption costs at most this many."""
+    run: str | None = None
+    """Who asks, such as a run of Airflow's: once a person abandoned what it began, it begins nothing anew."""
 
     @model_validator(mode="after")
     def _bounds_make_sense(self) -> Self:
@@ -74,7 +76,7 @@ class BackfillRequest(Model):
     @property
     def digest(self) -> str:
         """Identifies the request: the same request again goes on with the same backfill."""
-        asked = self.model_dump_json(exclude={"target", "chunk_records"})
+        asked = self.model_dump_json(exclude={"target", "chunk_records", "run"})
         return hashlib.sha256(asked.encode()).hexdigest()[:10]
 
     @property

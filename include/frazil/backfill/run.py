@@ -25,7 +25,14 @@ from frazil.backfill.audit import Staged, spans_of
 from frazil.backfill.changes import gone, merging_of, settled_meanwhile, tally_changes
 from frazil.backfill.commit import LaneCommitter, abandon, clear_ended
 from frazil.backfill.files import FileSource
-from frazil.backfill.lane_rules import check_backfilled, check_begun, check_coordinates, check_declared
+from frazil.backfill.lane_rules import (
+    check_backfilled,
+    check_begun,
+    check_coordinates,
+    check_declared,
+    check_not_abandoned,
+    check_wanted,
+)
 from frazil.backfill.plan import missing
 from frazil.backfill.request import BackfillRequest
 from frazil.backfill.routes import LettersRoute, tally_routed
@@ -100,7 +107,7 @@ class Backfill:
 
     def lane(self) -> Lane | None:
         """This request's own lane as it stands; None if the stream's last backfill was for another request."""
-        found = read_lane(self.opened.tables.main.refresh().metadata.properties, self.spec.name)
+        found = _last_lane(self.opened)
         return found if found and found.digest == self.request.digest else None
 
     def plan(self, lane: Lane | None = None) -> BackfillPlan:
@@ -146,13 +153,16 @@ class Backfill:
         """Audit what was staged, and publish it unless its target is the branch. None if nothing was staged.
 
         Raises StaleBatch if the stream was reset or the table changed meanwhile; the backfill is then dropped, and
-        begins again with the next run. Raises FrazilError if the audit finds something wrong.
+        begins again with the next run. Raises BackfillAbandoned if a person abandoned it, and FrazilError if the audit
+        finds something wrong.
         """
+        self.check_wanted()
         lane = self.lane()
         if lane is None:
             return None
+        check_not_abandoned(lane, lane.id)
         if lane.state is LaneState.ABANDONED:
-            raise FrazilError(f"backfill {lane.id} was abandoned: run it again to start over")
+            raise FrazilError(f"backfill {lane.id} was dropped: run it again to start over")
         if lane.state is LaneState.STAGING:
             raise FrazilError(
                 f"backfill {lane.id} is not staged yet ({counted(lane.chunks, 'chunk')}): run it again to finish it"
@@ -162,7 +172,7 @@ class Backfill:
             return lane
         for attempt in range(ATTEMPTS):
             try:
-                committer = self.begin()
+                committer = self.begin(lane)
                 audited = self._audit(committer)
                 if self.request.target == "branch":
                     return committer.lane
@@ -176,9 +186,10 @@ class Backfill:
                     raise
         raise AssertionError
 
-    def begin(self) -> LaneCommitter:
-        """Begin the lane's next epoch. Raises what `LaneCommitter.begin` raises."""
-        committer = LaneCommitter.begin(self.opened.tables, self.request)
+    def begin(self, lane: Lane | None) -> LaneCommitter:
+        """Begin the next epoch of the lane, or of a new one. Raises what `LaneCommitter.begin` raises."""
+        going_on = lane.id if lane and lane.is_open else None
+        committer = LaneCommitter.begin(self.opened.tables, self.request, going_on=going_on)
         self.epoch = committer.lane.epoch
         return committer
 
@@ -186,6 +197,10 @@ class Backfill:
         """Give up what was staged if it can no longer be used."""
         if (lane := self.lane()) and lane.is_open:
             abandon(self.opened.tables, lane)
+
+    def check_wanted(self) -> None:
+        """Raise BackfillAbandoned if a person abandoned what the request's run had begun."""
+        check_wanted(_last_lane(self.opened), self.request.run)
 
     def check(self) -> None:
         """Raise what would make any plan of this stream impossible: before Spark is started for it."""
@@ -296,6 +311,10 @@ class Backfill:
             for begin, rows in zip(*np.unique(times - times % grain_us, return_counts=True), strict=True):
                 counts[int(begin)] += int(rows)
         return dict(sorted(counts.items()))
+
+
+def _last_lane(opened: OpenStream) -> Lane | None:
+    return read_lane(opened.tables.main.refresh().metadata.properties, opened.spec.name)
 
 
 @contextmanager

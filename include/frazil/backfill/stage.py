@@ -41,9 +41,10 @@ def stage(backfill: Backfill, engine: Engine, tell: Callable[[Lane], None] = lam
     """Stage all that is missing on the branch, a chunk at a time; None where nothing is missing.
 
     Raises what `Backfill.plan` raises; WriterBusy where another backfill is under way; Fenced where another run of this
-    one took over; StaleBatch where what was staged is of no use any more, and was dropped; OffsetGap where retention
-    meanwhile deleted what was to be read.
+    one took over; BackfillAbandoned where a person abandoned it; StaleBatch where what was staged is of no use any
+    more, and was dropped; OffsetGap where retention meanwhile deleted what was to be read.
     """
+    backfill.check_wanted()
     # First, for a lane that was published may not have brought its dead letters yet: they would seem to be missing.
     clear_ended(backfill.opened.tables)
     lane = backfill.lane()
@@ -51,7 +52,7 @@ def stage(backfill: Backfill, engine: Engine, tell: Callable[[Lane], None] = lam
     if plan and not plan.spans:
         return None
     try:
-        committer = backfill.begin()
+        committer = backfill.begin(lane)
         if plan is None or backfill.request.dead_letters:  # letters may have been discarded until the lane began
             plan = backfill.plan(committer.lane)
         for done in _chunks(backfill, engine, committer, plan):

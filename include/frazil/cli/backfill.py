@@ -15,6 +15,7 @@ from frazil.backfill.run import open_backfill
 from frazil.cli.light import allow_pandas
 from frazil.cli.options import json_option, stream_argument, streams_option
 from frazil.cli.output import ask, echo_fields, echo_json, working
+from frazil.cli.person import person
 from frazil.cli.positions import MomentText, OffsetsText
 from frazil.commit.lane import Lane, LaneState, branch_name, read_lane
 from frazil.commit.marker import nested
@@ -168,7 +169,7 @@ def _abandon(opened: OpenStream, lane: Lane | None, *, yes: bool) -> None:
     on_branch = f" from branch {branch_name(opened.spec.name)}" if opened.spec.mode == "append" else ""
     click.echo(f"Backfill {lane.id} has staged {staged} in {counted(lane.chunks, 'chunk')}; main has none of them.")
     ask(f"Abandon it, and remove them{on_branch}?", yes=yes)
-    abandon(opened.tables, lane)
+    abandon(opened.tables, lane, by=person())
     now = read_lane(opened.tables.main.refresh().metadata.properties, opened.spec.name)
     # It may have been published while the question stood.
     click.echo(f"Backfill {lane.id} is {now.state if now and now.id == lane.id else LaneState.ABANDONED}.")

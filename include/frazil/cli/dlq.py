@@ -168,7 +168,8 @@ def discard_(  # noqa: PLR0913 - a command's options
 @dlq.command("replay")
 @_selecting
 @click.option("--dry-run", is_flag=True, help="Say how many letters would be decoded again, and change nothing.")
-def replay_(stream: str, streams_folder: Path, *, as_json: bool, dry_run: bool, **which: Any) -> None:
+@click.option("--run", help="Who asks, for a scheduler that repeats it: not begun anew once a person abandoned it.")
+def replay_(stream: str, streams_folder: Path, *, as_json: bool, dry_run: bool, run: str | None, **which: Any) -> None:
     """Decode dead letters of STREAM with today's declaration.
 
     What it accepts becomes rows, or is merged, in one commit, and leaves the dead letters; the rest stays, with today's
@@ -199,7 +200,7 @@ def replay_(stream: str, streams_folder: Path, *, as_json: bool, dry_run: bool, 
     from frazil.dead_letters.replay import NOTHING_DONE, replay  # noqa: PLC0415 - the decoders, which only a replay needs
 
     with working("decoding dead letters again"):
-        done = replay(opened, selection)
+        done = replay(opened, selection, run=run)
     own = next((d for d in done if not d.interrupted), NOTHING_DONE)
     earlier = next((d for d in done if d.interrupted), None)
     if as_json:

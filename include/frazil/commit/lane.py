@@ -19,6 +19,8 @@ from frazil.errors import MarkerUnreadable
 
 FORMAT_VERSION = 1
 PREFIX = "frazil.backfill."
+ABANDONED_RUNS_KEPT = 20
+"""Of the stream's last backfills; a run that is cleared later than that begins its request anew."""
 
 
 class LaneState(StrEnum):
@@ -48,6 +50,12 @@ class Lane:
     rejected: int = 0
     bytes: int = 0
     files: int = 0
+    runs: tuple[str, ...] = ()
+    """Those that took part and have a name, such as Airflow's."""
+    abandoned_by: str = ""
+    """The person who abandoned it; empty where its own run dropped it, which may begin it anew."""
+    abandoned_runs: tuple[str, ...] = ()
+    """Those that took part in backfills of the stream that a person abandoned: they begin nothing more."""
 
     @property
     def is_open(self) -> bool:
@@ -66,9 +74,18 @@ class Lane:
         """Whether a chunk is committed: an epoch commits its chunks in order."""
         return key.batch <= self.batches.get(key.epoch, 0)
 
-    def owned_by(self, epoch: int) -> Lane:
-        """The lane at the beginning of a new epoch."""
-        return dataclasses.replace(self, epoch=epoch, batches={**self.batches, epoch: 0})
+    def owned_by(self, epoch: int, run: str | None = None) -> Lane:
+        """The lane at the beginning of a new epoch, which is one of `run`."""
+        runs = tuple(dict.fromkeys((*self.runs, *filter(None, [run]))))
+        return dataclasses.replace(self, epoch=epoch, batches={**self.batches, epoch: 0}, runs=runs)
+
+    def abandoned(self, by: str | None) -> Lane:
+        """The lane after its end without a publication: by a person, or None for its own run."""
+        ended = dataclasses.replace(self, state=LaneState.ABANDONED)
+        if not by:
+            return ended
+        runs = tuple(dict.fromkeys((*self.abandoned_runs, *self.runs)))
+        return dataclasses.replace(ended, abandoned_by=by, abandoned_runs=runs[-ABANDONED_RUNS_KEPT:])
 
     def with_chunk(self, journal: Journal, *, planned: int) -> Lane:
         return dataclasses.replace(
@@ -95,7 +112,8 @@ class Lane:
         names = {f.name for f in dataclasses.fields(cls)}
         batches = {int(epoch): last for epoch, last in raw["batches"].items()}
         known = {k: v for k, v in raw.items() if k in names}
-        return cls(**{**known, "state": LaneState(raw["state"]), "batches": batches})
+        runs = {name: tuple(known.get(name, ())) for name in ("runs", "abandoned_runs")}
+        return cls(**{**known, **runs, "state": LaneState(raw["state"]), "batches": batches})
 
 
 def property_name(stream: str) -> str:

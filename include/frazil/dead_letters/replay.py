@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from frazil.backfill.commit import clear_ended, unfinished
 from frazil.backfill.files import FileSource
-from frazil.backfill.lane_rules import check_no_backfill, check_replayed
+from frazil.backfill.lane_rules import check_no_backfill, check_replayed, check_wanted
 from frazil.backfill.request import BackfillRequest, parse_request
 from frazil.backfill.routes import LettersRoute
 from frazil.backfill.run import Backfill
@@ -62,25 +62,29 @@ class Replayed:
 NOTHING_DONE = Replayed("", 0, 0)
 
 
-def replay(opened: OpenStream, selection: Selection) -> tuple[Replayed, ...]:
-    """Replay the selected letters, after one that was interrupted; each that was done.
+def replay(opened: OpenStream, selection: Selection, *, run: str | None = None) -> tuple[Replayed, ...]:
+    """Replay the selected letters, after one that was interrupted; each that was done. `run` is who asks.
 
     Raises SpecError for a stream with dedupe or without coordinates, RouteBehind while a table of its route is in
     trouble, CommitUnavailable if one is once home has its rows, WriterBusy while a backfill of the stream is under way,
-    and what that raises.
+    BackfillAbandoned if a person abandoned what `run` had begun, and what a backfill raises.
     """
     check_replayed(opened.spec)
+    check_wanted(read_lane(opened.tables.main.refresh().metadata.properties, opened.spec.name), run)
     done = []
     lane = unfinished(opened.tables)
     check_no_backfill(lane)
     if lane and lane.replays:
-        finished = _run(opened, parse_request(lane.request)) if lane.is_open else _replayed(opened, lane)
+        finished = (
+            _run(opened, parse_request({**lane.request, "run": run})) if lane.is_open else _replayed(opened, lane)
+        )
         done.append(finished and replace(finished, interrupted=True))
     clear_ended(opened.tables)
     _delete_old_copies(opened)
     folder = f"{_folder(opened)}/{uuid.uuid4().hex}"
     if _copy(opened, selection, folder):
-        done.append(_run(opened, BackfillRequest(stream=opened.spec.name, files=folder, dead_letters=str(selection))))
+        request = BackfillRequest(stream=opened.spec.name, files=folder, dead_letters=str(selection), run=run)
+        done.append(_run(opened, request))
     return tuple(filter(None, done))
 
 

@@ -12,17 +12,17 @@ from frazil.spec.model import StreamSpec
 from frazil.spec.units import counted
 
 
-def plan_abandon(spec: StreamSpec) -> Prepared:
-    """Look at the table. Raises what it raises."""
+def plan_abandon(spec: StreamSpec, *, by: str = "a person") -> Prepared:
+    """Look at the table. Raises what it raises. `by` is the person who would do it."""
     tables = open_stream(spec).tables
     lane = read_lane(tables.main.refresh().metadata.properties, spec.name)
     if lane is None or not lane.is_open:
         return Prepared((), "", lambda: None, refused=f"{spec.name} has no backfill under way")
-    return Prepared((_staged(lane),), lane.id, lambda: _abandon(tables, lane))
+    return Prepared((_staged(lane),), lane.id, lambda: _abandon(tables, lane, by=by))
 
 
-def _abandon(tables: StreamTables, lane: Lane) -> None:
-    abandon(tables, lane)
+def _abandon(tables: StreamTables, lane: Lane, *, by: str) -> None:
+    abandon(tables, lane, by=by)
     now = read_lane(tables.main.refresh().metadata.properties, tables.stream)
     if now and now.id == lane.id and now.state is LaneState.PUBLISHED:
         raise FrazilError(f"it was not abandoned, because it was published just before: {tables.main} has its rows")

@@ -13,14 +13,14 @@ from pyiceberg.table.update import RemoveSnapshotsUpdate
 from frazil.backfill.commit import LaneCommitter, abandon
 from frazil.backfill.request import parse_request
 from frazil.commit.journal import Journal
-from frazil.commit.lane import Lane, LaneState, branch_name, read_lane
+from frazil.commit.lane import ABANDONED_RUNS_KEPT, Lane, LaneState, branch_name, read_lane
 from frazil.commit.lane_records import Record, published
 from frazil.commit.late_rows import late_rows
 from frazil.commit.marker_change import reset
 from frazil.commit.period import Period
 from frazil.commit.reset import standing
 from frazil.commit.sweep import batch_folder
-from frazil.errors import Fenced, StaleBatch, WriterBusy
+from frazil.errors import BackfillAbandoned, Fenced, StaleBatch, WriterBusy
 from frazil.ingest.contract import RangeProgress
 from frazil.maintenance.expiry import ExpiryPlan, Pins, plan_expiry
 from frazil.partitions.completeness import Cursor
@@ -254,6 +254,40 @@ def test_another_backfill_is_refused_until_the_first_is_abandoned_which_leaves_n
     with pytest.raises(Fenced, match="abandoned"):
         lane.staged()
     assert LaneCommitter.begin(live.tables, other).lane.id != lane.lane.id
+
+
+def test_a_run_whose_backfill_a_person_abandoned_begins_none_anew_and_a_new_run_does(live: Any) -> None:
+    first, second = (parse_request({"stream": "events", "run": run}) for run in ("dag/first", "dag/second"))
+    lane = LaneCommitter.begin(live.tables, first)
+    again = LaneCommitter.begin(live.tables, second)
+    assert again.lane.id == lane.lane.id, "a run goes on with what another one left"
+    abandon(live.tables, again.lane, by="ada")
+    with pytest.raises(BackfillAbandoned, match="ada abandoned backfill"):
+        again.staged()
+    for request in (first, second):
+        with pytest.raises(BackfillAbandoned, match=f"what run {request.run} had begun on stream 'events'"):
+            LaneCommitter.begin(live.tables, request)
+    with pytest.raises(BackfillAbandoned, match="ada abandoned"):
+        LaneCommitter.begin(live.tables, REQUEST, going_on=again.lane.id)
+    new = LaneCommitter.begin(live.tables, first.model_copy(update={"run": "dag/third"}))
+    stage(live, new)
+    publish(live, new)
+    check_landed(live)
+    with pytest.raises(BackfillAbandoned):
+        LaneCommitter.begin(live.tables, first)
+
+
+def test_a_run_that_drops_what_it_cannot_use_any_more_begins_anew(live: Any) -> None:
+    request = parse_request({"stream": "events", "run": "dag/first"})
+    abandon(live.tables, LaneCommitter.begin(live.tables, request).lane)
+    assert LaneCommitter.begin(live.tables, request).lane.epoch == 2
+
+
+def test_the_runs_that_were_abandoned_are_few(live: Any) -> None:
+    lane = LaneCommitter.begin(live.tables, REQUEST).lane
+    many = [f"dag/{number}" for number in range(ABANDONED_RUNS_KEPT + 5)]
+    ended = dataclasses.replace(lane, runs=tuple(many)).abandoned("ada")
+    assert ended.abandoned_runs == tuple(many[5:])
 
 
 def test_a_stream_that_was_reset_since_the_audit_is_not_joined_even_when_it_stands_where_it_stood(live: Any) -> None:

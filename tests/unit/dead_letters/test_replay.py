@@ -31,12 +31,13 @@ from frazil.dead_letters.counts import samples
 from frazil.dead_letters.discard import Mark, discard
 from frazil.dead_letters.letters import Selection
 from frazil.dead_letters.replay import replay
-from frazil.errors import Fenced, FrazilError, SpecError, WriterBusy
+from frazil.errors import BackfillAbandoned, Fenced, FrazilError, SpecError, WriterBusy
 from frazil.ingest.contract import RangeProgress
 from frazil.ingest.sealing import OMITTED, SEALED, Secret, place_of
 from frazil.ingest.stage import stage
 from frazil.ingest.write import TableWriter, file_namer
 from frazil.kafka.identity import SourceIdentity
+from frazil.operations.abandoning import plan_abandon
 from frazil.spec.model import StreamSpec
 from frazil.spec.sensitive import Sensitive
 from frazil.table.catalogs import load_catalog
@@ -246,6 +247,27 @@ def test_a_replay_that_another_takes_over_says_so_and_each_letter_is_counted_onc
         replay(open_stream(live.spec), Selection())
     assert [(d.interrupted, d.landed, d.failed) for d in told] == [(True, len(GOOD), len(BAD))]
     check_settled(live)
+
+
+def test_a_replay_that_a_person_abandons_ends_with_that_and_its_run_begins_none_anew(
+    live: Any,
+    in_this_process: None,  # noqa: ARG001
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    inner = replaying.stage
+
+    def abandoned(*args: Any, **more: Any) -> Any:
+        plan_abandon(live.spec, by="ada").carry_out()
+        return inner(*args, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(replaying, "stage", abandoned)
+        with pytest.raises(BackfillAbandoned, match="ada abandoned the replay of dead letters"):
+            replay(open_stream(live.spec), Selection(), run="dag/first")
+    with pytest.raises(BackfillAbandoned, match="what run dag/first had begun"):
+        replay(open_stream(live.spec), Selection(), run="dag/first")
+    assert letters(live).keys() == set(range(LETTERS))
+    assert [d.landed for d in replay(open_stream(live.spec), Selection(), run="dag/second")] == [len(GOOD)]
 
 
 def test_of_two_replays_that_begin_at_once_one_says_that_the_other_runs(

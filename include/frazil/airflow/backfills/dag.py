@@ -5,6 +5,7 @@
 - `publish` compares the branch with its source and the table, and publishes it in one commit.
 
 Each task may be interrupted and cleared, or a run triggered again with the same bounds: it goes on where it stopped.
+A run whose backfill a person abandoned fails and stays so, however its tasks are cleared: a new run begins it anew.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import DAG, Param, get_current_context
 from airflow.sdk.exceptions import AirflowFailException
 
+from frazil.airflow.backfills.stage import StageOperator
 from frazil.airflow.dag_profile import OnFailure, dag_profile
 from frazil.airflow.declared import declared_streams
 from frazil.airflow.spark import PROPERTIES_FILE, SPARK_CONNECTION, spark_pool
-from frazil.airflow.submit import SubmitOperator
-from frazil.airflow.task import short_circuit_task, task
+from frazil.airflow.task import run_name, short_circuit_task, task
 from frazil.spark_apps import BACKFILL
 
 if TYPE_CHECKING:
@@ -69,9 +70,10 @@ def backfill_dag(
     return dag
 
 
-def _stage(folder: Path, application: str | Path, conn_id: str) -> SubmitOperator:
-    return SubmitOperator(
+def _stage(folder: Path, application: str | Path, conn_id: str) -> StageOperator:
+    return StageOperator(
         task_id="stage",
+        streams=str(folder),
         conn_id=conn_id,
         application=str(Path(application).absolute()),
         name="frazil backfill {{ params.stream }}",
@@ -128,9 +130,11 @@ def plan(streams: str) -> dict[str, Any] | None:
     """Say what would be written. Returns the request, unless there is nothing to do or this is a dry run."""
     from frazil.backfill.estimate import estimate, sentences  # noqa: PLC0415 - not when a DAG file is parsed
 
-    params = dict(get_current_context()["params"])
+    context = get_current_context()
+    params = dict(context["params"])
     request = {key: value for key, value in params.items() if key not in RUN_PARAMS}
-    with _opened(streams, request) as backfill:
+    with _opened(streams, {**request, "run": run_name(context)}) as backfill:
+        backfill.check_wanted()
         lane = backfill.lane()
         found = estimate(backfill, backfill.plan(lane))
         for sentence in sentences(found, stream=backfill.request.stream):

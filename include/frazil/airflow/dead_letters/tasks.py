@@ -12,6 +12,8 @@ from typing import Any
 from airflow.sdk import get_current_context
 from airflow.sdk.exceptions import AirflowFailException
 
+from frazil.airflow.task import run_name
+
 log = logging.getLogger(__name__)
 
 COMMAND = (sys.executable, "-c", "from frazil.cli.main import main; main()")
@@ -24,7 +26,8 @@ def settle(streams: str) -> dict[str, Any]:
     """
     from frazil.errors import NO_RESTART  # noqa: PLC0415 - not when a DAG file is parsed
 
-    arguments = dlq_arguments(get_current_context()["params"])
+    context = get_current_context()
+    arguments = dlq_arguments(context["params"], run_name(context))
     log.info("frazil %s", " ".join(arguments))
     done = subprocess.run([*COMMAND, *arguments, "--streams", streams], capture_output=True, text=True, check=False)
     for line in done.stderr.splitlines():
@@ -38,7 +41,7 @@ def settle(streams: str) -> dict[str, Any]:
     return told
 
 
-def dlq_arguments(form: Mapping[str, Any]) -> list[str]:
+def dlq_arguments(form: Mapping[str, Any], run: str) -> list[str]:
     """The arguments of `frazil` for a filled-in form. Pure. Raises AirflowFailException if it says too little."""
     discards = form["act"] == "discard"
     because = (form.get("because") or "").strip()
@@ -51,7 +54,7 @@ def dlq_arguments(form: Mapping[str, Any]) -> list[str]:
         form["act"],
         form["stream"],
         *(word for option in (*reasons, *bounds) for word in option),
-        *(("--because", because, "--yes") if discards else ()),
+        *(("--because", because, "--yes") if discards else ("--run", run)),
         *(("--dry-run",) if form["dry-run"] else ()),
         "--json",
     ]

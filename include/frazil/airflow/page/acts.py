@@ -128,7 +128,7 @@ def planned(act: Act, subject: Subject, form: Form) -> Plan:
         return replace(plan, refused=within(lambda: _refused_by_table(act, spec)))
     if act not in SEALED or plan.refused:
         return plan
-    prepared = _prepared(act, spec, form)
+    prepared = _prepared(act, spec, form, by="")
     return replace(plan, says=(*plan.says, *prepared.says), seal=prepared.seal, refused=prepared.refused)
 
 
@@ -139,8 +139,8 @@ def _refused_by_table(act: Act, spec: StreamSpec) -> str | None:
         return str(error)
 
 
-def _prepared(act: Act, spec: StreamSpec, form: Form) -> Prepared:
-    return within(lambda: plan_reset(spec, _target(form)) if act is Act.RESET else plan_abandon(spec))
+def _prepared(act: Act, spec: StreamSpec, form: Form, *, by: str) -> Prepared:
+    return within(lambda: plan_reset(spec, _target(form)) if act is Act.RESET else plan_abandon(spec, by=by))
 
 
 def carry_out(act: Act, subject: Subject, form: Form, *, person: str) -> Done:
@@ -159,7 +159,7 @@ def _carried_out(act: Act, subject: Subject, form: Form, *, person: str) -> Done
     if act in {Act.PAUSE, Act.RESUME, Act.RESTART}:
         return Done(within(lambda: _set_desired(act, spec, by=by, reason=reason)))
     if act in SEALED:
-        return Done(_carry_out_sealed(act, subject, form))
+        return Done(_carry_out_sealed(act, subject, form, by=by))
     return Done(within(lambda: _send_again(spec, form, by=by)))
 
 
@@ -180,19 +180,22 @@ def _begin_run(act: Act, subject: Subject, form: Form, *, person: str) -> Done:
     return Done(f"The run {run.run_id} of {subject.dag} is queued. Its log says what it comes to.", path)
 
 
-def _carry_out_sealed(act: Act, subject: Subject, form: Form) -> str:
+def _carry_out_sealed(act: Act, subject: Subject, form: Form, *, by: str) -> str:
     """Look once more, and do just what was confirmed."""
     plan = planned(act, subject, form)
     moved = f"{subject.name} has moved since you looked: look again, and confirm what it says now"
     if plan.refused or plan.seal != form.get("seal"):
         raise Invalid(plan.refused or moved)
-    prepared = _prepared(act, subject.spec, form)
+    prepared = _prepared(act, subject.spec, form, by=by)
     if prepared.seal != plan.seal:
         raise Invalid(moved)
     within(prepared.carry_out)
     if act is Act.RESET:
         return f"{subject.name} has its new position. Resume it to go on there."
-    return f"The backfill of {subject.name} is abandoned, and what it staged is removed."
+    return (
+        f"The backfill of {subject.name} is abandoned, and what it staged is removed. Its run fails, and is not tried "
+        "again."
+    )
 
 
 def run_form(act: Act, name: str, form: Form) -> dict[str, Any]:

@@ -1,0 +1,45 @@
+"""The Spark application that stages a backfill, started only while nobody has abandoned the backfill."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from airflow.sdk.exceptions import AirflowFailException
+
+from frazil.airflow.submit import SubmitOperator
+
+
+class StageOperator(SubmitOperator):
+    """Fails for good, before Spark is started or when it has failed, where a person abandoned what this run had begun.
+
+    :param streams: folder of the declared streams.
+    """
+
+    def __init__(self, *, streams: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.streams = streams
+
+    def execute(self, context: Any) -> None:
+        """Raises AirflowFailException for a backfill that was abandoned, else what spark-submit raises."""
+        request = context["ti"].xcom_pull(task_ids="plan")
+        self._check_wanted(request)
+        try:
+            super().execute(context)
+        except Exception:
+            self._check_wanted(request)
+            raise
+
+    def _check_wanted(self, request: dict[str, Any]) -> None:
+        from frazil.backfill.lane_rules import check_wanted  # noqa: PLC0415 - a DAG file that is parsed needs no PyIceberg
+        from frazil.commit.lane import read_lane  # noqa: PLC0415 - as above
+        from frazil.commit.opened import open_stream  # noqa: PLC0415 - as above
+        from frazil.errors import BackfillAbandoned  # noqa: PLC0415 - as above
+        from frazil.spec.load import find_stream  # noqa: PLC0415 - as above
+
+        spec = find_stream(Path(self.streams), request["stream"])
+        properties = open_stream(spec).tables.main.refresh().metadata.properties
+        try:
+            check_wanted(read_lane(properties, spec.name), request.get("run"))
+        except BackfillAbandoned as error:
+            raise AirflowFailException(f"BackfillAbandoned: {error}") from error
