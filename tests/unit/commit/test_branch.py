@@ -16,7 +16,6 @@ from frazil.commit.snapshot import SnapshotWriter
 from frazil.commit.swap import Change, swap
 from frazil.ingest.contract import StagedFile
 
-
 MAIN = "demo.events"
 
 
