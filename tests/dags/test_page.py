@@ -260,21 +260,30 @@ def test_a_viewer_may_not_act_and_who_is_not_signed_in_even_less(ask: Ask, act: 
         assert ask(None, path, method="POST", headers=OURS, body={})["status"] == 401
 
 
+MOVED = "ticks has moved since you looked"
+
+
 @pytest.mark.usefixtures("declared")
 def test_a_stream_is_paused_and_resumed_and_airflows_audit_log_says_by_whom(ask: Ask, airflow_process: AirflowProcess):
     def post(what: str, act: str, **form: Any) -> Any:
         return ask("OP", f"api/{what}/{act}/ticks", method="POST", headers=OURS, body=form)
 
-    plan = post("plan", "pause")["body"]
+    plan, stale = post("plan", "pause")["body"], post("plan", "restart")["body"]["seal"]
     assert "No writer starts before somebody resumes ticks." in plan["says"]
-    assert post("act", "pause", reason="an upgrade")["body"]["said"].startswith("ticks is paused.")
+    paused = post("act", "pause", reason="an upgrade", seal=plan["seal"])
+    assert paused["body"]["said"].startswith("ticks is paused.")
+    for act in ("restart", "resume"):  # their dialogs were open in another tab before
+        refused = post("act", act, seal=stale)
+        assert (refused["status"], refused["body"]["detail"].partition(":")[0]) == (422, MOVED)
+    assert post("act", "resume")["body"]["detail"].startswith(MOVED), "nobody looked before"
     line = eventually(
         lambda: next((x for x in [ask("OP", "api/stream/ticks")["body"]["line"]] if x["word"] == "paused"), None),
         within_s=60,
     )
     assert line["notes"] == ["an upgrade"]
     assert post("plan", "pause")["body"]["refused"] == "ticks is paused already"
-    assert post("act", "resume")["body"]["said"].startswith("ticks is to run.")
+    resumed = post("act", "resume", seal=post("plan", "resume")["body"]["seal"])
+    assert resumed["body"]["said"].startswith("ticks is to run.")
     ((owner, dag_id, extra),) = airflow_process.call(in_airflow.audit_log, "frazil_pause")
     assert (owner, dag_id) == ("op", "frazil_writer_ticks")
     assert "an upgrade" in extra

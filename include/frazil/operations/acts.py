@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -26,8 +26,23 @@ OF_STREAMS = frozenset({Act.PAUSE, Act.RESUME, Act.RESTART, Act.RESET, Act.BACKF
 """The others are of a table."""
 RUNS_A_DAG = frozenset({Act.BACKFILL, Act.REPLAY, Act.MAINTAIN, Act.RELEASE})
 """They start a run in Airflow, which does the work."""
-SEALED = frozenset({Act.RESET, Act.ABANDON})
+PREPARED = frozenset({Act.RESET, Act.ABANDON})
 """What they would do depends on the table: it is looked at before, and again when it is done."""
+DEPENDS: Mapping[Act, tuple[str, ...]] = {
+    Act.PAUSE: ("generation",),
+    Act.RESUME: ("generation", "dag_paused"),
+    Act.RESTART: ("generation", "dag_paused"),
+    Act.RESET: ("generation",),
+    Act.BACKFILL: ("lane", "dag_paused"),
+    Act.ABANDON: (),
+    Act.REPLAY: ("lane", "dag_paused"),
+    Act.MAINTAIN: ("dag_paused",),
+    Act.RELEASE: ("dag_paused",),
+    Act.SEND_AGAIN: (),
+}
+"""What of the situation an act depends on, so that it is refused once that is another than the person saw: what people
+decide, for a process may end and begin while a person reads. What is prepared adds what the table says.
+"""
 ALTERS = frozenset({Act.RESET, Act.BACKFILL, Act.ABANDON, Act.REPLAY, Act.RELEASE, Act.SEND_AGAIN})
 """They change what the table or its readers get, and are confirmed by the name of the subject."""
 BY_THE_TABLE = frozenset({Act.BACKFILL, Act.REPLAY})
@@ -41,6 +56,8 @@ class Situation:
     subject: str
     """The stream, or the table."""
     desired: str | None = None
+    generation: int | None = None
+    """Which act of a person made the desired state what it is."""
     writer_runs: bool = False
     has_table: bool = True
     dag: str | None = None
@@ -48,7 +65,13 @@ class Situation:
     dag_paused: bool | None = None
     """None if Airflow does not have the DAG."""
     unfit: str | None = None
-    """Why the stream, as it is declared, cannot have it done at all."""
+    """Why the stream, as it is declared and stands, cannot have it done at all."""
+    lane: str = ""
+    """Its backfill or replay under way, and whether that is staged."""
+
+    def seal(self, act: Act) -> str:
+        """Another one where what the act depends on is another."""
+        return ",".join(f"{name}={getattr(self, name)}" for name in DEPENDS[act])
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +81,7 @@ class Plan:
     act: Act
     says: tuple[str, ...]
     refused: str | None = None
-    seal: str | None = None
+    seal: str = ""
     """Given back with the confirmation: what was confirmed is what is done."""
     retype: bool = False
     """The person confirms by typing the subject's name."""
@@ -66,7 +89,10 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A sealed act: what it would do, and doing just that. `carry_out` raises if the table has moved since."""
+    """What a table makes of an act: what it would do, and doing just that.
+
+    `carry_out` raises if the table has moved since.
+    """
 
     says: tuple[str, ...]
     seal: str
@@ -76,7 +102,7 @@ class Prepared:
 
 
 def plan_of(act: Act, now: Situation) -> Plan:
-    """What the act would do. Of a sealed one, who has read the table adds the consequences."""
+    """What the act would do. Of one that is prepared, who has read the table adds the consequences."""
     says = {
         Act.PAUSE: _pause,
         Act.RESUME: _resume,
@@ -89,7 +115,7 @@ def plan_of(act: Act, now: Situation) -> Plan:
         Act.RELEASE: _release,
         Act.SEND_AGAIN: _send_again,
     }[act](now)
-    return Plan(act, (*says, *_run_words(act, now)), _refused(act, now), retype=act in ALTERS)
+    return Plan(act, (*says, *_run_words(act, now)), _refused(act, now), now.seal(act), retype=act in ALTERS)
 
 
 def _pause(now: Situation) -> tuple[str, ...]:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import pytest
 
-from frazil.operations.acts import ALTERS, RUNS_A_DAG, Act, Situation, plan_of
+from frazil.operations.acts import ALTERS, DEPENDS, RUNS_A_DAG, Act, Situation, plan_of
 
 
 def test_whatever_the_situation_each_act_says_what_it_does_and_names_its_subject():
     choices = product(Act, [None, "running", "paused"], [True, False], [True, False], [None, True, False])
     for act, desired, runs, table, paused in choices:
-        now = Situation("ticks", desired, runs, table, "frazil_dag", paused)
+        now = Situation("ticks", desired, 1, runs, table, "frazil_dag", paused)
         plan = plan_of(act, now)
         assert plan.says
         assert any("ticks" in said or "riter" in said for said in plan.says)
@@ -21,6 +23,18 @@ def test_whatever_the_situation_each_act_says_what_it_does_and_names_its_subject
         if act in RUNS_A_DAG and table:
             assert (plan.refused is None) == (paused is not None)
             assert any("is paused: the run waits" in said for said in plan.says) == bool(paused)
+
+
+CHANGED: dict[str, Any] = {"generation": 4, "dag_paused": True, "lane": "b-1 staged"}
+SEEN = Situation("ticks", "running", 3, dag="frazil_dag", dag_paused=False)
+
+
+@pytest.mark.parametrize("act", Act)
+def test_what_a_person_confirms_is_what_they_saw_unless_only_a_process_began_or_ended(act: Act):
+    seal = plan_of(act, SEEN).seal
+    for name, value in CHANGED.items():
+        assert (plan_of(act, replace(SEEN, **{name: value})).seal != seal) == (name in DEPENDS[act])
+    assert plan_of(act, replace(SEEN, writer_runs=True)).seal == seal
 
 
 def test_a_running_stream_is_not_reset():

@@ -29,7 +29,18 @@ from frazil.errors import SpecError
 from frazil.host.launchers import open_launcher
 from frazil.maintenance.tables import TableKind, routes
 from frazil.operations.abandoning import plan_abandon
-from frazil.operations.acts import BY_THE_TABLE, OF_STREAMS, RUNS_A_DAG, SEALED, Act, Plan, Prepared, Situation, plan_of
+from frazil.operations.acts import (
+    BY_THE_TABLE,
+    DEPENDS,
+    OF_STREAMS,
+    PREPARED,
+    RUNS_A_DAG,
+    Act,
+    Plan,
+    Prepared,
+    Situation,
+    plan_of,
+)
 from frazil.operations.look import look_at_standing
 from frazil.operations.offers import Standing, refusal
 from frazil.operations.resetting import plan_reset
@@ -106,41 +117,57 @@ def _table_of(act: Act, name: str, sees: Sees) -> Subject | None:
 
 def planned(act: Act, subject: Subject, form: Form) -> Plan:
     """What the act would do now. Raises Invalid, and what catalogs and Kafka raise."""
+    return _looked(act, subject, form, by="")[0]
+
+
+def _looked(act: Act, subject: Subject, form: Form, *, by: str) -> tuple[Plan, Prepared | None]:
+    """The plan, and what the table makes of it where it decides."""
+    plan = plan_of(act, _situation(act, subject))
+    if act not in PREPARED or plan.refused:
+        return plan, None
+    spec = subject.spec
+    prepared = within(lambda: plan_reset(spec, _target(form)) if act is Act.RESET else plan_abandon(spec, by=by))
+    says, seal = (*plan.says, *prepared.says), f"{plan.seal}/{prepared.seal}"
+    return replace(plan, says=says, seal=seal, refused=prepared.refused), prepared
+
+
+def _situation(act: Act, subject: Subject) -> Situation:
     spec = subject.spec
     seen = answers().one("plans", ("paused", subject.dag), partial(paused_dags, [subject.dag]), keep_s=1, within_s=2)
     runs = act in OF_STREAMS and open_launcher(spec.name).observe().process.is_alive
     if subject.dag not in (seen.value or {}) and seen.problem:
         raise Invalid(f"Airflow does not say whether it has the DAG {subject.dag}: {seen.problem}")
-    desired = within(lambda: open_desired(spec)) if act in {Act.PAUSE, Act.RESTART, Act.RESET} else None
-    plan = plan_of(
-        act,
-        Situation(
-            subject.turn or subject.name,
-            desired=str(desired.read().mode) if desired else None,
-            writer_runs=runs,
-            has_table=desired.beside_table if desired else True,
-            dag=subject.dag,
-            dag_paused=(seen.value or {}).get(subject.dag),
-            unfit=refusal(act, spec, Standing()),
-        ),
+    found = Situation(
+        subject.turn or subject.name,
+        writer_runs=runs,
+        dag=subject.dag,
+        dag_paused=(seen.value or {}).get(subject.dag),
+        unfit=refusal(act, spec, Standing()),
     )
-    if act in BY_THE_TABLE and not plan.refused:
-        return replace(plan, refused=within(lambda: _refused_by_table(act, spec)))
-    if act not in SEALED or plan.refused:
-        return plan
-    prepared = _prepared(act, spec, form, by="")
-    return replace(plan, says=(*plan.says, *prepared.says), seal=prepared.seal, refused=prepared.refused)
+    if "generation" in DEPENDS[act]:
+        return within(lambda: _with_desired(found, spec))
+    if act in BY_THE_TABLE and not found.unfit and found.dag_paused is not None:
+        return within(lambda: _with_table(found, act, spec))
+    return found
 
 
-def _refused_by_table(act: Act, spec: StreamSpec) -> str | None:
+def _with_desired(found: Situation, spec: StreamSpec) -> Situation:
+    store = open_desired(spec)
     try:
-        return refusal(act, spec, look_at_standing(spec))
+        desired = store.read()
+    except SpecError:  # an act replaces what nobody can read
+        return replace(found, has_table=store.beside_table)
+    return replace(found, desired=str(desired.mode), generation=desired.generation, has_table=store.beside_table)
+
+
+def _with_table(found: Situation, act: Act, spec: StreamSpec) -> Situation:
+    try:
+        standing = look_at_standing(spec)
     except SpecError as error:
-        return str(error)
-
-
-def _prepared(act: Act, spec: StreamSpec, form: Form, *, by: str) -> Prepared:
-    return within(lambda: plan_reset(spec, _target(form)) if act is Act.RESET else plan_abandon(spec, by=by))
+        return replace(found, unfit=str(error))
+    lane = standing.lane
+    under_way = f"{lane.id} {lane.state}" if lane and lane.is_open else ""
+    return replace(found, unfit=refusal(act, spec, standing), lane=under_way)
 
 
 def carry_out(act: Act, subject: Subject, form: Form, *, person: str) -> Done:
@@ -154,20 +181,23 @@ def carry_out(act: Act, subject: Subject, form: Form, *, person: str) -> Done:
 def _carried_out(act: Act, subject: Subject, form: Form, *, person: str) -> Done:
     by, reason = f"{person}, Airflow", _text(form, "reason")
     spec = subject.spec
-    if act in RUNS_A_DAG:
-        return _begin_run(act, subject, form, person=person)
-    if act in {Act.PAUSE, Act.RESUME, Act.RESTART}:
-        return Done(within(lambda: _set_desired(act, spec, by=by, reason=reason)))
-    if act in SEALED:
-        return Done(_carry_out_sealed(act, subject, form, by=by))
-    return Done(within(lambda: _send_again(spec, form, by=by)))
+    asked = run_form(act, subject.turn or subject.name, form) if act in RUNS_A_DAG else None
+    plan, prepared = _looked(act, subject, form, by=by)
+    if plan.refused:
+        raise Invalid(plan.refused)
+    if plan.seal != form.get("seal"):
+        raise Invalid(f"{subject.name} has moved since you looked: look again, and confirm what it says now")
+    if asked is not None:
+        return _begin_run(subject, asked, person=person)
+    if prepared is not None:
+        within(prepared.carry_out)
+        return Done(_ended(act, subject.name))
+    if act is Act.SEND_AGAIN:
+        return Done(within(lambda: _send_again(spec, form, by=by)))
+    return Done(within(lambda: _set_desired(act, spec, by=by, reason=reason)))
 
 
-def _begin_run(act: Act, subject: Subject, form: Form, *, person: str) -> Done:
-    """Of the DAG that does it, unless it is clear that it would only refuse."""
-    asked = run_form(act, subject.turn or subject.name, form)
-    if refused := planned(act, subject, form).refused:
-        raise Invalid(refused)
+def _begin_run(subject: Subject, asked: dict[str, Any], *, person: str) -> Done:
     run = trigger_dag(
         dag_id=subject.dag,
         triggered_by=DagRunTriggeredByType.UI,
@@ -180,22 +210,10 @@ def _begin_run(act: Act, subject: Subject, form: Form, *, person: str) -> Done:
     return Done(f"The run {run.run_id} of {subject.dag} is queued. Its log says what it comes to.", path)
 
 
-def _carry_out_sealed(act: Act, subject: Subject, form: Form, *, by: str) -> str:
-    """Look once more, and do just what was confirmed."""
-    plan = planned(act, subject, form)
-    moved = f"{subject.name} has moved since you looked: look again, and confirm what it says now"
-    if plan.refused or plan.seal != form.get("seal"):
-        raise Invalid(plan.refused or moved)
-    prepared = _prepared(act, subject.spec, form, by=by)
-    if prepared.seal != plan.seal:
-        raise Invalid(moved)
-    within(prepared.carry_out)
+def _ended(act: Act, name: str) -> str:
     if act is Act.RESET:
-        return f"{subject.name} has its new position. Resume it to go on there."
-    return (
-        f"The backfill of {subject.name} is abandoned, and what it staged is removed. Its run fails, and is not tried "
-        "again."
-    )
+        return f"{name} has its new position. Resume it to go on there."
+    return f"The backfill of {name} is abandoned, and what it staged is removed. Its run fails, and is not tried again."
 
 
 def run_form(act: Act, name: str, form: Form) -> dict[str, Any]:

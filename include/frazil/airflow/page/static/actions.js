@@ -107,7 +107,7 @@ function open(name, subject, page, given) {
     if (!ready()) return;
     Object.assign(state, { busy: true, problem: null });
     draw();
-    const answer = await send("act", { ...form, ...(state.plan.seal ? { seal: state.plan.seal } : {}) });
+    const answer = await send("act", { ...form, seal: state.plan.seal });
     state.busy = false;
     state.done = answer;
     draw();
