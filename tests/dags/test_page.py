@@ -319,8 +319,46 @@ def test_a_stream_offers_what_its_kind_can_have_and_refuses_the_rest_as_the_comm
     assert acts["wrong"] == []
 
 
+EMPTY = {"from-time": "", "to-time": "", "dry-run": True}
+FORMS: tuple[tuple[str, dict[str, Any], str | None], ...] = (
+    ("backfill", EMPTY, "Say from when, or until when"),
+    ("backfill", {"from-time": "2026-11-24T16"}, "From: a time ends with its zone"),
+    ("backfill", {"to-time": "yesterday"}, "To, and before: 'yesterday' is no time. Write it as 2013-12-30T00:00:00Z"),
+    (
+        "backfill",
+        {"from-time": "2020-01-02T00:00:00Z", "to-time": "2020-01-01T00:00:00Z"},
+        "To, and before (2020-01-01 00:00:00Z) does not lie after From (2020-01-02 00:00:00Z)",
+    ),
+    (
+        "backfill",
+        {"from-time": "2020-01-02T00:00:01Z"},
+        "From (2020-01-02 00:00:01Z) lies in the future",
+    ),
+    ("backfill", {"from-time": "2020-01-01T00:00:00Z", "to-time": "2031-01-01T00:00:00Z"}, None),
+    ("reset", {"to": "timestamp", "at": ""}, "That time: write a time, such as"),
+    ("reset", {"to": "timestamp", "at": "2031-01-01T00:00:00Z"}, None),
+    ("reset", {"to": "elsewhere"}, "Choose where to go on"),
+    ("release", {"partition": "", "reason": "checked"}, "Window: say which one"),
+    ("release", {"partition": "2020-01-01T05", "reason": "x"}, "Say why"),
+    ("send-again", {"day": "2020-01-01T05"}, "Name a day"),
+    ("maintain", {}, None),
+    ("pause", {}, None),
+)
+
+
+@pytest.mark.parametrize(("act", "form", "said"), FORMS)
+def test_what_is_wrong_in_a_form_is_said_by_the_name_of_its_field_before_it_is_confirmed(
+    act: str, form: dict[str, Any], said: str | None
+) -> None:
+    from frazil.airflow.page.forms import lacking  # noqa: PLC0415 - needs AIRFLOW_HOME
+    from frazil.operations.acts import Act  # noqa: PLC0415 - beside it
+
+    found = lacking(Act(act), "ticks", form, now_ms=1_577_923_200_000)
+    assert (found is None) if said is None else said in (found or "")
+
+
 def test_a_table_is_maintained_from_its_page_without_the_others() -> None:
-    from frazil.airflow.page.acts import run_form  # noqa: PLC0415 - needs AIRFLOW_HOME
+    from frazil.airflow.page.forms import run_form  # noqa: PLC0415 - needs AIRFLOW_HOME
     from frazil.operations.acts import Act  # noqa: PLC0415 - beside it
 
     assert run_form(Act.MAINTAIN, "demo.ticks", {"dry-run": False}) == {"tables": ["demo.ticks"], "dry-run": False}

@@ -78,6 +78,9 @@ def sentences(found: Estimate, *, stream: str) -> list[str]:
         if found.source_files
         else "offsets"
     )
+    if not found.asked:
+        where = "the files hold" if found.source_files else "Kafka has"
+        return [f"Stream {stream}: nothing is missing, for {where} no records in that range before its position (yet)."]
     if not found.records_at_most:
         return [f"Stream {stream}: none of the {found.asked:,} requested {what} is missing."]
     missing = (

@@ -13,6 +13,7 @@ from frazil.errors import SpecError
 from frazil.offsets.spans import TopicPartition
 from frazil.spec.model import STREAM_NAME
 from frazil.spec.values import Model
+from frazil.timetext import utc
 
 UtcMoment = Annotated[AwareDatetime, AfterValidator(lambda moment: moment.astimezone(UTC))]
 """In UTC, so that one moment has one text."""
@@ -61,7 +62,8 @@ class BackfillRequest(Model):
         for kind in ("time", "event_time"):
             begin, end = getattr(self, f"from_{kind}"), getattr(self, f"to_{kind}")
             if begin and end and begin >= end:
-                raise ValueError(f"to-{kind.replace('_', '-')} does not lie after from-{kind.replace('_', '-')}")
+                name = kind.replace("_", "-")
+                raise ValueError(f"to-{name} ({_said(end)}) does not lie after from-{name} ({_said(begin)})")
         return self
 
     @field_validator("files")
@@ -104,10 +106,25 @@ def parse_request(raw: Mapping[str, Any]) -> BackfillRequest:
         return BackfillRequest.model_validate({k: v for k, v in raw.items() if v not in (None, "", {})})
     except ValidationError as error:
         problems = [
-            f"{'.'.join(map(str, e['loc'])) or 'the request'}: {e['msg'].removeprefix('Value error, ')}"
+            f"{''.join(f'{part}: ' for part in ['.'.join(map(str, e['loc']))] if part)}"
+            f"{e['msg'].removeprefix('Value error, ')}"
             for e in error.errors()
         ]
         raise SpecError(f"this backfill is impossible: {'; '.join(problems)}") from None
+
+
+def check_not_ahead(request: BackfillRequest, now_ms: int) -> None:
+    """Check that the range does not lie wholly in the future. Raises SpecError."""
+    begin = request.from_time
+    if begin is not None and _us(begin) > now_ms * 1000:
+        raise SpecError(
+            f"this backfill is impossible: from-time ({_said(begin)}) lies in the future, for it is {utc(now_ms)}. "
+            "Kafka has no records of then, and what comes is read by the stream itself"
+        )
+
+
+def _said(moment: datetime) -> str:
+    return utc(_us(moment) // 1000)
 
 
 def _us(moment: datetime) -> int:

@@ -19,6 +19,7 @@ import pyarrow as pa
 from pyiceberg.table import Table
 from pyroaring import BitMap64
 
+from frazil import clock
 from frazil.audit.claims import Claims, claims
 from frazil.backfill import audit as backfill_audit
 from frazil.backfill.audit import Staged, spans_of
@@ -34,7 +35,7 @@ from frazil.backfill.lane_rules import (
     check_wanted,
 )
 from frazil.backfill.plan import missing
-from frazil.backfill.request import BackfillRequest
+from frazil.backfill.request import BackfillRequest, check_not_ahead
 from frazil.backfill.routes import LettersRoute, tally_routed
 from frazil.backfill.source import KafkaSource, RecordSource
 from frazil.commit.journal import Journal
@@ -321,8 +322,12 @@ def _last_lane(opened: OpenStream) -> Lane | None:
 def open_backfill(
     spec: StreamSpec, request: BackfillRequest, *, kafka_timeout_s: float = TIMEOUT_S
 ) -> Iterator[Backfill]:
-    """Open the request's stream and source. Raises SpecError without a table or a file, and as `check_backfilled`."""
+    """Open the request's stream and source.
+
+    Raises SpecError without a table or a file, and as `check_backfilled` and `check_not_ahead`.
+    """
     check_backfilled(spec)
+    check_not_ahead(request, clock.now_ms())
     opened = open_stream(spec)
     if request.files:
         files = FileSource.open(request.files, opened.tables.main.current())

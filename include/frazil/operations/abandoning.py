@@ -18,7 +18,7 @@ def plan_abandon(spec: StreamSpec, *, by: str = "a person") -> Prepared:
     lane = read_lane(tables.main.refresh().metadata.properties, spec.name)
     if lane is None or not lane.is_open:
         return Prepared((), "", lambda: None, refused=f"{spec.name} has no backfill under way")
-    return Prepared((_staged(lane),), lane.id, lambda: _abandon(tables, lane, by=by))
+    return Prepared((staged_words(lane),), lane.id, lambda: _abandon(tables, lane, by=by))
 
 
 def _abandon(tables: StreamTables, lane: Lane, *, by: str) -> None:
@@ -28,7 +28,8 @@ def _abandon(tables: StreamTables, lane: Lane, *, by: str) -> None:
         raise FrazilError(f"it was not abandoned, because it was published just before: {tables.main} has its rows")
 
 
-def _staged(lane: Lane) -> str:
+def staged_words(lane: Lane) -> str:
+    """How far a backfill or a replay that is under way is."""
     what = "Replay" if lane.replays else "Backfill"
     if not lane.chunks:
         return f"{what} {lane.id} has staged nothing yet."

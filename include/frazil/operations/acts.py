@@ -43,8 +43,9 @@ DEPENDS: Mapping[Act, tuple[str, ...]] = {
 """What of the situation an act depends on, so that it is refused once that is another than the person saw: what people
 decide, for a process may end and begin while a person reads. What is prepared adds what the table says.
 """
-ALTERS = frozenset({Act.RESET, Act.BACKFILL, Act.ABANDON, Act.REPLAY, Act.RELEASE, Act.SEND_AGAIN})
-"""They change what the table or its readers get, and are confirmed by the name of the subject."""
+ALTERS = frozenset({Act.RESET, Act.BACKFILL, Act.ABANDON, Act.REPLAY, Act.MAINTAIN, Act.RELEASE, Act.SEND_AGAIN})
+"""They change the table, or what its readers get, and are confirmed by the name of the subject, but for a dry run."""
+HAS_DRY_RUN = frozenset({Act.BACKFILL, Act.REPLAY, Act.MAINTAIN})
 BY_THE_TABLE = frozenset({Act.BACKFILL, Act.REPLAY})
 """Whether a stream can have them depends on what its table tells of it."""
 
@@ -68,6 +69,8 @@ class Situation:
     """Why the stream, as it is declared and stands, cannot have it done at all."""
     lane: str = ""
     """Its backfill or replay under way, and whether that is staged."""
+    staged: str = ""
+    """How far that is, as a sentence."""
 
     def seal(self, act: Act) -> str:
         """Another one where what the act depends on is another."""
@@ -81,6 +84,8 @@ class Plan:
     act: Act
     says: tuple[str, ...]
     refused: str | None = None
+    lacks: str | None = None
+    """What must be changed in the form first."""
     seal: str = ""
     """Given back with the confirmation: what was confirmed is what is done."""
     retype: bool = False
@@ -101,7 +106,7 @@ class Prepared:
     refused: str | None = None
 
 
-def plan_of(act: Act, now: Situation) -> Plan:
+def plan_of(act: Act, now: Situation, *, dry: bool = False) -> Plan:
     """What the act would do. Of one that is prepared, who has read the table adds the consequences."""
     says = {
         Act.PAUSE: _pause,
@@ -115,7 +120,8 @@ def plan_of(act: Act, now: Situation) -> Plan:
         Act.RELEASE: _release,
         Act.SEND_AGAIN: _send_again,
     }[act](now)
-    return Plan(act, (*says, *_run_words(act, now)), _refused(act, now), now.seal(act), retype=act in ALTERS)
+    retype = act in ALTERS and not (dry and act in HAS_DRY_RUN)
+    return Plan(act, (*says, *_run_words(act, now)), _refused(act, now), seal=now.seal(act), retype=retype)
 
 
 def _pause(now: Situation) -> tuple[str, ...]:
@@ -158,6 +164,19 @@ def _backfill(now: Situation) -> tuple[str, ...]:
             "published in one commit, each of them once."
         ),
         "A dry run says in its log what it would touch, and stops there.",
+        *_beside(now),
+    )
+
+
+def _beside(now: Situation) -> tuple[str, ...]:
+    if not now.staged:
+        return ()
+    return (
+        now.staged,
+        (
+            "A run that asks for just the same goes on with it. One that asks for something else begins when no other "
+            "run of the DAG is under way, and fails unless that backfill is published or abandoned by then."
+        ),
     )
 
 

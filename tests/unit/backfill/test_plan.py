@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -10,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyroaring import BitMap64
 
+from frazil.backfill.estimate import Estimate, sentences
 from frazil.backfill.plan import asked, chunks, chunks_of_records, first_records, missing
-from frazil.backfill.request import parse_request
+from frazil.backfill.request import check_not_ahead, parse_request
 from frazil.errors import SpecError
 from frazil.offsets.spans import holding, merged, offsets, overlap, within
 
@@ -102,7 +104,10 @@ def test_event_times_are_a_half_open_range_of_microseconds():
     ("raw", "said"),
     [
         ({"from-time": "2024-01-01T00:00:00"}, "from-time: Input should have timezone info"),
-        ({"from-time": "2024-01-02T00:00:00Z", "to-time": "2024-01-01T00:00:00Z"}, "to-time does not lie after"),
+        (
+            {"from-time": "2024-01-02T00:00:00Z", "to-time": "2024-01-01T00:00:00Z"},
+            "impossible: to-time .2024-01-01 00:00:00Z. does not lie after from-time",
+        ),
         ({"to-time": "2024-01-02T00:00:00Z", "to-offsets": {"t": {0: 1}}}, "both say where to end"),
         ({"from-offsets": {"t": {"0": -1}}}, "greater than or equal to 0"),
         ({"files": "/archive", "from-time": "2024-01-01T00:00:00Z"}, "files and Kafka's times or offsets both say"),
@@ -114,3 +119,21 @@ def test_event_times_are_a_half_open_range_of_microseconds():
 def test_what_makes_no_sense_is_refused_with_a_sentence(raw: dict[str, Any], said: str):
     with pytest.raises(SpecError, match=said):
         parse_request({"stream": "events", **raw})
+
+
+def test_a_range_that_lies_in_the_future_is_refused_and_one_that_began_is_not():
+    request = parse_request({"stream": "events", "from-time": "2024-01-02T00:00:00+01:00"})
+    now_ms = 1_704_150_000_000
+    check_not_ahead(request, now_ms)
+    with pytest.raises(SpecError, match="from-time .* lies in the future, for it is 2024-01-01 22:59:59Z"):
+        check_not_ahead(request, now_ms - 1)
+
+
+def test_a_range_without_records_is_told_from_one_that_the_table_has():
+    nothing = Estimate(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+    (said,) = sentences(nothing, stream="ticks")
+    assert said == "Stream ticks: nothing is missing, for Kafka has no records in that range before its position (yet)."
+    (said,) = sentences(replace(nothing, source_files=2), stream="ticks")
+    assert "the files hold no records in that range" in said
+    (said,) = sentences(replace(nothing, asked=5, held=5), stream="ticks")
+    assert said == "Stream ticks: none of the 5 requested offsets is missing."

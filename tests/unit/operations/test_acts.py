@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from frazil.operations.acts import ALTERS, DEPENDS, RUNS_A_DAG, Act, Situation, plan_of
+from frazil.operations.acts import ALTERS, DEPENDS, HAS_DRY_RUN, RUNS_A_DAG, Act, Situation, plan_of
 
 
 def test_whatever_the_situation_each_act_says_what_it_does_and_names_its_subject():
@@ -20,6 +20,7 @@ def test_whatever_the_situation_each_act_says_what_it_does_and_names_its_subject
         assert any("ticks" in said or "riter" in said for said in plan.says)
         assert all(said.endswith(".") for said in plan.says)
         assert plan.retype == (act in ALTERS)
+        assert plan_of(act, now, dry=True).retype == (act in ALTERS - HAS_DRY_RUN)
         if act in RUNS_A_DAG and table:
             assert (plan.refused is None) == (paused is not None)
             assert any("is paused: the run waits" in said for said in plan.says) == bool(paused)
@@ -35,6 +36,13 @@ def test_what_a_person_confirms_is_what_they_saw_unless_only_a_process_began_or_
     for name, value in CHANGED.items():
         assert (plan_of(act, replace(SEEN, **{name: value})).seal != seal) == (name in DEPENDS[act])
     assert plan_of(act, replace(SEEN, writer_runs=True)).seal == seal
+
+
+def test_a_backfill_under_way_is_told_before_a_second_one_is_queued():
+    says = plan_of(Act.BACKFILL, replace(SEEN, lane="b-1 staged", staged="Backfill b-1 has staged nothing yet.")).says
+    assert "Backfill b-1 has staged nothing yet." in says
+    assert any("One that asks for something else begins when" in said for said in says)
+    assert not any("asks for something else" in said for said in plan_of(Act.BACKFILL, SEEN).says)
 
 
 def test_a_running_stream_is_not_reset():

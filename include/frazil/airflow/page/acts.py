@@ -7,9 +7,8 @@ Everything that takes longer is a run of the DAG that does it.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from datetime import datetime
 from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -21,6 +20,7 @@ from frazil import clock
 from frazil.airflow.backfills.dag import DAG_ID as BACKFILL_DAG
 from frazil.airflow.dag_ids import MAINTENANCE_DAG, partitions_dag_id
 from frazil.airflow.dead_letters.dag import DAG_ID as DEAD_LETTERS_DAG
+from frazil.airflow.page.forms import Form, Invalid, day_of, is_dry, lacking, run_form, target_of, text_of
 from frazil.airflow.page.known import paused_dags
 from frazil.airflow.page.one_table import feeders_of, find_table, views_of
 from frazil.airflow.page.views import Sees, answers, declared, writer_dag_of
@@ -28,7 +28,7 @@ from frazil.airflow.partitions.dag import RELEASE_DAG
 from frazil.errors import SpecError
 from frazil.host.launchers import open_launcher
 from frazil.maintenance.tables import TableKind, routes
-from frazil.operations.abandoning import plan_abandon
+from frazil.operations.abandoning import plan_abandon, staged_words
 from frazil.operations.acts import (
     BY_THE_TABLE,
     DEPENDS,
@@ -44,22 +44,15 @@ from frazil.operations.acts import (
 from frazil.operations.look import look_at_standing
 from frazil.operations.offers import Standing, refusal
 from frazil.operations.resetting import plan_reset
-from frazil.partitions.windows import Grain, Window, windows_between
+from frazil.partitions.windows import Grain, windows_between
 from frazil.signals.completion import send_again
 from frazil.spec.model import StreamSpec
-from frazil.status.reset_target import ResetTarget
 from frazil.supervise.desired import DesiredStore, open_desired
 from frazil.table.lost import stream_catalog
 
 WITHIN_S = 20.0
 """How long a person waits for an act; it goes on after that."""
-TARGETS = ("marker", "earliest", "latest", "table", "timestamp")
-Form = Mapping[str, Any]
 T = TypeVar("T")
-
-
-class Invalid(Exception):
-    """The form cannot be carried out; the message says what to change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,11 +115,12 @@ def planned(act: Act, subject: Subject, form: Form) -> Plan:
 
 def _looked(act: Act, subject: Subject, form: Form, *, by: str) -> tuple[Plan, Prepared | None]:
     """The plan, and what the table makes of it where it decides."""
-    plan = plan_of(act, _situation(act, subject))
-    if act not in PREPARED or plan.refused:
+    plan = plan_of(act, _situation(act, subject), dry=is_dry(form))
+    plan = replace(plan, lacks=lacking(act, subject.turn or subject.name, form, now_ms=clock.now_ms()))
+    if act not in PREPARED or plan.refused or plan.lacks:
         return plan, None
     spec = subject.spec
-    prepared = within(lambda: plan_reset(spec, _target(form)) if act is Act.RESET else plan_abandon(spec, by=by))
+    prepared = within(lambda: plan_reset(spec, target_of(form)) if act is Act.RESET else plan_abandon(spec, by=by))
     says, seal = (*plan.says, *prepared.says), f"{plan.seal}/{prepared.seal}"
     return replace(plan, says=says, seal=seal, refused=prepared.refused), prepared
 
@@ -165,9 +159,10 @@ def _with_table(found: Situation, act: Act, spec: StreamSpec) -> Situation:
         standing = look_at_standing(spec)
     except SpecError as error:
         return replace(found, unfit=str(error))
-    lane = standing.lane
-    under_way = f"{lane.id} {lane.state}" if lane and lane.is_open else ""
-    return replace(found, unfit=refusal(act, spec, standing), lane=under_way)
+    found, lane = replace(found, unfit=refusal(act, spec, standing)), standing.lane
+    if lane is None or not lane.is_open:
+        return found
+    return replace(found, lane=f"{lane.id} {lane.state}", staged=staged_words(lane))
 
 
 def carry_out(act: Act, subject: Subject, form: Form, *, person: str) -> Done:
@@ -179,16 +174,15 @@ def carry_out(act: Act, subject: Subject, form: Form, *, person: str) -> Done:
 
 
 def _carried_out(act: Act, subject: Subject, form: Form, *, person: str) -> Done:
-    by, reason = f"{person}, Airflow", _text(form, "reason")
+    by, reason = f"{person}, Airflow", text_of(form, "reason")
     spec = subject.spec
-    asked = run_form(act, subject.turn or subject.name, form) if act in RUNS_A_DAG else None
     plan, prepared = _looked(act, subject, form, by=by)
-    if plan.refused:
-        raise Invalid(plan.refused)
+    if problem := plan.refused or plan.lacks:
+        raise Invalid(problem)
     if plan.seal != form.get("seal"):
         raise Invalid(f"{subject.name} has moved since you looked: look again, and confirm what it says now")
-    if asked is not None:
-        return _begin_run(subject, asked, person=person)
+    if act in RUNS_A_DAG:
+        return _begin_run(subject, run_form(act, subject.turn or subject.name, form), person=person)
     if prepared is not None:
         within(prepared.carry_out)
         return Done(_ended(act, subject.name))
@@ -216,24 +210,6 @@ def _ended(act: Act, name: str) -> str:
     return f"The backfill of {name} is abandoned, and what it staged is removed. Its run fails, and is not tried again."
 
 
-def run_form(act: Act, name: str, form: Form) -> dict[str, Any]:
-    """The parameters of the DAG run that does an act. Pure. Raises Invalid if the form says too little."""
-    dry = {"dry-run": bool(form.get("dry-run", True))}
-    if act is Act.RELEASE:
-        reason, window = _text(form, "reason"), _text(form, "partition")
-        if len(reason) < 3:
-            raise Invalid("Say why: the reason stands beside the window for ever")
-        return {"table": name, "partition": _window(window).key, "reason": reason}
-    if act is Act.REPLAY:
-        return {"stream": name, "act": "replay", **dry}
-    if act is Act.MAINTAIN:
-        return {"tables": [name], **dry}
-    times = {key: _moment(form, key).isoformat() for key in ("from-time", "to-time") if _text(form, key)}
-    if not times:
-        raise Invalid("Say from when, or until when, by Kafka's timestamps")
-    return {"stream": name, **times, **dry}
-
-
 def _set_desired(act: Act, spec: StreamSpec, *, by: str, reason: str) -> str:
     desired = open_desired(spec)
     {Act.PAUSE: desired.pause, Act.RESUME: desired.resume, Act.RESTART: desired.restart}[act](by=by, reason=reason)
@@ -245,44 +221,13 @@ def _set_desired(act: Act, spec: StreamSpec, *, by: str, reason: str) -> str:
 
 
 def _send_again(spec: StreamSpec, form: Form, *, by: str) -> str:
-    day = _window(_text(form, "day"))
-    if day.grain is not Grain.DAY or spec.window is None:
-        raise Invalid("Name a day, such as 2013-12-30: a single hour would leave what rolls up its day waiting")
+    if spec.window is None:
+        raise Invalid(f"The table of {spec.name} has no windows that are signalled")
+    day = day_of(form)
     windows = list(windows_between(Grain(spec.window), day.start_us, day.end_us))
     table = spec.table.identifier
     sent = send_again(stream_catalog(spec), table, windows, note=f"sent again by {by}", clock_ms=clock.now_ms())
     return f"{len(sent)} windows of {table} are signalled again. Their events go out within a minute."
-
-
-def _target(form: Form) -> ResetTarget:
-    to = _text(form, "to")
-    if to not in TARGETS:
-        raise Invalid(f"Choose where to go on: {', '.join(TARGETS)}")
-    return ResetTarget(to, at=_moment(form, "at") if to == "timestamp" else None)
-
-
-def _moment(form: Form, key: str) -> datetime:
-    try:
-        moment = datetime.fromisoformat(_text(form, key))
-    except ValueError as error:
-        raise Invalid("A time is of the form 2013-12-30T00:00:00Z") from error
-    if moment.tzinfo is None:
-        raise Invalid("A time ends with its zone: Z for UTC, or an offset such as +02:00")
-    return moment
-
-
-def _window(key: str) -> Window:
-    try:
-        return Window.parse(key)
-    except ValueError as error:
-        raise Invalid(str(error)) from error
-
-
-def _text(form: Form, key: str) -> str:
-    value = form.get(key, "")
-    if not isinstance(value, str) or len(value) > 1000:
-        raise Invalid(f"{key} is no text of at most 1,000 characters")
-    return value.strip()
 
 
 def within(work: Callable[[], T], *, seconds: float = WITHIN_S) -> T:

@@ -4,7 +4,8 @@ import { call, linkTo, Refused } from "./airflow.js";
 import { h, replace } from "./dom.js";
 import { words } from "./parts.js";
 
-const REASON = { name: "reason", label: "Why (others see it)", kind: "text" };
+const REASON = { name: "reason", label: "Why (others see it)", kind: "text", free: true };
+const TYPED_MS = 250; // Whoever types is asked about once they pause.
 const DRY = { name: "dry-run", label: "Dry run: say what would happen, and stop there", kind: "toggle", value: true };
 
 const ACTS = {
@@ -14,7 +15,6 @@ const ACTS = {
   reset: {
     label: "Reset …",
     verb: "Reset",
-    again: true,
     fields: [
       {
         name: "to",
@@ -41,13 +41,13 @@ const ACTS = {
       DRY,
     ],
   },
-  abandon: { label: "Abandon the backfill …", verb: "Abandon the backfill of", fields: [] },
+  abandon: { label: "Abandon the backfill …", verb: "Abandon", title: "Abandon the backfill of", fields: [] },
   replay: { label: "Replay dead letters …", verb: "Replay", fields: [DRY] },
   maintain: { label: "Maintain now …", verb: "Maintain", fields: [DRY] },
   release: {
     label: "Release a window …",
     verb: "Release",
-    fields: [{ name: "partition", label: "Window", kind: "text", hint: "2013-12-30T15" }, { ...REASON, label: "Why (it stands beside the window for ever)" }],
+    fields: [{ name: "partition", label: "Window", kind: "text", hint: "2013-12-30T15" }, { ...REASON, free: false, label: "Why (it stands beside the window for ever)" }],
   },
   "send-again": {
     label: "Send signals again …",
@@ -70,64 +70,75 @@ function open(name, subject, page, given) {
   const act = ACTS[name];
   const at = `${name}/${encodeURIComponent(subject)}`;
   const form = Object.fromEntries(act.fields.map((field) => [field.name, given[field.name] ?? field.value ?? ""]));
-  const state = { plan: null, problem: null, busy: false, typed: "", done: null };
+  const state = { plan: null, problem: null, failed: null, asking: true, busy: false, typed: "", done: null };
   const before = document.activeElement?.dataset.key;
   const dialog = h("dialog", { class: "dialog", "aria-labelledby": "dialog-title" });
   const place = h("div", {});
   let asked = 0;
+  let soon = null;
   dialog.append(place);
   document.body.append(dialog);
   dialog.addEventListener("close", () => {
+    clearTimeout(soon);
     dialog.remove();
     document.querySelector(`[data-key="${CSS.escape(before || "")}"]`)?.focus();
   });
 
   const send = async (what, body) => {
     try {
-      return await call(`${what}/${at}`, body);
+      return { answer: await call(`${what}/${at}`, body) };
     } catch (error) {
       if (!(error instanceof Refused)) throw error;
-      state.problem = error.message;
-      return null;
+      return { problem: error.message };
     }
   };
 
+  // What was said last stays until the answer is there: only the last question's answer counts.
   const plan = async () => {
     const mine = ++asked;
-    Object.assign(state, { plan: null, problem: null });
+    state.asking = true;
     draw();
-    const found = await send("plan", form);
+    const { answer = null, problem = null } = await send("plan", form);
     if (mine !== asked) return;
-    state.plan = found;
+    Object.assign(state, { plan: answer, problem, asking: false });
     draw();
   };
 
   const confirm = async (event) => {
     event.preventDefault();
     if (!ready()) return;
-    Object.assign(state, { busy: true, problem: null });
+    Object.assign(state, { busy: true, failed: null });
     draw();
-    const answer = await send("act", { ...form, seal: state.plan.seal });
-    state.busy = false;
-    state.done = answer;
+    const { answer = null, problem = null } = await send("act", { ...form, seal: state.plan.seal });
+    Object.assign(state, { busy: false, done: answer, failed: problem });
+    if (!answer) {
+      plan();
+      return;
+    }
     draw();
-    if (!answer) return;
     document.getElementById("spoken").textContent = answer.said;
     dialog.querySelector("button")?.focus();
     page.load();
   };
 
-  const ready = () => state.plan && !state.plan.refused && !state.busy && (!state.plan.retype || state.typed === subject);
+  const possible = () => state.plan && !state.plan.refused && !state.plan.lacks && !state.asking && !state.busy;
+  const ready = () => possible() && (!state.plan.retype || state.typed === subject);
 
   const change = (field, value) => {
     form[field.name] = value;
-    if (act.again) plan();
-    else draw();
+    state.failed = null;
+    clearTimeout(soon);
+    if (!field.free) {
+      asked += 1;
+      state.asking = true;
+      soon = setTimeout(plan, field.kind === "text" ? TYPED_MS : 0);
+    }
+    draw();
   };
 
   function draw() {
     const close = h("button", { type: "button", class: "plain", "data-key": "close", onclick: () => dialog.close() }, state.done ? "Close" : "Cancel");
-    const title = h("h2", { id: "dialog-title" }, `${act.verb} ${subject}`);
+    const title = h("h2", { id: "dialog-title" }, `${act.title || act.verb} ${subject}`);
     if (state.done) {
       replace(place, title, h("p", { role: "status" }, words(state.done.said)), state.done.run && h("p", {}, h("a", { ...linkTo(state.done.run), "data-key": "run" }, "The run in Airflow")), h("footer", {}, close));
       return;
@@ -137,15 +148,15 @@ function open(name, subject, page, given) {
       place,
       h(
         "form",
-        { onsubmit: confirm },
+        { onsubmit: confirm, "aria-busy": String(state.asking) },
         title,
         act.fields.filter((field) => !field.only || field.only(form)).map((field) => input(field, form, change)),
         h("h3", {}, "What will happen"),
         state.plan
           ? h("ul", { class: "says" }, state.plan.says.map((said) => h("li", {}, words(said))))
           : !state.problem && h("p", { class: "soft" }, "Looking …"),
-        state.plan?.refused && h("p", { class: "problem" }, words(state.plan.refused)),
-        state.problem && h("p", { class: "problem", role: "alert" }, words(state.problem)),
+        (state.plan?.refused || state.plan?.lacks) && h("p", { class: "problem" }, words(state.plan.refused || state.plan.lacks)),
+        [state.problem, state.failed].filter(Boolean).map((said) => h("p", { class: "problem", role: "alert" }, words(said))),
         state.plan?.retype && !state.plan.refused && retype(),
         h("footer", {}, close, go),
       ),

@@ -1,0 +1,117 @@
+"""What a person filled in for an act: whether it says enough, and what it comes to. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from frazil.backfill.request import check_not_ahead, parse_request
+from frazil.errors import SpecError
+from frazil.operations.acts import RUNS_A_DAG, Act
+from frazil.partitions.windows import Grain, Window
+from frazil.status.reset_target import ResetTarget
+
+TARGETS = ("marker", "earliest", "latest", "table", "timestamp")
+LABELS = {"from-time": "From", "to-time": "To, and before", "at": "That time", "partition": "Window", "day": "Day"}
+"""As the dialogs name the fields."""
+Form = Mapping[str, Any]
+
+
+class Invalid(Exception):
+    """The form cannot be carried out; the message says what to change."""
+
+
+def lacking(act: Act, name: str, form: Form, *, now_ms: int) -> str | None:
+    """What must be changed in the form before the act can be confirmed; None if it says enough."""
+    try:
+        if act in RUNS_A_DAG:
+            asked = run_form(act, name, form)
+            if act is Act.BACKFILL:
+                asked.pop("dry-run")
+                check_not_ahead(parse_request(asked), now_ms)
+        elif act is Act.RESET:
+            target_of(form)
+        elif act is Act.SEND_AGAIN:
+            day_of(form)
+    except Invalid as error:
+        return str(error)
+    except SpecError as error:
+        return _labelled(str(error))
+    return None
+
+
+def is_dry(form: Form) -> bool:
+    """Whether the person wants to be told alone, of an act that can do so."""
+    return bool(form.get("dry-run", True))
+
+
+def run_form(act: Act, name: str, form: Form) -> dict[str, Any]:
+    """The parameters of the DAG run that does an act. Raises Invalid if the form says too little."""
+    dry = {"dry-run": is_dry(form)}
+    if act is Act.RELEASE:
+        reason, window = text_of(form, "reason"), _window(form, "partition")
+        if len(reason) < 3:
+            raise Invalid("Say why: the reason stands beside the window for ever")
+        return {"table": name, "partition": window.key, "reason": reason}
+    if act is Act.REPLAY:
+        return {"stream": name, "act": "replay", **dry}
+    if act is Act.MAINTAIN:
+        return {"tables": [name], **dry}
+    times = {key: _moment(form, key).isoformat() for key in ("from-time", "to-time") if text_of(form, key)}
+    if not times:
+        raise Invalid("Say from when, or until when, by Kafka's timestamps")
+    return {"stream": name, **times, **dry}
+
+
+def target_of(form: Form) -> ResetTarget:
+    """Where a reset leads to. Raises Invalid."""
+    to = text_of(form, "to")
+    if to not in TARGETS:
+        raise Invalid(f"Choose where to go on: {', '.join(TARGETS)}")
+    return ResetTarget(to, at=_moment(form, "at") if to == "timestamp" else None)
+
+
+def day_of(form: Form) -> Window:
+    """The day whose windows are meant. Raises Invalid."""
+    day = _window(form, "day")
+    if day.grain is not Grain.DAY:
+        raise Invalid("Name a day, such as 2013-12-30: a single hour would leave what rolls up its day waiting")
+    return day
+
+
+def text_of(form: Form, key: str) -> str:
+    """What is in a field of text. Raises Invalid."""
+    value = form.get(key, "")
+    if not isinstance(value, str) or len(value) > 1000:
+        raise Invalid(f"{key} is no text of at most 1,000 characters")
+    return value.strip()
+
+
+def _moment(form: Form, key: str) -> datetime:
+    text = text_of(form, key)
+    if not text:
+        raise Invalid(f"{LABELS[key]}: write a time, such as 2013-12-30T00:00:00Z")
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise Invalid(f"{LABELS[key]}: {text!r} is no time. Write it as 2013-12-30T00:00:00Z") from error
+    if moment.tzinfo is None:
+        raise Invalid(f"{LABELS[key]}: a time ends with its zone: Z for UTC, or an offset such as +02:00")
+    return moment
+
+
+def _window(form: Form, key: str) -> Window:
+    text = text_of(form, key)
+    if not text:
+        raise Invalid(f"{LABELS[key]}: say which one")
+    try:
+        return Window.parse(text)
+    except ValueError as error:
+        raise Invalid(f"{LABELS[key]}: {error}") from error
+
+
+def _labelled(said: str) -> str:
+    for key, label in LABELS.items():
+        said = said.replace(key, label) if key.endswith("-time") else said
+    return said
