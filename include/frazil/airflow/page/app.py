@@ -120,7 +120,7 @@ def allowed(request: Request, name: str, act: str, user: GetUserDep) -> Asked:
 
 def _said(work: Callable[[], Any]) -> Any:
     """What could not be done is an answer to the person, not an error of the server."""
-    from frazil.airflow.page.acts import Invalid  # noqa: PLC0415 - as above
+    from frazil.airflow.page.forms import Invalid  # noqa: PLC0415 - as above
 
     try:
         return work()
