@@ -30,15 +30,15 @@ def test_the_form_asks_for_a_declared_stream_and_is_a_dry_run_unless_told_otherw
 
 def test_a_form_comes_to_one_command() -> None:
     run = ["--run", "frazil_dead_letters/manual"]
-    assert dlq_arguments(FORM, run[1]) == ["dlq", "replay", "flights", *run, "--dry-run", "--json"]
+    assert dlq_arguments(FORM, run[1], by="ana") == ["dlq", "replay", "flights", *run, "--dry-run", "--json"]
     filled = {**FORM, "reasons": ["NotJson", "WrongType"], "from": "2013-12-30T00:00:00Z", "dry-run": False}
     bounds = ["--reason", "NotJson", "--reason", "WrongType", "--from", "2013-12-30T00:00:00Z"]
-    assert dlq_arguments(filled, run[1]) == ["dlq", "replay", "flights", *bounds, *run, "--json"]
+    assert dlq_arguments(filled, run[1], by="ana") == ["dlq", "replay", "flights", *bounds, *run, "--json"]
     discard = {**filled, "act": "discard", "because": " a test "}
-    said = ["--because", "a test", "--yes"]
-    assert dlq_arguments(discard, run[1]) == ["dlq", "discard", "flights", *bounds, *said, "--json"]
+    said = ["--because", "a test", "--by", "ana, Airflow", "--yes"]
+    assert dlq_arguments(discard, run[1], by="ana, Airflow") == ["dlq", "discard", "flights", *bounds, *said, "--json"]
     with pytest.raises(AirflowFailException, match="says why"):
-        dlq_arguments({**discard, "because": " "}, run[1])
+        dlq_arguments({**discard, "because": " "}, run[1], by="ana")
 
 
 @pytest.mark.soak  # three runs of Airflow

@@ -46,8 +46,10 @@ from frazil.commit.stream_tables import StreamTables
 from frazil.commit.swap import Change, Done, TableCommit, TableHandle, commit_snapshot, commit_snapshots
 from frazil.commit.sweep import batch_folders, discard_batch, sweep_batch
 from frazil.errors import CommitUnavailable, Fenced, StaleBatch
+from frazil.history.supervision import tell_act
 from frazil.ingest.contract import StagedFile, is_routed
 from frazil.offsets.spans import merged, overlap
+from frazil.spec.units import counted
 from frazil.table.tables import may_delete_files
 
 log = logging.getLogger(__name__)
@@ -85,6 +87,8 @@ class LaneCommitter:
         committer = cls(tables, _own(tables, lane.id), lane)
         _append(tables, tables.dead_letters, committer._fenced_letters)
         committer._settle()
+        if len(lane.batches) == 1:
+            committer._tell(f"begins, for the run {request.run}" if request.run else "begins")
         return committer
 
     def journals(self) -> list[Journal]:
@@ -132,8 +136,15 @@ class LaneCommitter:
             if self.lane.replays and isinstance(error.__cause__, CommitFailedException):
                 raise CommitUnavailable(overtaken(self.lane, str(error))) from error
             raise
+        failed = f", and {counted(self.lane.rejected, 'dead letter')}" if self.lane.rejected else ""
+        self._tell(f"is published: it brought {counted(self.lane.records, 'record')}{failed}")
         clear_ended(self.tables)
         return self.lane
+
+    def _tell(self, what: str) -> None:
+        """A replay is told by what it takes out of the dead-letter table."""
+        if not self.lane.replays:
+            _tell(self.tables, f"backfill {self.lane.id} {what}")
 
     def _commit(self, journal: Journal, *, planned: int) -> Lane:
         def with_chunk(lane: Lane) -> Lane | Done[Lane]:
@@ -248,6 +259,14 @@ def abandon(tables: StreamTables, lane: Lane, *, by: str | None = None) -> None:
     """
     _drop(tables, tables.main, lane, by=by)
     clear_ended(tables)
+    now = _lane_of(tables.main, tables.stream)
+    if by and now and (now.id, now.state) == (lane.id, LaneState.ABANDONED):
+        _tell(tables, f"{'replay' if lane.replays else 'backfill'} {lane.id} was abandoned by {by}")
+
+
+def _tell(tables: StreamTables, sentence: str) -> None:
+    """Remember it in the stream's history."""
+    tell_act(tables.main.current(), tables.stream, sentence, at_ms=tables.clock_ms())
 
 
 def unfinished(tables: StreamTables) -> Lane | None:

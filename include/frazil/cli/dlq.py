@@ -133,10 +133,11 @@ def show(  # noqa: PLR0913 - a command's options
 @dlq.command("discard")
 @_selecting
 @click.option("--because", required=True, help="Why; kept with each letter.")
+@click.option("--by", default=person, show_default="the user who gives the command", help="Who; kept with each letter.")
 @click.option("--dry-run", is_flag=True, help="Say how many letters that would be, and change nothing.")
 @click.option("--yes", is_flag=True, help="Do not ask; for scripts.")
 def discard_(  # noqa: PLR0913 - a command's options
-    stream: str, streams_folder: Path, *, as_json: bool, because: str, dry_run: bool, yes: bool, **which: Any
+    stream: str, streams_folder: Path, *, as_json: bool, because: str, by: str, dry_run: bool, yes: bool, **which: Any
 ) -> None:
     """Mark dead letters of STREAM as settled, with who did it and why.
 
@@ -153,7 +154,7 @@ def discard_(  # noqa: PLR0913 - a command's options
         _tell(as_json, said if meant else _nothing(stream, "to discard", selection), discarded=0, meant=meant)
         return
     ask(f"Discard {counted(meant, 'dead letter')} of stream {stream}?", yes=yes)
-    done = discard(opened, selection, Mark(person(), because, clock.now_ms()))
+    done = discard(opened, selection, Mark(by, because, clock.now_ms()))
     _tell(as_json, f"{counted(done, 'dead letter')} of stream {stream} discarded.", discarded=done, meant=meant)
     lane = unfinished(opened.tables) if done < meant else None
     if lane and lane.replays and not lane.is_open:

@@ -14,6 +14,7 @@ from pyiceberg.table import Table
 from frazil import clock
 from frazil.cli.options import json_option, stream_argument, streams_option
 from frazil.cli.output import Teller, ask
+from frazil.cli.person import person
 from frazil.cli.positions import MomentText, OffsetsText
 from frazil.commit import marker_change
 from frazil.commit.adoption import continued, forgotten_reader, readers_of
@@ -28,6 +29,7 @@ from frazil.home import run_folder
 from frazil.host.launcher import ProcessState
 from frazil.host.launchers import open_launcher
 from frazil.host.lock import WriterLock
+from frazil.operations.resetting import carry_out_reset
 from frazil.spec.load import find_stream
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import counted
@@ -89,7 +91,7 @@ def reset(stream: str, streams_folder: Path, *, yes: bool, as_json: bool, **want
     plan = moves(target, held=of_same_topics(seen.held, seen.source, now.source), available=now)
     _tell_moves(plan, spec, seen, now, teller)
     ask(f"Reset stream {stream} to these offsets?", yes=yes)
-    marker = marker_change.reset(opened.tables, target=target, source=now.source, seen=seen, cut=now.cut)
+    marker = carry_out_reset(opened.tables, choice, target, plan=plan, seen=seen, now=now, by=person())
     teller.say(goes_on(stream, marker.at.epoch, open_launcher(stream).observe().process))
     moved = [{**asdict(m), "skipped": m.skipped, "repeated": m.repeated} for m in plan]
     teller.end(stream=stream, epoch=marker.at.epoch, moves=moved)

@@ -32,7 +32,7 @@ from frazil.errors import FrazilError
 from frazil.extras import extras_named
 from frazil.home import run_folder
 from frazil.host.agents import AGENT_KILLED, is_agent
-from frazil.host.endings import record_exit
+from frazil.host.endings import KILLED, record_exit
 from frazil.host.heartbeat import Phase
 from frazil.host.lock import WriterLock, read_launch
 from frazil.host.processes import end_group, mark
@@ -173,8 +173,7 @@ class Follower:
         code = os.waitstatus_to_exitcode(status)
         code = code if code >= 0 else 128 - code
         if code == 128 + signal.SIGKILL:  # whatever its log ends with is not the reason
-            killed = "somebody killed it, or the kernel did for lack of memory"
-            self.ended_by = self.ended_by or (AGENT_KILLED if is_agent(self._folder, writer) else killed)
+            self.ended_by = self.ended_by or (AGENT_KILLED if is_agent(self._folder, writer) else KILLED)
         if code and not self.terminal.complained:
             how = f"by signal {code - 128}" if code > 128 else f"with exit code {code}"
             self.terminal.complain(f"the writer ended {how}; what it said last is in {self._log}")

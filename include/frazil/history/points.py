@@ -85,6 +85,8 @@ class Kind(StrEnum):
     """A replay or a discard, which the table tells; no history has it."""
     SUPERVISION = "supervision"
     """What a supervisor did: starts, restarts with their reason, stops, giving up."""
+    ACT = "act"
+    """What a person did to the stream, or to a backfill of it: resets, backfills, abandonments."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from frazil.errors import FrazilError
 from frazil.history.objects import Objects
 from frazil.history.past import Part, Past
 from frazil.history.points import Happened, History
-from frazil.history.supervision import read_supervision
+from frazil.history.supervision import Told, read_told
 from frazil.spec.model import StreamSpec
 from frazil.table.tables import load_stream_table
 
@@ -33,11 +33,12 @@ def history_of(table: Table, stream: str, *, since_ms: int) -> History:
     try:
         objects = Objects.of(table, stream)
         past, problems = _read(objects, since_ms=since_ms)
-        supervised, more = read_supervision(objects)
-        problems += more
+        by_others = [read_told(objects, told) for told in Told]
     except Exception as error:  # storages raise what their clients raise
         return History(problem=f"the history cannot be read: {_words(error)}")
-    happened: list[Happened] = sorted((*past.happened, *supervised), key=lambda what: what.at_ms)
+    told = [what for found, _ in by_others for what in found]
+    problems += [problem for _, more in by_others for problem in more]
+    happened: list[Happened] = sorted((*past.happened, *told), key=lambda what: what.at_ms)
     return History(
         tuple(point for point in past.points() if point.end_ms > since_ms),
         tuple(what for what in happened if what.at_ms >= since_ms),

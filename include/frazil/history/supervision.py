@@ -1,7 +1,6 @@
-"""What supervisors did for a stream, in one object beside the history that its writers keep.
+"""What supervisors did for a stream, and what people did to it, in one object each beside the history of its writers.
 
-It is read, added to and put again. Two supervisors that do so within the same second may lose an entry; nothing is
-decided by it.
+It is read, added to and put again. Two that do so within the same second may lose an entry; nothing is decided by it.
 """
 
 from __future__ import annotations
@@ -10,10 +9,13 @@ import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import StrEnum
+
+from pyiceberg.table import Table
 
 from frazil.history.objects import HistoryUnreadable, Objects, decode, encoded
 from frazil.history.past import Part, Past
-from frazil.history.points import Happened
+from frazil.history.points import Happened, Kind
 
 log = logging.getLogger(__name__)
 
@@ -22,16 +24,34 @@ WAITING_MOST = 20
 AGAIN_MS = 60_000
 
 
-def read_supervision(objects: Objects) -> tuple[list[Happened], list[str]]:
-    """What supervisors did, oldest first, and what is wrong with the object. Raises what the storage raises."""
+class Told(StrEnum):
+    """Objects of what others than writers tell."""
+
+    SUPERVISION = "supervision"
+    ACTS = "acts"
+    """What people did to the stream."""
+
+
+def read_told(objects: Objects, told: Told) -> tuple[list[Happened], list[str]]:
+    """What such an object tells, oldest first, and what is wrong with it. Raises what the storage raises."""
     past = Past()
-    data = objects.store.get(_path(objects))
+    data = objects.store.get(_path(objects, told))
     try:
         if data is not None:
             decode(data, Part.HAPPENED, past, objects.table_uuid)
     except HistoryUnreadable as error:
-        return [], [f"{_path(objects)}: {error}"]
+        return [], [f"{_path(objects, told)}: {error}"]
     return past.happened, []
+
+
+def tell_act(table: Table, stream: str, sentence: str, *, at_ms: int) -> None:
+    """Remember what was done to a stream, beside its loaded table. Whoever did it is never failed by that."""
+    try:
+        _add(Objects.of(table, stream), [Happened(at_ms, Kind.ACT, sentence)], Told.ACTS, now_ms=at_ms)
+    except Exception as error:  # storages raise anything
+        log.info(
+            "this is not in the history of stream %s, because it cannot be written: %s: %s", stream, sentence, error
+        )
 
 
 @dataclass(slots=True)
@@ -73,7 +93,7 @@ class Supervision:
         try:
             objects = self.open()
             if objects is not None:
-                _add(objects, waiting, now_ms=now_ms)
+                _add(objects, waiting, Told.SUPERVISION, now_ms=now_ms)
         except Exception as error:  # catalogs and storages raise anything
             objects = None
             level = logging.INFO if self._failed_at_ms is None else logging.DEBUG
@@ -84,13 +104,13 @@ class Supervision:
                 self._waiting = [what for what in self._waiting if what not in waiting]
 
 
-def _add(objects: Objects, waiting: list[Happened], *, now_ms: int) -> None:
-    past = Past(happened=read_supervision(objects)[0])
+def _add(objects: Objects, waiting: list[Happened], to: Told, *, now_ms: int) -> None:
+    past = Past(happened=read_told(objects, to)[0])
     for what in waiting:
         past.tell(what)
     past.age(now_ms)
-    objects.store.put(_path(objects), encoded(past, Part.HAPPENED, objects.table_uuid))
+    objects.store.put(_path(objects, to), encoded(past, Part.HAPPENED, objects.table_uuid))
 
 
-def _path(objects: Objects) -> str:
-    return f"{objects.location}/supervision.json"
+def _path(objects: Objects, told: Told) -> str:
+    return f"{objects.location}/{told}.json"

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import signal
 from pathlib import Path
 
 from frazil.host.agents import AGENT_KILLED, is_agent
 from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase
-from frazil.host.records import ExitRecord, Launch, LaunchKind, append_exit, read_notes
+from frazil.host.records import ExitRecord, Launch, LaunchKind, StopRequest, append_exit, read_notes
 from frazil.host.writer_log import last_error
 
 WITH_APPLICATION = "ended with its application"
 """Why a stream's writer ended that ran fine when the process ended that it shared."""
+KILLED = "somebody killed it, or the kernel did for lack of memory"
+"""All that is known of a SIGKILL that nobody asked frazil for."""
 
 
 def read_heartbeat(folder: Path, launch: Launch) -> Heartbeat | None:
@@ -43,8 +46,8 @@ def record_exit(  # noqa: PLR0913 - an exit has so many parts
     `error` is why, where the parent knows better; `stopped_for` the cause of a stop that no note asked for.
     """
     heartbeat = read_heartbeat(folder, launch)
-    if code == 128 + signal.SIGKILL and _was_killed_agent(folder, launch, heartbeat):
-        error = error or AGENT_KILLED
+    if code == 128 + signal.SIGKILL and error is None:
+        error = AGENT_KILLED if _was_killed_agent(folder, launch, heartbeat) else _killed(folder, launch)
     error = None if code == 0 else error or _last_words(folder, launch, heartbeat)
     _append(folder, _exit(launch, heartbeat, code=code, ended_at_ms=ended_at_ms, error=error), stopped_for)
 
@@ -55,7 +58,7 @@ def record_unseen_exit(folder: Path, launch: Launch) -> None:
     ended_well = heartbeat is not None and heartbeat.phase is Phase.ENDED and heartbeat.error is None
     code = 0 if ended_well else None
     ended_at_ms = heartbeat.written_at_ms if heartbeat else launch.launched_at_ms
-    error = None if ended_well else _last_words(folder, launch, heartbeat)
+    error = None if ended_well else _last_words(folder, launch, heartbeat, least=logging.WARNING)
     if _was_killed_agent(folder, launch, heartbeat):
         error = AGENT_KILLED
     # Which of its streams made a process die is unknown, and no stream is given up for another one's sake.
@@ -69,16 +72,32 @@ def _was_killed_agent(folder: Path, launch: Launch, heartbeat: Heartbeat | None)
     return not spoke and is_agent(folder, launch.writer.pid if launch.writer else None)
 
 
-def _last_words(folder: Path, launch: Launch, heartbeat: Heartbeat | None) -> str | None:
+def _killed(folder: Path, launch: Launch) -> str:
+    """Of a process that could not say why it ends: what its log ends with is the reason only if it warns of it."""
+    asked = _asked(folder, launch.id)
+    how = f"it was killed after it had been asked to stop: {asked.reason}" if asked else KILLED
+    warned = None if launch.kind is LaunchKind.HOSTED else last_error(folder, least=logging.WARNING)
+    return f"{how}. It warned of this last: {warned}" if warned else how
+
+
+def _last_words(
+    folder: Path, launch: Launch, heartbeat: Heartbeat | None, *, least: int = logging.NOTSET
+) -> str | None:
     """What a writer said last; the log of a hosted one is its application's, and tells of others too."""
     said = heartbeat.error if heartbeat else None
-    return said or (None if launch.kind is LaunchKind.HOSTED else last_error(folder))
+    return said or (None if launch.kind is LaunchKind.HOSTED else last_error(folder, least=least))
+
+
+def _asked(folder: Path, launch_id: str) -> StopRequest | None:
+    """The stop that was requested of a launch, which is recorded before the signal is sent."""
+    asked = read_notes(folder).stop
+    return asked if asked is not None and asked.launch_id == launch_id else None
 
 
 def _append(folder: Path, exit_: ExitRecord, stopped_for: str | None) -> None:
-    """Add the exit with the cause of its stop request, which is recorded before the signal is sent."""
-    asked = read_notes(folder).stop
-    cause = asked.cause if asked is not None and asked.launch_id == exit_.launch_id else stopped_for
+    """Add the exit with the cause of its stop request."""
+    asked = _asked(folder, exit_.launch_id)
+    cause = asked.cause if asked else stopped_for
     append_exit(folder, dataclasses.replace(exit_, stopped_for=cause))
 
 

@@ -120,20 +120,26 @@ def _lines(path: Path, start: int, limit_bytes: int) -> tuple[tuple[str, ...], i
     return tuple(lines), start + skipped + len(whole)
 
 
-def leveled(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
-    """Each line with its `logging` level; a line without one, as in a traceback, has the level of the line before."""
-    level = logging.INFO
+def leveled(lines: Iterable[str], *, level: int = logging.INFO) -> Iterator[tuple[int, str]]:
+    """Each line with its `logging` level; a line without one, as in a traceback, has that of the line before.
+
+    `level` is that of the first lines, where they have none.
+    """
     for line in lines:
         if found := _LEVEL.match(line):
             level = _LEVELS[found[1]]
         yield level, line
 
 
-def last_error(folder: Path) -> str | None:
-    """The end of the log, where a process that died usually says why; None if it is empty."""
+def last_error(folder: Path, *, least: int = logging.NOTSET) -> str | None:
+    """The end of the log, where a process that died usually says why; None if it is empty.
+
+    `least`: the level below which lines are left out.
+    """
     lines = _last_lines(folder / LOG_FILE)
     if CONTINUES in lines[:ERROR_LINES]:  # few lines since it was truncated
         lines = [*_last_lines(folder / f"{LOG_FILE}.1"), *(line for line in lines if line != CONTINUES)]
+    lines = [line for level, line in leveled(lines, level=logging.CRITICAL) if level >= least]
     return "\n".join(lines[-ERROR_LINES:])[-ERROR_CHARACTERS:] or None
 
 

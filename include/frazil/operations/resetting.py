@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 
 from frazil.commit import marker_change
-from frazil.commit.marker import of_same_topics
+from frazil.commit.marker import Marker, of_same_topics
 from frazil.commit.opened import open_kafka, open_stream
-from frazil.commit.reset import moves, standing
+from frazil.commit.reset import Available, Move, Offsets, Standing, moves, standing
+from frazil.commit.stream_tables import StreamTables
 from frazil.errors import AdoptionRequired
+from frazil.history.supervision import tell_act
 from frazil.operations.acts import Prepared
 from frazil.spec.model import StreamSpec
+from frazil.spec.units import counted
 from frazil.status.reset_target import Merged, ResetTarget, available_now, consequences, target_of
+from frazil.timetext import utc
 
 
-def plan_reset(spec: StreamSpec, wanted: ResetTarget) -> Prepared:
-    """Look at the table and at Kafka. Raises what they raise, and AdoptionRequired for a stream that never began."""
+def plan_reset(spec: StreamSpec, wanted: ResetTarget, *, by: str = "somebody") -> Prepared:
+    """Look at the table and at Kafka. Raises what they raise, and AdoptionRequired for a stream that never began.
+
+    `by` is the person who would do it.
+    """
     opened = open_stream(spec)
     with open_kafka(spec) as kafka:
         seen = standing(opened.tables)
@@ -34,6 +42,32 @@ def plan_reset(spec: StreamSpec, wanted: ResetTarget) -> Prepared:
     seal = hashlib.sha256(f"{seen.marker_text}|{wanted.to}|{wanted.at}".encode()).hexdigest()
 
     def carry_out() -> object:
-        return marker_change.reset(opened.tables, target=target, source=now.source, seen=seen, cut=now.cut)
+        return carry_out_reset(opened.tables, wanted, target, plan=plan, seen=seen, now=now, by=by)
 
     return Prepared(tuple(says), seal, carry_out)
+
+
+def carry_out_reset(  # noqa: PLR0913 - all that a reset is about
+    tables: StreamTables,
+    wanted: ResetTarget,
+    target: Offsets,
+    *,
+    plan: Sequence[Move],
+    seen: Standing,
+    now: Available,
+    by: str,
+) -> Marker:
+    """Move the stream, and tell its history of that. Raises what `marker_change.reset` raises."""
+    marker = marker_change.reset(tables, target=target, source=now.source, seen=seen, cut=now.cut)
+    tell_act(tables.main.current(), tables.stream, was_reset(wanted, plan, by=by), at_ms=tables.clock_ms())
+    return marker
+
+
+def was_reset(wanted: ResetTarget, plan: Sequence[Move], *, by: str) -> str:
+    """What a reset did, in a sentence for the history. Pure."""
+    skipped, repeated = sum(move.skipped for move in plan), sum(move.repeated for move in plan)
+    skips = [f"skips {counted(skipped, 'offset')}"] if skipped else []
+    reads = [f"reads {counted(repeated, 'offset')} again"] if repeated else []
+    did = " and ".join(skips + reads)
+    at = f" {utc(int(wanted.at.timestamp() * 1000))}" if wanted.at else ""
+    return f"the stream was reset to {wanted.to}{at} by {by}: it {did or 'skips nothing, and reads nothing again'}"

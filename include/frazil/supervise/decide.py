@@ -141,8 +141,8 @@ def _ended(observed: Observed, *, now_ms: int, policy: Policy) -> Decision:
     if exit_ is None:
         last = "the one in the foreground ended" if observed.launch else "none was launched before"
         return Decision(WriterAction.START, Cause.FIRST_START, f"0 writers run; {last}")
-    if (act := _act_since(observed, exit_)) is not None:
-        return Decision(WriterAction.START, Cause.ASKED, f"{act} since it ended with {_code(exit_)}")
+    if (act := _act_since(observed, exit_, now_ms=now_ms)) is not None:
+        return Decision(WriterAction.START, Cause.ASKED, f"{act}; it had ended with {_code(exit_)}")
     if _was_asked(exit_) and exit_.code not in NO_RESTART:
         reason = f"it ended with {_code(exit_)} on request ({exit_.stopped_for}), and is wanted again"
         return Decision(WriterAction.START, Cause.STOPPED, reason)
@@ -162,7 +162,7 @@ def _crashed(observed: Observed, exit_: ExitRecord, *, now_ms: int, policy: Poli
     """Start again after the backoff, or give up when start after start commits nothing."""
     row = fruitless_row(observed.exits, window_ms=policy.crash_window_ms)
     crashes = [e for e in row if e.code not in RESTARTABLE]
-    said = f"; its last words: {exit_.error}" if exit_.error else ""
+    said = f": {exit_.error}" if exit_.error else ""
     if len(crashes) >= policy.crash_limit:
         took = ago(crashes[0].ended_at_ms - crashes[-1].started_at_ms)
         reason = (
@@ -246,11 +246,12 @@ def fruitless_row(exits: tuple[ExitRecord, ...], *, window_ms: int) -> list[Exit
     return list(takewhile(belongs, reversed(exits)))
 
 
-def _act_since(observed: Observed, exit_: ExitRecord) -> str | None:
+def _act_since(observed: Observed, exit_: ExitRecord, *, now_ms: int) -> str | None:
     """What a person did since that end, which may have fixed the cause; None if nothing is known."""
     declared, desired, given_up = observed.declared, observed.desired, observed.notes.given_up
     if isinstance(desired, Desired) and desired.generation > exit_.generation:
-        return f"a person acted (generation {desired.generation}, before {exit_.generation})"
+        is_restart = desired.restart_generation == desired.generation
+        return _said("restart asked for" if is_restart else "resumed", desired, now_ms=now_ms)
     if isinstance(declared, Declared) and declared.fingerprint != exit_.spec_fingerprint:
         return f"the spec changed (from {exit_.spec_fingerprint} to {declared.fingerprint})"
     if observed.notes.cleared == exit_.launch_id:

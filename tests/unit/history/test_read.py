@@ -13,7 +13,7 @@ from frazil.history.objects import Objects
 from frazil.history.past import MINUTES_MS, Part, Past
 from frazil.history.points import MINUTE_MS, TEN_MS, Happened, History, Kind, Point
 from frazil.history.read import history_of, read_history
-from frazil.history.supervision import AGAIN_MS, WAITING_MOST, Supervision, read_supervision
+from frazil.history.supervision import AGAIN_MS, WAITING_MOST, Supervision, Told, read_told, tell_act
 from frazil.spec.load import validate_stream
 from frazil.spec.model import StreamSpec
 from frazil.table.catalogs import load_catalog
@@ -126,7 +126,7 @@ def objects(tmp_path: Path) -> Objects:
 
 
 def told(objects: Objects) -> list[Happened]:
-    found, problems = read_supervision(objects)
+    found, problems = read_told(objects, Told.SUPERVISION)
     assert problems == []
     return found
 
@@ -144,6 +144,22 @@ def test_what_supervisors_did_is_among_what_happened(table: Table) -> None:
     tell(Supervision(lambda: objects), SAID, "start")
     kinds = [what.kind for what in history_of(table, "ticks", since_ms=0).happened]
     assert kinds == [Kind.END, Kind.SUPERVISION, Kind.EPOCH]
+
+
+def test_what_people_did_is_told_beside_it_and_fails_nobody_where_it_cannot_be_written(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tell(Supervision(lambda: Objects.of(table, "ticks")), SAID, "start")
+    for at_ms, said in ((NOW + 1, "the stream was reset"), (NOW - 1, "backfill b begins")):
+        tell_act(table, "ticks", said, at_ms=at_ms)
+    monkeypatch.setattr(LocalStore, "put", lambda *_: 1 / 0)
+    tell_act(table, "ticks", "backfill b is published", at_ms=NOW + 2)
+    found = history_of(table, "ticks", since_ms=0)
+    assert found.happened == (
+        Happened(NOW - 1, Kind.ACT, "backfill b begins"),
+        SAID,
+        Happened(NOW + 1, Kind.ACT, "the stream was reset"),
+    )
 
 
 def test_a_decision_that_stays_is_told_once_and_one_that_comes_back_again(objects: Objects) -> None:

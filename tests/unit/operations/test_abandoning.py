@@ -12,6 +12,7 @@ from frazil.backfill.request import parse_request
 from frazil.commit.lane import LaneState, read_lane
 from frazil.commit.lane_records import Record
 from frazil.errors import FrazilError
+from frazil.history.read import read_history
 from frazil.operations.abandoning import plan_abandon
 from frazil.operations.acts import Act
 from frazil.operations.look import look_at_history, look_at_standing
@@ -50,13 +51,15 @@ def test_a_backfill_under_way_is_shown_and_ends_with_what_it_staged(made: MadeSt
     shown = history_of(made.tables.main.refresh().metadata, made.spec, None, now_ms=NOW_MS).backfill
     assert shown == UnderWay(lane.id, replays=False, chunks=0, planned=0, rows=0, state="staging")
     assert Act.ABANDON in offered(made.spec, look_at_standing(made.spec))
-    plan = plan_abandon(made.spec)
+    plan = plan_abandon(made.spec, by="ana, Airflow")
     assert plan.says == (f"Backfill {lane.id} has staged nothing yet.",)
     assert plan.refused is None
     plan.carry_out()
     ended = read_lane(made.tables.main.refresh().metadata.properties, "ticks")
     assert ended is not None
     assert ended.state is LaneState.ABANDONED
+    told = read_history(made.spec, since_ms=0).happened
+    assert [what.sentence for what in told] == [f"backfill {lane.id} was abandoned by ana, Airflow"]
     assert plan_abandon(made.spec).refused
     assert Act.ABANDON not in offered(made.spec, look_at_standing(made.spec))
 
@@ -87,3 +90,6 @@ def test_a_backfill_that_was_published_just_before_is_not_said_to_be_abandoned(m
     lane.publish(Record(lane.lane, {}), audited_at=head.snapshot_id)
     with pytest.raises(FrazilError, match="published just before"):
         plan.carry_out()
+    told = read_history(made.spec, since_ms=0).happened
+    said = ["begins", "is published: it brought 0 records"]
+    assert [what.sentence for what in told] == [f"backfill {lane.lane.id} {what}" for what in said]

@@ -122,7 +122,9 @@ def test_pausing_and_resuming_beside_the_table_is_obeyed_and_in_the_streams_hist
         return [what.sentence for what in read_history(spec, since_ms=0).happened]
 
     assert "the stream is paused by ana: Kafka upgrade" in bench.eventually(told)
-    assert sum("the writer is started" in sentence for sentence in told()) == 2
+    first, second = [sentence for sentence in told() if "the writer is started" in sentence]
+    assert "(asked for): resumed by ana" in second
+    assert first != second
     desired.restart(by="ana", reason="new credentials")
     bench.until(supervisor, WriterAction.RESTART, Cause.ASKED)
     bench.until(supervisor, WriterAction.KEEP, Cause.ADVANCING)

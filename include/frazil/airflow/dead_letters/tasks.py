@@ -27,7 +27,9 @@ def settle(streams: str) -> dict[str, Any]:
     from frazil.errors import NO_RESTART  # noqa: PLC0415 - not when a DAG file is parsed
 
     context = get_current_context()
-    arguments = dlq_arguments(context["params"], run_name(context))
+    person = context["dag_run"].triggering_user_name
+    by = f"{person}, Airflow" if person else f"the DAG run {context['dag_run'].run_id}"
+    arguments = dlq_arguments(context["params"], run_name(context), by=by)
     log.info("frazil %s", " ".join(arguments))
     done = subprocess.run([*COMMAND, *arguments, "--streams", streams], capture_output=True, text=True, check=False)
     for line in done.stderr.splitlines():
@@ -41,8 +43,11 @@ def settle(streams: str) -> dict[str, Any]:
     return told
 
 
-def dlq_arguments(form: Mapping[str, Any], run: str) -> list[str]:
-    """The arguments of `frazil` for a filled-in form. Pure. Raises AirflowFailException if it says too little."""
+def dlq_arguments(form: Mapping[str, Any], run: str, *, by: str) -> list[str]:
+    """The arguments of `frazil` for a filled-in form. Pure. Raises AirflowFailException if it says too little.
+
+    `by` is who wants that.
+    """
     discards = form["act"] == "discard"
     because = (form.get("because") or "").strip()
     if discards and not because:
@@ -54,7 +59,7 @@ def dlq_arguments(form: Mapping[str, Any], run: str) -> list[str]:
         form["act"],
         form["stream"],
         *(word for option in (*reasons, *bounds) for word in option),
-        *(("--because", because, "--yes") if discards else ("--run", run)),
+        *(("--because", because, "--by", by, "--yes") if discards else ("--run", run)),
         *(("--dry-run",) if form["dry-run"] else ()),
         "--json",
     ]

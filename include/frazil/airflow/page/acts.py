@@ -120,7 +120,9 @@ def _looked(act: Act, subject: Subject, form: Form, *, by: str) -> tuple[Plan, P
     if act not in PREPARED or plan.refused or plan.lacks:
         return plan, None
     spec = subject.spec
-    prepared = within(lambda: plan_reset(spec, target_of(form)) if act is Act.RESET else plan_abandon(spec, by=by))
+    prepared = within(
+        lambda: plan_reset(spec, target_of(form), by=by) if act is Act.RESET else plan_abandon(spec, by=by)
+    )
     says, seal = (*plan.says, *prepared.says), f"{plan.seal}/{prepared.seal}"
     return replace(plan, says=says, seal=seal, refused=prepared.refused), prepared
 

@@ -1,0 +1,41 @@
+"""What is recorded of a writer that could not say why it ended."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+from frazil.host.endings import KILLED, record_exit, record_unseen_exit
+from frazil.host.records import Launch, LaunchKind, Notes, StopRequest, read_exits, write_notes
+from frazil.host.writer_log import LOG_FILE
+
+LAUNCH = Launch("launch-1", LaunchKind.SUPERVISED, 0)
+WORKS = "2026-01-01 00:00:00,000 INFO batch 7 is staged\n"
+WARNS = "2026-01-01 00:00:01,000 WARNING the memory is nearly full\n"
+
+
+def error_after(folder: Path, *, log: str, code: int = 128 + signal.SIGKILL) -> str | None:
+    (folder / LOG_FILE).write_text(log)
+    record_exit(folder, LAUNCH, code=code, ended_at_ms=1)
+    return read_exits(folder)[-1].error
+
+
+def test_of_a_killed_writer_that_is_said_and_no_line_of_its_work(tmp_path: Path):
+    assert error_after(tmp_path, log=WORKS) == KILLED
+    assert error_after(tmp_path, log=WARNS + WORKS) == f"{KILLED}. It warned of this last: {WARNS.strip()}"
+    assert error_after(tmp_path, log=WORKS, code=1) == WORKS.strip(), "one that failed says why at the end of its log"
+
+
+def test_a_writer_that_its_supervisor_killed_is_said_to_have_been_asked_first(tmp_path: Path):
+    write_notes(tmp_path, Notes(stop=StopRequest("launch-1", 0, "hung", "no progress for 5 min")))
+    said = "it was killed after it had been asked to stop: no progress for 5 min"
+    assert error_after(tmp_path, log=WORKS) == said
+
+
+def test_of_a_writer_whose_end_nobody_saw_only_warnings_are_its_last_words(tmp_path: Path):
+    (tmp_path / LOG_FILE).write_text(WORKS)
+    record_unseen_exit(tmp_path, LAUNCH)
+    assert read_exits(tmp_path)[-1].error is None
+    (tmp_path / LOG_FILE).write_text(WARNS + WORKS)
+    record_unseen_exit(tmp_path, LAUNCH)
+    assert read_exits(tmp_path)[-1].error == WARNS.strip()
