@@ -16,7 +16,7 @@ from frazil.maintenance.outcome import Ending
 from frazil.maintenance.past import PastOutcome
 from frazil.operations.calendar import Calendar
 from frazil.operations.condition import Level
-from frazil.operations.overview import StandingAlert
+from frazil.operations.overview import Health, StandingAlert, health_of
 from frazil.spec.maintenance import Maintenance
 from frazil.status.stream import StreamStatus
 
@@ -119,6 +119,8 @@ class TableView:
     kind: str
     """As in `frazil.maintenance.tables.TableKind`."""
     level: Level
+    word: str
+    """Its state, as the overview names it."""
     streams: tuple[str, ...]
     every: str
     """How often maintenance looks."""
@@ -241,13 +243,20 @@ def _number(told: Mapping[str, str], name: str) -> int:
     return int(text) if text.isdecimal() else 0
 
 
-def level_of(
+def state_of(
     shape: Shape | None, calendar: Calendar | None, alerts: Sequence[StandingAlert], amiss: Sequence[str] = ()
-) -> Level:
-    """How much a table needs a person. `shape` is None where it is not known now."""
+) -> Health:
+    """How a table is: in its shape as the overview judges it, and else whether it needs a person.
+
+    `shape` is None where it is not known now.
+    """
+    due = {"it": [action.name for action in shape.actions if action.due]} if shape else None
+    found = health_of(["it"], alerts, due)
+    if found is not None and found.level is Level.TROUBLE:
+        return found
     if alerts or amiss or (calendar and any(cell.state == "held" for cell in calendar.cells)):
-        return Level.TROUBLE
-    return Level.UNKNOWN if shape is None else Level.WELL
+        return Health(Level.TROUBLE, "needs a person")
+    return found or Health(Level.UNKNOWN, "unknown")
 
 
 def amiss_of(identifier: str, statuses: Iterable[StreamStatus]) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ from frazil.maintenance.outcome import Ending
 from frazil.maintenance.past import PastOutcome
 from frazil.operations.calendar import Calendar, Cell
 from frazil.operations.condition import Level
-from frazil.operations.overview import StandingAlert
+from frazil.operations.overview import Health, StandingAlert, health_of
 from frazil.operations.table_view import (
     LOST_MOST,
     OF_MARKERS,
@@ -29,9 +29,9 @@ from frazil.operations.table_view import (
     SNAPSHOTS_MOST,
     amiss_of,
     histogram,
-    level_of,
     marks_of,
     shape_of,
+    state_of,
 )
 from frazil.spec.maintenance import Maintenance
 
@@ -167,11 +167,20 @@ def test_a_table_needs_a_person_for_an_alert_or_a_held_window():
     held = Calendar("hour", (Cell("k", "held"),), "")
     alert = StandingAlert("demo.ticks", "manifests", 0, "x")
     shape = shape_of(metadata(), health(), {}, sizes=[], past=(), settings=Maintenance())
-    assert level_of(None, None, ()) is Level.UNKNOWN
-    assert level_of(shape, None, ()) is Level.WELL
-    assert level_of(shape, held, ()) is Level.TROUBLE
-    assert level_of(shape, None, (alert,)) is Level.TROUBLE
-    assert level_of(None, None, (), ("it is missing",)) is Level.TROUBLE
+    late = StandingAlert("care of demo.ticks", "late", 0, "x")
+    assert state_of(None, None, ()) == Health(Level.UNKNOWN, "unknown")
+    assert state_of(shape, None, ()) == Health(Level.WELL, "in shape")
+    assert state_of(shape, None, (alert,)) == Health(Level.TROUBLE, "alert", ("manifests",))
+    needs = Health(Level.TROUBLE, "needs a person")
+    assert state_of(shape, held, ()) == state_of(shape, None, (late,)) == needs
+    assert state_of(None, None, (), ("it is missing",)) == needs
+
+
+def test_a_table_with_something_due_is_called_as_the_overview_calls_it():
+    due = {Action.COMPACTION: Due(True, "why"), Action.EXPIRY: Due(False, "not yet")}
+    shape = shape_of(metadata(), health(), due, sizes=[], past=(), settings=Maintenance())
+    measured = health_of(["demo.ticks"], (), {"demo.ticks": ["compaction"]})
+    assert state_of(shape, None, ()) == measured == Health(Level.QUIET, "maintenance due", ("compaction",))
 
 
 def test_a_table_that_its_route_misses_is_told_as_such_and_not_as_one_that_is_yet_to_be_made():

@@ -26,7 +26,7 @@ from frazil.operations.answers import Answer
 from frazil.operations.calendar import Calendar, together
 from frazil.operations.look import look_at_calendar, look_at_shape
 from frazil.operations.overview import StandingAlert
-from frazil.operations.table_view import TableView, amiss_of, level_of
+from frazil.operations.table_view import TableView, amiss_of, state_of
 from frazil.spec.model import StreamSpec
 from frazil.spec.routed_stream import seen_by
 from frazil.spec.units import format_duration
@@ -77,11 +77,13 @@ def table(name: str, sees: Sees, may_act: Callable[[str], bool]) -> TableView | 
     amiss = amiss_of(found.identifier, (one.value for one in kept.gather(routes, within_s=0.2) if one.value))
     files, partitions = seen.value or (None, None)
     shown_windows = together(complete.value, partitions)
+    state = state_of(None if seen.problem else files, shown_windows, standing, amiss)
     return TableView(
         at_ms=clock.now_ms(),
         table=name,
         kind=found.kind,
-        level=level_of(None if seen.problem else files, shown_windows, standing, amiss),
+        level=state.level,
+        word=state.word,
         streams=tuple(sorted(shown)),
         every=format_duration(found.settings.every),
         shape=files,

@@ -12,12 +12,11 @@ export const title = (name) => name;
 export const path = (name) => `table/${encodeURIComponent(name)}`;
 export const begin = () => ({});
 
-const WORDS = ["broken", "needs a person", "unknown", "quiet", "in shape"];
 
 export function draw(view, state, page) {
   return [
     way(view.table),
-    h("header", { class: "top" }, h("h1", {}, view.table), badge(view.level, view.pending && !view.shape ? "looking" : WORDS[view.level]), h("p", { class: "aside" }, "Written by ", view.streams.map((name, i) => [i ? ", " : "", h("a", { href: `#/stream/${encodeURIComponent(name)}`, "data-key": `to-${name}` }, name)]))),
+    h("header", { class: "top" }, h("h1", {}, view.table), badge(view.level, view.pending && !view.shape ? "looking" : view.word), h("p", { class: "aside" }, "Written by ", view.streams.map((name, i) => [i ? ", " : "", h("a", { href: `#/stream/${encodeURIComponent(name)}`, "data-key": `to-${name}` }, name)]))),
     actions(offered(view), view.table, view.may_act, page, { partition: held(view)?.key }),
     needsList([...view.amiss, ...view.alerts, ...view.problems], view.level),
     view.shape ? [numbers(view.shape), windows(view), h("div", { class: "columns" }, files(view.shape), maintenance(view)), snapshots(view)] : nothing(view),
