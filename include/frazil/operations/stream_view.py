@@ -31,6 +31,7 @@ from frazil.spec.model import StreamSpec
 from frazil.spec.route import Route
 from frazil.spec.units import format_bytes, format_duration
 from frazil.status.flow import DAY_MS
+from frazil.status.stream import LAG_UNKNOWN, StreamStatus
 from frazil.supervise.observed import error_name
 from frazil.table.branches import head_of, live_rows
 
@@ -40,6 +41,8 @@ PARTITIONS_MOST = 256
 HAPPENED_MOST = 30
 TOPICS_MOST = 20
 NO_PAST = Past()
+KAFKA = "Kafka"
+"""What the ends of topic-partitions are read from."""
 
 
 class Range(IntEnum):
@@ -265,6 +268,12 @@ def _commit(snapshot: Snapshot) -> Commit:
         bytes=number("added-files-size"),
         watermark_ms=int(watermark) if watermark.removeprefix("-").isdecimal() else None,
     )
+
+
+def without_repeats(unread: Mapping[str, str], status: StreamStatus | None) -> tuple[str, ...]:
+    """What could not be read for a view, by what it is of, without what the status has said by then of Kafka."""
+    said = any(one.startswith(LAG_UNKNOWN) for one in (status.problems if status else ()))
+    return tuple(dict.fromkeys(sentence for name, sentence in unread.items() if name != KAFKA or not said))
 
 
 def partitions_of(

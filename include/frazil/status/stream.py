@@ -18,7 +18,7 @@ from frazil.commit.history import changes_of, last_commit_ms, last_epoch, last_r
 from frazil.commit.marker import Marker, read_marker
 from frazil.commit.rules import check_ancestry, check_same_source
 from frazil.errors import FrazilError
-from frazil.host.heartbeat import Heartbeat, Stall
+from frazil.host.heartbeat import Heartbeat, Stall, StallKind
 from frazil.host.launcher import Observation, ProcessState
 from frazil.installed import outdated
 from frazil.spec.model import StreamSpec
@@ -34,6 +34,8 @@ from frazil.table.schema_update import undeclared_columns
 from frazil.table.tables import check_fits, load_stream_table
 
 KAFKA_ANSWERS_WITHIN_S = 1.0
+LAG_UNKNOWN = "the lag is unknown"
+"""Begins the problem that Kafka does not say what waits."""
 ROUTED_NAMED = 5
 """At most this many tables of a route that lack rows are named."""
 
@@ -52,7 +54,8 @@ class StreamStatus:
     lag: int | None
     """Records not yet committed, as the live writer on this host reports, or else as Kafka says."""
     backpressure_ms: int | None
-    """By how much the live writer's batches take longer than their interval; None without a heartbeat."""
+    """By how much the live writer's batches take longer than their interval; None without a heartbeat, and while it
+    waits for a catalog, a storage or Kafka that is away: that is no backpressure."""
     last_commit_at_ms: int | None
     watermark_ms: int | None
     snapshot_id: int | None
@@ -143,9 +146,11 @@ def stream_status(spec: StreamSpec, *, now_ms: int) -> StreamStatus:
         # Its lag is that of where it stands, not of where the stream does.
         writer, lag = replace(writer, fenced=True), None
         problems.insert(0, _fenced(spec.name, beat_now, view.marker))
+    silent = None
     if lag is None and view.marker is not None:
-        lag, problem = _ask_kafka(spec, view.marker)
-        problems += [problem] if problem else []
+        lag, silent = _ask_kafka(spec, view.marker)
+        problems += [silent] if silent else []
+    waits = bool(outage or silent or (stall and stall.kind is StallKind.OFFSETS))
     return StreamStatus(
         name=spec.name,
         table=spec.table.identifier,
@@ -155,7 +160,7 @@ def stream_status(spec: StreamSpec, *, now_ms: int) -> StreamStatus:
         epoch=at.epoch,
         batch=at.batch,
         lag=lag,
-        backpressure_ms=beat_now.backpressure_ms if beat_now else None,
+        backpressure_ms=beat_now.backpressure_ms if beat_now and not waits else None,
         last_commit_at_ms=at.last_commit_at_ms,
         watermark_ms=at.watermark_ms,
         snapshot_id=at.snapshot_id,
@@ -236,7 +241,7 @@ def _ask_kafka(spec: StreamSpec, marker: Marker) -> tuple[int | None, str | None
             check_not_cut(read, cut, stream=spec.name)
             starts = {**first, **read}
     except FrazilError as error:
-        return None, f"the lag is unknown: {_words(error)}"
+        return None, f"{LAG_UNKNOWN}: {_words(error)}"
     return sum(max(end - starts[tp], 0) for tp, end in ends.items()), None
 
 

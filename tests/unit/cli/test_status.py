@@ -232,10 +232,10 @@ def test_the_lag_of_a_planner_that_hears_nothing_is_asked_of_kafka_or_unknown(st
     stall = Stall(StallKind.OFFSETS, NOW_MS, None, "the planner has heard nothing from Kafka")
     with WriterLock(run_folder("ticks")):
         now_ms = status(streams)["at-ms"]
-        beat(pid=os.getpid(), written_at_ms=now_ms, lag=0, stall=stall).write(ticks())
+        beat(pid=os.getpid(), written_at_ms=now_ms, lag=0, stall=stall, backpressure_ms=53_000).write(ticks())
         (found,) = status(streams)["streams"]
         people = CliRunner().invoke(frazil, ["status", "ticks", "--streams", str(streams)]).stdout
-    assert found["lag"] is None
+    assert (found["lag"], found["backpressure-ms"]) == (None, None)
     assert [line.split() for line in people.splitlines() if line.startswith("lag")] == [["lag", "unknown"]]
 
 
@@ -316,9 +316,12 @@ def test_a_throttle_is_a_problem_while_the_writer_beats(streams: Path):
 def test_an_outage_that_the_writer_waits_for_is_a_problem(streams: Path):
     with WriterLock(run_folder("ticks")):
         now_ms = status(streams)["at-ms"]
-        beat(pid=os.getpid(), written_at_ms=now_ms, outage="the object store fails").write(ticks())
+        beat(pid=os.getpid(), written_at_ms=now_ms, outage="the object store fails", backpressure_ms=53_000).write(
+            ticks()
+        )
         (found,) = status(streams)["streams"]
     assert found["problems"] == ["the object store fails"]
+    assert found["backpressure-ms"] is None, "an outage is no backpressure"
 
 
 def test_a_writer_that_was_fenced_is_said_to_be_until_it_ends(streams: Path):

@@ -27,10 +27,12 @@ from frazil.operations.stream_view import (
     runs_of,
     shown_partitions,
     topics_of,
+    without_repeats,
 )
 from frazil.spec.load import validate_stream
 from frazil.spec.model import StreamSpec
 from frazil.spec.route import Route
+from frazil.status.stream import LAG_UNKNOWN
 from tests.made_batches import MadeStream
 
 NOW_MS = 1_700_000_000_000
@@ -85,6 +87,15 @@ def test_of_many_partitions_those_that_matter_are_shown_in_their_order():
     assert len(shown) == PARTITIONS_MOST
     assert shown[0].holds
     assert [p.partition for p in shown[1:]] == list(range(51, PARTITIONS_MOST + 50))
+
+
+def test_what_the_status_says_of_kafka_is_not_said_again_by_the_view():
+    unread = {"Kafka": "Kafka cannot be read: no answer", "The table": "The table cannot be read: gone"}
+    silent: Any = SimpleNamespace(problems=("slow", f"{LAG_UNKNOWN}: KafkaUnavailable: no answer"))
+    assert without_repeats(unread, silent) == (unread["The table"],)
+    for status in (None, SimpleNamespace(problems=("slow",))):
+        told: Any = status
+        assert without_repeats(unread, told) == tuple(unread.values())
 
 
 def ended(code: int | None, stopped_for: str | None = None, error: str | None = None) -> ExitRecord:

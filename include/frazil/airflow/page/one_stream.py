@@ -28,6 +28,7 @@ from frazil.operations.rates import rates_of
 from frazil.operations.routed_view import RoutedTables, routed_of
 from frazil.operations.stream_view import (
     HAPPENED_MOST,
+    KAFKA,
     History,
     Range,
     StreamView,
@@ -37,6 +38,7 @@ from frazil.operations.stream_view import (
     runs_of,
     shown_partitions,
     topics_of,
+    without_repeats,
 )
 from frazil.spec.model import StreamSpec
 from frazil.status.stream import StreamStatus
@@ -105,7 +107,8 @@ def _view(one: DeclaredStream, spec: StreamSpec, wish: Wish, *, may_act: bool) -
     dags = _gathered(looks.dags).value
     found, around = told.value or History(), _around(one, dags)
     points = coarser(found.past.points, shown)
-    partitions = partitions_of(found.marker, ends.value, spec)
+    unread = views.unread({KAFKA: ends, "The table": told, "The run folder": runs})
+    partitions = partitions_of(found.marker, None if KAFKA in unread else ends.value, spec)
     line = line_of(spec.name, spec, seen_of(one, seen), around, now_ms=clock.now_ms())
     return StreamView(
         at_ms=clock.now_ms(),
@@ -129,7 +132,7 @@ def _view(one: DeclaredStream, spec: StreamSpec, wish: Wish, *, may_act: bool) -
         pending=told.pending or seen.pending or ends.pending,
         may_act=may_act,
         acts=offered(spec, standing_of(seen.value, told.value, looked=told.at_ms is not None and not told.problem)),
-        problems=views.unread({"Kafka": ends, "The table": told, "The run folder": runs}),
+        problems=without_repeats(unread, seen.value),
         range=shown,
         points=points,
         rates=rates_of(points),

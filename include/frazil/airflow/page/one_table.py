@@ -93,7 +93,7 @@ def table(name: str, sees: Sees, may_act: Callable[[str], bool]) -> TableView | 
         dags=paused.value,
         pending=seen.pending or (windows is not None and complete.pending),
         may_act=may_act(MAINTENANCE_DAG),
-        problems=unread({"The table": seen, "Its windows": complete}),
+        problems=tuple(dict.fromkeys(unread({"The table": seen, "Its windows": complete}).values())),
     )
 
 

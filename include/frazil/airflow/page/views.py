@@ -183,19 +183,17 @@ def care_of(measured: Measured | None, streams: Iterable[DeclaredStream]) -> Car
     return Care(by_stream(measured.alerts, writers), written, measured.due, names)
 
 
-def unread(looks: Mapping[str, Answer[Any]]) -> tuple[str, ...]:
-    """What could not be read, a sentence each, and none twice."""
-    return tuple(dict.fromkeys(_unread(looks)))
+def unread(looks: Mapping[str, Answer[Any]]) -> dict[str, str]:
+    """What could not be read, a sentence each."""
+    return {name: said for name, answer in looks.items() if (said := _unread(name, answer))}
 
 
-def _unread(looks: Mapping[str, Answer[Any]]) -> Iterator[str]:
-    for name, answer in looks.items():
-        if answer.silent_since_ms is not None:
-            yield f"{name} has not answered since {utc(answer.silent_since_ms)}"
-        elif answer.outdated and answer.problem:
-            yield answer.problem
-        elif answer.problem:
-            yield f"{name} cannot be read: {answer.problem}"
+def _unread(name: str, answer: Answer[Any]) -> str | None:
+    if answer.silent_since_ms is not None:
+        return f"{name} has not answered since {utc(answer.silent_since_ms)}"
+    if answer.problem is None or answer.outdated:
+        return answer.problem
+    return f"{name} cannot be read: {answer.problem}"
 
 
 def ask_status(spec: StreamSpec, *, keep_s: float = KEEP_S, first: bool = False) -> Asked[StreamStatus]:
