@@ -260,6 +260,31 @@ def test_a_viewer_may_not_act_and_who_is_not_signed_in_even_less(ask: Ask, act: 
         assert ask(None, path, method="POST", headers=OURS, body={})["status"] == 401
 
 
+@pytest.mark.usefixtures("declared")
+def test_a_scheduler_that_died_is_told_on_each_view_and_by_each_act_that_waits_for_it(
+    ask: Ask, airflow_process: AirflowProcess
+):
+    def views() -> list[list[str]]:
+        airflow_process.call(in_airflow.forget_answers)
+        return [ask("VIEWER", f"api/{path}")["body"]["airflow"] for path in VIEWS]
+
+    def says(act: str) -> str:
+        return " ".join(ask("OP", f"api/plan/{act}", method="POST", headers=OURS, body={})["body"]["says"])
+
+    airflow_process.call(in_airflow.put_beats, **in_airflow.ALIVE)
+    assert views() == [[], [], []]
+    airflow_process.call(in_airflow.put_beats, **{**in_airflow.ALIVE, "SchedulerJob": 425.0})
+    for told in views():
+        (said,) = told
+        assert said.startswith("Airflow's scheduler has given no sign of life for 7 min")
+        assert said.endswith("Start it: `airflow scheduler`")
+    assert "scheduler has given no sign of life for 7 min" in says("maintain/demo.ticks")
+    assert "no sign of life" not in says("pause/ticks")
+    airflow_process.call(in_airflow.put_beats, **in_airflow.ALIVE)
+    airflow_process.call(in_airflow.forget_answers)
+
+
+VIEWS = ("overview", "stream/ticks", "table/demo.ticks")
 MOVED = "ticks has moved since you looked"
 
 

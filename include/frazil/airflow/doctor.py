@@ -10,21 +10,22 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from airflow import __version__ as airflow_version
 from airflow.configuration import conf
-from airflow.jobs.job import Job
 from airflow.models import Connection, Pool
 from airflow.models.errors import ParseImportError
 from airflow.utils.session import create_session
-from sqlalchemy import func, select
+from sqlalchemy import select
 from sqlalchemy.exc import SQLAlchemyError
 
+from frazil import clock
+from frazil.airflow.components import COMPONENTS, last_beats
 from frazil.airflow.spark import POOL_VARIABLE, SPARK_CONNECTION
 from frazil.doctor.finding import Finding, State
+from frazil.operations.silence import silent
 from frazil.spec.load import stream_files
 from frazil.spec.units import counted
 
@@ -34,8 +35,6 @@ if TYPE_CHECKING:
 TESTED = "3.3"
 QUEUE_VARIABLE = "FRAZIL_WRITER_QUEUE"
 """What dags/writers.py passes to `writer_dags`."""
-COMPONENTS = {"SchedulerJob": "scheduler", "DagProcessorJob": "dag-processor", "TriggererJob": "triggerer"}
-ALIVE = timedelta(seconds=60)
 
 
 def findings(streams: Path) -> Iterator[Finding]:
@@ -75,16 +74,12 @@ def _settings(streams: Path) -> Iterator[Finding]:
 
 
 def _components(session: Session) -> Iterator[Finding]:
-    now = datetime.now(UTC)
-    query = select(Job.job_type, func.max(Job.latest_heartbeat)).where(Job.state == "running").group_by(Job.job_type)
-    seen = {str(kind): at for kind, at in session.execute(query)}
-    for kind, component in COMPONENTS.items():
-        at = seen.get(kind)
-        if at is not None and now - at <= ALIVE:
+    gone = {one.component: one.words for one in silent(last_beats(session), now_ms=clock.now_ms())}
+    for component in COMPONENTS.values():
+        if component in gone:
+            yield Finding(component, State.WRONG, gone[component], f"start it: airflow {component}")
+        else:
             yield Finding(component, State.OK, "it runs")
-            continue
-        last = "has never run" if at is None else f"gave its last sign of life at {at:%Y-%m-%d %H:%M:%S} UTC"
-        yield Finding(component, State.WRONG, f"Airflow's {component} {last}", f"start it: airflow {component}")
 
 
 def _pool(session: Session) -> Iterator[Finding]:

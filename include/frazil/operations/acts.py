@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+
+from frazil.operations.silence import Silent
 
 NO_WRITER_NOW = "No writer runs on this host."
 
@@ -50,6 +52,17 @@ BY_THE_TABLE = frozenset({Act.BACKFILL, Act.REPLAY})
 """Whether a stream can have them depends on what its table tells of it."""
 
 
+_TRIGGERER, _SCHEDULER = ("triggerer",), ("scheduler",)
+NEEDS: Mapping[Act, tuple[str, ...]] = {
+    Act.PAUSE: _TRIGGERER,
+    Act.RESUME: _TRIGGERER,
+    Act.RESTART: _TRIGGERER,
+    **dict.fromkeys(RUNS_A_DAG, _SCHEDULER),
+    Act.SEND_AGAIN: (*_SCHEDULER, *_TRIGGERER),
+}
+"""Which of Airflow's own processes bring about what an act asks for."""
+
+
 @dataclass(frozen=True, slots=True)
 class Situation:
     """What is known of the subject when a person asks."""
@@ -69,6 +82,8 @@ class Situation:
     """Why the stream, as it is declared and stands, cannot have it done at all."""
     lane: str = ""
     """Its backfill or replay under way, and whether that is staged."""
+    silent: tuple[Silent, ...] = ()
+    """Those of Airflow's own processes that give no sign of life."""
     staged: str = ""
     """How far that is, as a sentence."""
 
@@ -120,8 +135,14 @@ def plan_of(act: Act, now: Situation, *, dry: bool = False) -> Plan:
         Act.RELEASE: _release,
         Act.SEND_AGAIN: _send_again,
     }[act](now)
+    waits = waits_for(act, now.silent)
     retype = act in ALTERS and not (dry and act in HAS_DRY_RUN)
-    return Plan(act, (*says, *_run_words(act, now)), _refused(act, now), seal=now.seal(act), retype=retype)
+    return Plan(act, (*says, *_run_words(act, now), *waits), _refused(act, now), seal=now.seal(act), retype=retype)
+
+
+def waits_for(act: Act, silent: Iterable[Silent]) -> tuple[str, ...]:
+    """What a person has to start before the act has its effect."""
+    return tuple(f"{one.words}: this waits until it is back." for one in silent if one.component in NEEDS.get(act, ()))
 
 
 def _pause(now: Situation) -> tuple[str, ...]:

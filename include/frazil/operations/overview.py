@@ -130,6 +130,8 @@ class Overview:
     """Some streams are still being looked at: ask again soon."""
     notes: tuple[str, ...] = ()
     needs: tuple[Need, ...] = ()
+    airflow: tuple[str, ...] = ()
+    """Which of Airflow's own processes give no sign of life."""
 
 
 @dataclass(frozen=True, slots=True)

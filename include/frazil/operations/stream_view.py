@@ -181,6 +181,8 @@ class StreamView:
     """That it offers to whoever may act."""
     problems: tuple[str, ...] = ()
     """What could not be read for this view."""
+    airflow: tuple[str, ...] = ()
+    """Which of Airflow's own processes give no sign of life."""
     points: tuple[Point, ...] = ()
     """Oldest first, as the writer recorded them."""
     rates: tuple[Rate, ...] = ()

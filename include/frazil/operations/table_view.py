@@ -133,6 +133,8 @@ class TableView:
     pending: bool = False
     may_act: bool = False
     problems: tuple[str, ...] = ()
+    airflow: tuple[str, ...] = ()
+    """Which of Airflow's own processes give no sign of life."""
 
 
 def shape_of(  # noqa: PLR0913 - all that is known of a table

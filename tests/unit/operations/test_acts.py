@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from frazil.operations.acts import ALTERS, DEPENDS, HAS_DRY_RUN, RUNS_A_DAG, Act, Situation, plan_of
+from frazil.operations.silence import Silent
 
 
 def test_whatever_the_situation_each_act_says_what_it_does_and_names_its_subject():
@@ -43,6 +44,17 @@ def test_a_backfill_under_way_is_told_before_a_second_one_is_queued():
     assert "Backfill b-1 has staged nothing yet." in says
     assert any("One that asks for something else begins when" in said for said in says)
     assert not any("asks for something else" in said for said in plan_of(Act.BACKFILL, SEEN).says)
+
+
+def test_an_act_says_which_of_airflows_processes_has_to_be_started_before_it_has_its_effect():
+    gone = tuple(Silent(name, f"Airflow's {name} has never run") for name in ("scheduler", "triggerer"))
+    waits = {
+        act: {gone[i].component for i in (0, 1) if f"{gone[i].words}: this waits until it is back." in says}
+        for act in Act
+        for says in [plan_of(act, replace(SEEN, silent=gone)).says]
+    }
+    assert {act for act, names in waits.items() if "scheduler" in names} == {*RUNS_A_DAG, Act.SEND_AGAIN}
+    assert {act for act, names in waits.items() if not names} == {Act.RESET, Act.ABANDON}
 
 
 def test_a_running_stream_is_not_reset():

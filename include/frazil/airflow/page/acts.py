@@ -20,6 +20,7 @@ from frazil import clock
 from frazil.airflow.backfills.dag import DAG_ID as BACKFILL_DAG
 from frazil.airflow.dag_ids import MAINTENANCE_DAG, partitions_dag_id
 from frazil.airflow.dead_letters.dag import DAG_ID as DEAD_LETTERS_DAG
+from frazil.airflow.page.alive import silent_now
 from frazil.airflow.page.forms import Form, Invalid, day_of, is_dry, lacking, run_form, target_of, text_of
 from frazil.airflow.page.known import paused_dags
 from frazil.airflow.page.one_table import feeders_of, find_table, views_of
@@ -40,6 +41,7 @@ from frazil.operations.acts import (
     Prepared,
     Situation,
     plan_of,
+    waits_for,
 )
 from frazil.operations.look import look_at_standing
 from frazil.operations.offers import Standing, refusal
@@ -139,6 +141,7 @@ def _situation(act: Act, subject: Subject) -> Situation:
         dag=subject.dag,
         dag_paused=(seen.value or {}).get(subject.dag),
         unfit=refusal(act, spec, Standing()),
+        silent=silent_now(),
     )
     if "generation" in DEPENDS[act]:
         return within(lambda: _with_desired(found, spec))
@@ -170,7 +173,8 @@ def _with_table(found: Situation, act: Act, spec: StreamSpec) -> Situation:
 def carry_out(act: Act, subject: Subject, form: Form, *, person: str) -> Done:
     """Do it. Raises Invalid, FrazilError, and what catalogs and Kafka raise."""
     try:
-        return _carried_out(act, subject, form, person=person)
+        done = _carried_out(act, subject, form, person=person)
+        return replace(done, said=" ".join((done.said, *waits_for(act, silent_now()))))
     finally:
         answers().forget_all(subject.spec.fingerprint())
 

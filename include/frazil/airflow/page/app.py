@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.resources import files
 from typing import Annotated, Any
@@ -46,7 +46,7 @@ def operations_page() -> FastAPI:
     def overview(user: GetUserDep) -> Response:
         from frazil.airflow.page import views  # noqa: PLC0415 - Airflow's other processes load plugins too
 
-        return answered(views.overview(partial(visible, user)))
+        return _shown(views.overview(partial(visible, user)))
 
     @app.get("/api/stream/{name}")
     def stream(name: str, user: GetUserDep, hours: int = 6, tables: str = "") -> Response:
@@ -56,7 +56,7 @@ def operations_page() -> FastAPI:
         found = one_stream.stream(name, wish, partial(visible, user), partial(may, user, "PUT"))
         if found is None:
             raise HTTPException(404, f"no file declares a stream {name}, or you may not see it")
-        return answered(found)
+        return _shown(found)
 
     @app.get("/api/table/{name}")
     def table(name: str, user: GetUserDep) -> Response:
@@ -65,7 +65,7 @@ def operations_page() -> FastAPI:
         found = one_table.table(name, partial(visible, user), partial(may, user, "PUT"))
         if found is None:
             raise HTTPException(404, f"no stream feeds a table {name}, or you may not see it")
-        return answered(found)
+        return _shown(found)
 
     @app.post("/api/plan/{act}/{name}")
     def plan(asked: Annotated[Any, Depends(allowed)], form: dict[str, Any]) -> Response:
@@ -160,6 +160,13 @@ def _warm() -> None:
     except OSError as error:
         log.warning("`frazil doctor` will not know of this API server: %s", error)
     views.declared()
+
+
+def _shown(view: Any) -> Response:
+    """A view, with what is to be said on each of them."""
+    from frazil.airflow.page import alive  # noqa: PLC0415 - as above
+
+    return answered(replace(view, airflow=alive.sentences()))
 
 
 def answered(value: Any) -> Response:

@@ -3,6 +3,7 @@
 import { call, followTheme, Refused } from "./airflow.js";
 import { h, replace } from "./dom.js";
 import * as overview from "./overview.js";
+import { needsList } from "./parts.js";
 import * as stream from "./stream.js";
 import * as table from "./table.js";
 
@@ -73,6 +74,7 @@ function draw() {
   replace(
     page,
     problem && h("p", { class: "problem", role: "alert" }, problem.message),
+    data && needsList(data.airflow, 0, "airflow"),
     data ? view.draw(data, state, { draw, load }) : problem ? null : skeleton(view.title(...shown.arguments)),
   );
 }

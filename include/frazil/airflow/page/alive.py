@@ -1,0 +1,33 @@
+"""Which of Airflow's own processes give no sign of life: told on every view, and by each act that waits for them."""
+
+from __future__ import annotations
+
+from airflow.utils.session import create_session
+
+from frazil import clock
+from frazil.airflow.components import last_beats
+from frazil.airflow.page.known import standing_alerts
+from frazil.airflow.page.views import KEEP_S, answers
+from frazil.operations.silence import Beat, Silent, silent
+
+WITHIN_S = 0.2
+
+
+def silent_now() -> tuple[Silent, ...]:
+    """None of them where Airflow's database does not answer."""
+    found = answers().one("Airflow", "components", _look, keep_s=KEEP_S, within_s=WITHIN_S)
+    return () if found.value is None else silent(found.value, now_ms=clock.now_ms())
+
+
+def sentences() -> tuple[str, ...]:
+    """What each view says of them."""
+    found = silent_now()
+    if not found:
+        return ()
+    alerts = answers().one("Airflow", "alerts", standing_alerts, keep_s=KEEP_S, within_s=WITHIN_S).value
+    return tuple(one.sentence(alerts.at_ms if alerts else None) for one in found)
+
+
+def _look() -> dict[str, Beat]:
+    with create_session() as session:
+        return last_beats(session)

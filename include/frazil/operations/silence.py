@@ -1,0 +1,59 @@
+"""Which of Airflow's own processes give no sign of life, and what waits for that. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from frazil.timetext import ago, utc
+
+ALIVE_MS = 60_000
+MEANS = {
+    "scheduler": "no run and no task begins, so nothing is measured, maintained or signalled, and your acts wait",
+    "triggerer": "writers go on, but nobody supervises them: one that ends stays so, and a pause or a resume waits",
+    "dag-processor": "new streams and changed DAG files do not reach Airflow",
+}
+"""What it means for frazil while none of a kind runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """The last sign of life of one kind of process."""
+
+    at_ms: int
+    runs: bool = True
+    """False of one that was stopped in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Silent:
+    """A kind of process of which none gives a sign of life."""
+
+    component: str
+    words: str
+
+    def sentence(self, alerts_at_ms: int | None = None) -> str:
+        """What it means, and what to do. `alerts_at_ms`: when alerts were measured last."""
+        as_of = f" Alerts are as of {utc(alerts_at_ms)}." if alerts_at_ms and self.component == "scheduler" else ""
+        return f"{self.words}: {MEANS[self.component]}.{as_of} Start it: `airflow {self.component}`"
+
+
+def silent(beats: Mapping[str, Beat], *, now_ms: int) -> tuple[Silent, ...]:
+    """Those that a person has to start."""
+    return tuple(
+        Silent(component, f"Airflow's {component} {_words(beats.get(component), now_ms)}")
+        for component in MEANS
+        if not _lives(beats.get(component), now_ms)
+    )
+
+
+def _lives(beat: Beat | None, now_ms: int) -> bool:
+    return beat is not None and beat.runs and now_ms - beat.at_ms <= ALIVE_MS
+
+
+def _words(beat: Beat | None, now_ms: int) -> str:
+    if beat is None:
+        return "has never run"
+    if not beat.runs:
+        return f"was stopped {ago(now_ms - beat.at_ms)} ago"
+    return f"has given no sign of life for {ago(now_ms - beat.at_ms)}"
