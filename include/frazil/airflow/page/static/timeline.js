@@ -10,6 +10,9 @@ const RIGHT = 6;
 const TOP = 10;
 const BOTTOM = 22;
 const BAR = 14;
+const ARROW = 5;
+const ROOM = 16; // above the picture, for arrows and what they say
+const WORDS = 55; // the width of these
 const WHOLE = [bytes, count, short]; // no half of what these say
 
 /** Figures of several series, {points, ...options} each; those with nothing but zeros come last, where they leave no gap. */
@@ -33,14 +36,16 @@ export function timeline(points, options) {
   const from = shown[0].at;
   const to = Math.max(now, last.at + (last.span || 0), from + 1);
   if (!shown.some(({ value }) => value)) return h("figure", { class: "chart" }, head, h("p", { class: "faint" }, `Always ${say(0)} since ${moment(from, now)}.`));
-  const top = niceTop(Math.max(usual(shown), limit && limit < 4 * last.value ? limit : 0), say);
+  const top = niceTop(Math.max(readable(shown), limit && limit < 4 * last.value ? limit : 0), say);
+  const beyond = shown.filter(({ value }) => value > top);
+  const roof = TOP + (beyond.length ? ROOM : 0);
   const inset = bars && !last.span ? BAR / 2 : 0; // half a bar, which has its time in its middle
   const x = (at) => LEFT + inset + ((at - from) / (to - from)) * (WIDTH - LEFT - RIGHT - 2 * inset);
-  const y = (value) => TOP + (1 - Math.min(value, top) / top) * (HEIGHT - TOP - BOTTOM);
-  const cursor = s("line", { class: "cursor", y1: TOP, y2: HEIGHT - BOTTOM, x1: -9, x2: -9 });
+  const y = (value) => roof + (1 - Math.min(value, top) / top) * (HEIGHT - roof - BOTTOM);
+  const cursor = s("line", { class: "cursor", y1: roof, y2: HEIGHT - BOTTOM, x1: -9, x2: -9 });
   const drawing = s(
     "svg",
-    { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": sentence(title, shown, say, now) },
+    { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": sentence(title, shown, beyond, options) },
     ticks(top, say).map(({ value, label }) => [
       s("line", { class: "grid", x1: LEFT, x2: WIDTH - RIGHT, y1: y(value), y2: y(value) }),
       s("text", { x: LEFT - 6, y: y(value) + 4, "text-anchor": "end" }, label),
@@ -50,6 +55,7 @@ export function timeline(points, options) {
     ),
     bars ? drawBars(shown, x, y) : drawLine(shown, x, y),
     limit && limit <= top && s("line", { class: "limit", x1: LEFT, x2: WIDTH - RIGHT, y1: y(limit), y2: y(limit) }),
+    arrows(beyond, (point) => x(point.at) + (point.span ? (x(point.at + point.span) - x(point.at)) / 2 : 0), roof, say),
     cursor,
   );
   drawing.addEventListener("pointermove", (event) => {
@@ -58,7 +64,7 @@ export function timeline(points, options) {
     const near = shown.reduce((a, b) => (Math.abs(x(a.at) - at) < Math.abs(x(b.at) - at) ? a : b));
     cursor.setAttribute("x1", x(near.at));
     cursor.setAttribute("x2", x(near.at));
-    read.textContent = `${say(near.value)} at ${moment(near.at, now)}`;
+    read.textContent = `${say(near.value)} at ${moment(near.at, now)}${near.value > top ? ", above the scale" : ""}`;
   });
   drawing.addEventListener("pointerleave", () => {
     cursor.setAttribute("x1", -9);
@@ -92,7 +98,7 @@ function drawSpans(points, x, y) {
 
 function drawBar({ value, bad = 0 }, left, width, y) {
   return [
-    s("rect", { class: "bar", x: left, y: y(value), width, height: Math.max(0, y(0) - y(value)) }),
+    s("rect", { class: "bar", x: left, y: Math.min(y(value), y(0) - (value ? 1 : 0)), width, height: Math.max(value ? 1 : 0, y(0) - y(value)) }),
     bad > 0 && s("rect", { class: "bad", x: left, y: y(bad), width, height: Math.max(1, y(0) - y(bad)) }),
   ];
 }
@@ -136,12 +142,36 @@ function drawSteps(points, x, y) {
 
 const STEPS_MS = [1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 21600, 43200].map((n) => n * 2000);
 
-/** The largest value, unless it is far beyond the others: then the picture cuts it off, and the pointer tells it. */
-function usual(points) {
+const FEW = 20; // of fewer values none is the exception
+const FLAT = 20; // as many times as high as the others, and these could not be told from zero
+
+/** What the picture must reach: the largest value, unless the others would be flat beside it. */
+function readable(points) {
   const values = points.map(({ value }) => value).sort((a, b) => a - b);
   const most = values.at(-1);
   const many = values[Math.floor((values.length - 1) * 0.95)];
-  return many > 0 ? Math.min(most, many * 3) : most;
+  return values.length >= FEW && most > FLAT * many && many > 0 ? many * 3 : most;
+}
+
+/** An arrow for each value that the picture does not reach; beside neighbours the largest of these, where there is room. */
+function arrows(beyond, middle, roof, say) {
+  const groups = [];
+  for (const point of beyond) {
+    const at = middle(point);
+    const last = groups.at(-1);
+    if (last && at - ARROW <= last.to) Object.assign(last, { to: at + ARROW, most: Math.max(last.most, point.value) });
+    else groups.push({ from: at - ARROW, to: at + ARROW, most: point.value });
+  }
+  const taken = groups.map(({ from, to }) => [from, to]);
+  const free = (from, to) => from >= LEFT && to <= WIDTH && taken.every(([a, b]) => b <= from || to <= a);
+  const said = [...groups].sort((a, b) => b.most - a.most).map(({ from, to, most }) => {
+    const right = free(to, to + WORDS);
+    if (!right && !free(from - WORDS, from)) return null;
+    taken.push(right ? [to, to + WORDS] : [from - WORDS, from]);
+    return s("text", { x: right ? to + 2 : from - 2, y: roof - 3, "text-anchor": right ? "start" : "end" }, say(most));
+  });
+  const paths = beyond.map((point) => s("path", { d: `M${middle(point).toFixed(1)} ${roof - 10}l${ARROW} 8h${-2 * ARROW}z` }));
+  return s("g", { class: "beyond" }, paths, said);
 }
 
 function niceTop(value, say) {
@@ -151,8 +181,10 @@ function niceTop(value, say) {
   return [1, 2, 4, 5, 10].find((one) => one * power >= value) * power;
 }
 
-function sentence(title, points, say, now) {
+function sentence(title, points, beyond, { say = short, now }) {
   const values = points.map(({ value }) => value);
   const since = moment(points[0].at, now);
-  return `${title} since ${since}: ${say(Math.min(...values))} to ${say(Math.max(...values))}, ${say(values.at(-1))} last`;
+  const most = beyond.length && beyond.reduce((a, b) => (b.value > a.value ? b : a));
+  const above = most ? `; ${beyond.length} above the scale, the largest at ${moment(most.at, now)}` : "";
+  return `${title} since ${since}: ${say(Math.min(...values))} to ${say(Math.max(...values))}, ${say(values.at(-1))} last${above}`;
 }
