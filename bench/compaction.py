@@ -1,9 +1,10 @@
 """What compaction costs: `python -m bench.compaction --gigabytes 1`.
 
 Makes one table of ticks by hour, in files of about 3 MB as a busy stream commits them, and compacts it as `frazil
-maintain` does and as Iceberg's procedure does by its defaults (`CALL rewrite_data_files(table)`), each in a Spark of
-its own on the same files: main is put back in between. Prints MB of input a second and a core-second: of CPU time,
-user and system, of the whole process tree during the action, the JVM's compilers and collectors included.
+maintain` does, with pages of v1 and of v2, and as Iceberg's procedure does by its defaults (`CALL
+rewrite_data_files(table)`), each in a Spark of its own on the same files: main is put back in between. Prints MB of
+input a second and a core-second: of CPU time, user and system, of the whole process tree during the action, the JVM's
+compilers and collectors included. `--regular` makes rows of which most columns are the same or count upwards.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -48,6 +50,7 @@ partition-by: [hour(at)]
 """
 VARIANTS = {
     "frazil maintain": "ours",
+    "frazil maintain, pages of v2": "v2",
     "CALL rewrite_data_files(table)": "plain",
 }
 
@@ -67,8 +70,21 @@ def columns(rows: int) -> dict[str, pa.Array]:
     }
 
 
-def make(spec: StreamSpec, gigabytes: float) -> Table:
-    stream = MadeStream(spec, now_ms=0, partitions=1, columns=columns)
+def regular(rows: int) -> dict[str, pa.Array]:
+    """Columns that hardly differ from row to row."""
+    number = np.arange(rows)
+    return {
+        "symbol": pa.array(np.char.add("SYM", (number % 50).astype(str))),
+        "price": pa.array(np.full(rows, 9.0)),
+        "size": pa.array(number.astype(np.int32)),
+        "venue": pa.array(np.full(rows, "XNYS")),
+        "note": pa.array(np.full(rows, "none")),
+        "at": pa.array(BEGIN_US + number // 10 * 200_000).cast(pa.timestamp("us", "UTC")),
+    }
+
+
+def make(spec: StreamSpec, gigabytes: float, rows: Callable[[int], dict[str, pa.Array]]) -> Table:
+    stream = MadeStream(spec, now_ms=0, partitions=1, columns=rows)
     end_us, offset = BEGIN_US + HOURS * 3_600_000_000, 0
     while True:
         stream.land({0: (offset, offset + ROWS)}, times=EventTimes(newest_us={0: end_us}))
@@ -81,12 +97,14 @@ def make(spec: StreamSpec, gigabytes: float) -> Table:
 def run(variant: str, folder: Path) -> None:
     """Compact once in this process; prints JSON."""
     spec, catalog = load_stream(folder / "ticks.yaml"), load_catalog(None)
-    properties = local_spark(None) if variant == "ours" else plain_spark()
+    with catalog.load_table(TABLE).transaction() as change:
+        change.set_properties({"write.parquet.page-version": "v2" if variant == "v2" else "v1"})
+    properties = plain_spark() if variant == "plain" else local_spark(None)
     spark = start_session("bench", None, properties=properties)
     spark.sql(f"SELECT count(*) FROM {catalog.name}.{TABLE}").collect()
     tree = SampledTree()
     began, before = time.monotonic(), tree.cpu_s()
-    if variant == "ours":
+    if variant != "plain":
         now_ms, table = time.time_ns() // 1_000_000, find_maintained([spec], TABLE)
         (outcome,) = maintain(lambda: spark, catalog, table, actions=[Action.COMPACTION], now_ms=now_ms)
         if outcome.ending is not Ending.DONE:
@@ -96,9 +114,12 @@ def run(variant: str, folder: Path) -> None:
         row = spark.sql(f"CALL {catalog.name}.system.rewrite_data_files(table => '{TABLE}')").collect()[0]
         removed, size = row["rewritten_data_files_count"], row["rewritten_bytes_count"]
     seconds, cpu = time.monotonic() - began, (tree.cpu_s() - before).total()
-    files = catalog.load_table(TABLE).current_snapshot().summary["total-data-files"]  # type: ignore[union-attr,index]
+    snapshot = catalog.load_table(TABLE).current_snapshot()
+    assert snapshot
+    assert snapshot.summary
+    after = {"files": snapshot.summary["total-data-files"], "after": int(snapshot.summary["total-files-size"] or 0)}
     # The parent reads the last line.
-    print(json.dumps({"removed": removed, "bytes": size, "seconds": seconds, "cpu": cpu, "files": files}))
+    print(json.dumps({"removed": removed, "bytes": size, "seconds": seconds, "cpu": cpu, **after}))
     spark.stop()
 
 
@@ -112,6 +133,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--gigabytes", type=float, default=1)
     parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--regular", action="store_true")
     parser.add_argument("--run", choices=VARIANTS.values(), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.run:
@@ -121,7 +143,9 @@ def main() -> None:
         os.environ.setdefault("XDG_CACHE_HOME", str(Path("~/.cache").expanduser()))
         os.environ |= {"FRAZIL_HOME": folder, "HOME": folder, "SPARK_LOCAL_IP": "127.0.0.1"}
         (Path(folder) / "ticks.yaml").write_text(STREAM)
-        table = make(load_stream(Path(folder) / "ticks.yaml"), arguments.gigabytes)
+        table = make(
+            load_stream(Path(folder) / "ticks.yaml"), arguments.gigabytes, regular if arguments.regular else columns
+        )
         snapshot = table.current_snapshot()
         assert snapshot
         assert snapshot.summary
@@ -134,7 +158,8 @@ def main() -> None:
                 found = json.loads(said.splitlines()[-1])
                 mb = found["bytes"] / 1e6
                 print(
-                    f"{label:32} {found['removed']:4.0f} files of {mb:6,.0f} MB to {found['files']}: "
+                    f"{label:32} {found['removed']:4.0f} files of {mb:6,.1f} MB to {found['files']} of "
+                    f"{found['after'] / 1e6:,.1f} MB: "
                     f"{found['seconds']:6.1f} s, {found['cpu']:6.1f} core-s, {mb / found['seconds']:6.1f} MB/s, "
                     f"{mb / found['cpu']:6.1f} MB/core-s",
                     flush=True,

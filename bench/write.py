@@ -62,7 +62,9 @@ CHOICES: dict[str, dict[str, Any]] = {
 def rows_of(records: Records, count: int) -> pa.Table:
     """`count` records as rows of the table that frazil makes for them."""
     nowhere = Path()
-    spec = StreamSpec.model_validate(declared(Job(records, "broker:9092", nowhere, nowhere, nowhere, records.name)))
+    spec = StreamSpec.model_validate(
+        declared(Job(records, "broker:9092", None, nowhere, nowhere, nowhere, records.name))
+    )
     each = count // PARTITIONS
     ranges = [OffsetRange(records.name, p, 0, each) for p in range(PARTITIONS)]
     decode, coordinates = decoder_of(records), Coordinates(iceberg.schema(spec), ranges, wanted=True)

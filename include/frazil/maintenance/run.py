@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import TYPE_CHECKING
@@ -28,6 +28,7 @@ from frazil.maintenance.past import remember_outcomes
 from frazil.maintenance.plans import MaintenancePlanner
 from frazil.maintenance.spark_actions import LostRace, Rewritten, SparkFailed, SparkTable
 from frazil.maintenance.tables import MaintainedTable
+from frazil.spec.property_rules import PAGES
 from frazil.spec.units import counted
 from frazil.table.catalogs import catalog_errors
 
@@ -125,6 +126,7 @@ class _Run:
         ending, why = compacted(done)
         sentence = f"{plan.sentence}: {done.removed:,} became {done.added:,} in {seconds:.1f} s"
         sentence += f"; {missing:,} were not rewritten: {why}" if missing > 0 or ending is not Ending.DONE else ""
+        sentence += grown(done.bytes, numbers["bytes-added"], table.properties)
         return self._ended(Action.COMPACTION, ending, sentence, numbers, exit_code=int(ending is Ending.FAILED))
 
     def _bytes_added(self, before: Table) -> int:
@@ -200,3 +202,13 @@ def compacted(done: Rewritten) -> tuple[Ending, str]:
     if failed or lost:
         return Ending.FAILED if failed else Ending.GAVE_UP, "; ".join(failed + lost)
     return Ending.FAILED, "Iceberg finds none of them by its partitions. Rewrite them by hand, and report this"
+
+
+def grown(before: float, after: float, properties: Mapping[str, str]) -> str:
+    """What is said where Iceberg's writer, which compacts, takes many more bytes for the rows than frazil's did."""
+    if after < 2 * before or not before:
+        return ""
+    told = f"; they take {after / before:.0f} times the bytes now"
+    if properties.get(PAGES) == "v2":
+        return told
+    return f"{told}, in Parquet's older encodings: see `{PAGES}` in docs/explanation/performance.md"

@@ -44,6 +44,9 @@ JAVA_ONLY = {
 _WHOLE_NUMBERS = re.compile(r"write\..*-(bytes|limit)|.*-(ms|versions-max|num-retries)|commit\..*-count-to-merge")
 """Table properties whose value is a whole number (Iceberg's configuration page)."""
 
+PAGES = "write.parquet.page-version"
+_GENERATIONS = ("write.parquet.format-version", PAGES)
+
 _SECRET = re.compile(r"password|secret|passphrase|private[._-]key|key\.pem$|jaas|token$|access-key-id$", re.IGNORECASE)
 
 _REFERENCES = re.compile(r"(\$\{(env:[A-Za-z_]\w*|airflow:[\w.-]+\.[\w-]+)\})+")
@@ -134,5 +137,18 @@ def table_properties(spec: StreamSpec) -> Iterator[Problem]:
             yield Problem(path, value, "is not supported; frazil writes format version 2")
         elif key == "write.format.default" and value.lower() != "parquet":
             yield Problem(path, value, "is not supported; frazil writes parquet, so leave it out")
+        elif key in _GENERATIONS and value not in ("v1", "v2"):
+            yield Problem(path, value, "is not v1 or v2")
         elif _WHOLE_NUMBERS.fullmatch(key) and not re.fullmatch(r"\d+", value):
             yield Problem(path, value, "is not a whole number, as Iceberg requires")
+
+
+def pages(spec: StreamSpec) -> Iterator[Problem]:
+    """Of newer pages, which compaction writes then, Spark's vectorised reader knows no booleans (Iceberg 1.12)."""
+    if spec.table.properties.get(PAGES) != "v2":
+        return
+    path, unread = f"table.properties.{PAGES}", "Spark's vectorised reader refuses booleans in pages of v2"
+    if booleans := [column.name for column in spec.columns if column.type == "boolean"]:
+        yield Problem(path, "v2", f"cannot be had with {', '.join(booleans)}: {unread}")
+    elif spec.evolution.mode != "off":
+        yield Problem(path, "v2", f"cannot be had with evolution, which may add a boolean: {unread}")

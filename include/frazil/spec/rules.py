@@ -299,5 +299,6 @@ _RULES: tuple[tuple[Callable[[StreamSpec], Iterator[Problem]], tuple[str, ...]],
     (_resources, ("resources",)),
     (_dead_letters, ("table.identifier", "dead-letters")),
     (property_rules.table_properties, ("table.properties",)),
+    (property_rules.pages, ("table.properties", "schema", "evolution")),
 )
 """The rules, each with the parts that it needs."""

@@ -10,7 +10,7 @@ import pytest
 from frazil.errors import FrazilError
 from frazil.maintenance.due import Action
 from frazil.maintenance.outcome import Ending
-from frazil.maintenance.run import compacted, maintain
+from frazil.maintenance.run import compacted, grown, maintain
 from frazil.maintenance.spark_actions import LostRace, Rewritten, SparkFailed, SparkTable
 from frazil.maintenance.tables import find_maintained
 from frazil.table.catalogs import load_catalog
@@ -33,6 +33,21 @@ def test_it_gives_up_only_where_another_commit_won(done: Rewritten, ending: Endi
     found, said = compacted(done)
     assert found is ending
     assert why in said
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "pages", "said"),
+    [
+        (0, 9, "v1", ""),
+        (10, 19, "v1", ""),
+        (10, 80, "v1", "; they take 8 times the bytes now, in Parquet's older encodings: "),
+        (10, 20, "v2", "; they take 2 times the bytes now"),
+    ],
+)
+def test_a_compaction_that_takes_many_more_bytes_says_so(before: int, after: int, pages: str, said: str) -> None:
+    found = grown(before, after, {"write.parquet.page-version": pages})
+    assert found.startswith(said)
+    assert bool(found) is bool(said)
 
 
 def test_what_becomes_of_one_part_of_a_compaction_keeps_no_number_of_the_others(

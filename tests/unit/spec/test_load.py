@@ -93,6 +93,7 @@ def test_a_misspelt_key_that_is_required_is_one_mistake(declare: Declare) -> Non
     assert len(str(raised.value).splitlines()) == 1
 
 
+NEWER_PAGES = {"identifier": "a.b", "properties": {"write.parquet.page-version": "v2"}}
 MISTAKES: list[tuple[str, dict[str, Any], list[str]]] = [
     (
         "a word for a mapping",
@@ -278,6 +279,17 @@ MISTAKES: list[tuple[str, dict[str, Any], list[str]]] = [
         ["source.bootstrap-servers", "${env:NAME}"],
     ),
     ("format version", {"table": {"identifier": "a.b", "properties": {"format-version": 3}}}, ["format version 2"]),
+    ("pages", {"table": {"identifier": "a.b", "properties": {"write.parquet.page-version": 2}}}, ["v1 or v2"]),
+    (
+        "pages with a boolean",
+        {"table": NEWER_PAGES, "schema": {"departed": "timestamptz", "late": "boolean"}},
+        ["table.properties.write.parquet.page-version: 'v2' cannot be had with late: Spark's vectorised reader"],
+    ),
+    (
+        "pages with evolution",
+        {"table": NEWER_PAGES, "evolution": {"mode": "additive"}},
+        ["table.properties.write.parquet.page-version: 'v2' cannot be had with evolution"],
+    ),
     (
         "server's URL",
         {"source": {"bootstrap-servers": "http://broker:9092", "topics": "x"}},
