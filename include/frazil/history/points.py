@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 MINUTE_MS = 60_000
 TEN_MS = 10 * MINUTE_MS
+WRITTEN_MS = 60_000
+"""A writer that runs has put what it knew before that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +123,14 @@ def in_ten(points: Iterable[Point]) -> Point:
     for point in rest:
         total = total.then(point)
     return total
+
+
+def finished(points: Sequence[Point], now_ms: int) -> Sequence[Point]:
+    """Points, oldest first, without the last while a part of it is to come, or not yet written.
+
+    One that another follows is whole: a writer puts all that it knows at once.
+    """
+    return points[:-1] if points and now_ms < points[-1].end_ms + WRITTEN_MS else points
 
 
 def _most(one: int | None, other: int | None) -> int | None:

@@ -7,6 +7,7 @@ pause.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -47,6 +48,24 @@ def rates_of(points: Sequence[Point]) -> tuple[Rate, ...]:
     if waiting and landed_ms is not None and waiting[-1].end_ms - landed_ms > _longest_ms(waiting[-1]):
         found += [Rate(one.at_ms) for one in waiting]
     return tuple(found)
+
+
+def rates_in(spans: Sequence[Point], points: Sequence[Point]) -> tuple[Rate, ...]:
+    """Of longer spans, which have all points: the mean of the rates of those points in each that have one.
+
+    A span that has just begun, and those in which a writer began or ended, have the rate of the time that is known.
+    """
+    begins = [span.at_ms for span in spans]
+    found: dict[int, list[tuple[Point, Rate]]] = {}
+    for point, rate in zip(points, rates_of(points), strict=False):
+        found.setdefault(begins[bisect_right(begins, point.at_ms) - 1], []).append((point, rate))
+    return tuple(_mean(at_ms, parts) for at_ms, parts in found.items())
+
+
+def _mean(at_ms: int, parts: Sequence[tuple[Point, Rate]]) -> Rate:
+    lasts_ms = sum(point.span_ms for point, _ in parts)
+    records = sum(rate.records_per_s * point.span_ms for point, rate in parts)
+    return Rate(at_ms, records / lasts_ms, sum(rate.rejected_per_s * point.span_ms for point, rate in parts) / lasts_ms)
 
 
 def _rate(span: Point, batch: Point, begin_ms: int) -> Rate:

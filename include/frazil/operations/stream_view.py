@@ -360,13 +360,19 @@ def _route_in_words(route: Route) -> str:
     return f"by {route.by} {route.name}" if route.name else f"by {route.by}"
 
 
-def coarser(points: Iterable[Point], shown: Range) -> tuple[Point, ...]:
-    """Points of one span each, oldest first, so that a longer time has no more of them."""
+def coarser(points: Sequence[Point], shown: Range) -> tuple[Point, ...]:
+    """Points of one span each, oldest first, so that a longer time has no more of them.
+
+    The last ends with the last of `points`, and may be shorter than the others.
+    """
     found: dict[int, Point] = {}
     for point in points:
         at_ms = beginning(point.at_ms, max(shown.span_ms, point.span_ms))
         before = found.get(at_ms)
         found[at_ms] = before.then(point) if before else _spread(point, at_ms, shown.span_ms)
+    if found:
+        at_ms, last = found.popitem()
+        found[at_ms] = replace(last, span_ms=min(last.span_ms, points[-1].end_ms - at_ms))
     return tuple(found.values())
 
 

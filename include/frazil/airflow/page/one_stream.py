@@ -16,6 +16,7 @@ from frazil.airflow.page import views
 from frazil.airflow.page.known import newest_run, paused_dags, standing_alerts
 from frazil.airflow.page.views import KEEP_S, WITHIN_S, Sees, answers, declared, group_of, seen_of, status_key
 from frazil.airflow.writers.dag import TASK_ID
+from frazil.history.points import finished
 from frazil.host.launcher import Observation
 from frazil.maintenance.tables import made_table
 from frazil.offsets.spans import TopicPartition
@@ -24,7 +25,7 @@ from frazil.operations.condition import Level
 from frazil.operations.look import look_at_history, look_at_routed, look_at_topics, look_at_writers
 from frazil.operations.offers import offered, standing_of
 from frazil.operations.overview import Around, line_of
-from frazil.operations.rates import rates_of
+from frazil.operations.rates import rates_in
 from frazil.operations.routed_view import RoutedTables, routed_of
 from frazil.operations.stream_view import (
     HAPPENED_MOST,
@@ -106,7 +107,8 @@ def _view(one: DeclaredStream, spec: StreamSpec, wish: Wish, *, may_act: bool) -
     told, ends, runs = _gathered(looks.history), _gathered(looks.ends), _gathered(looks.writers)
     dags = _gathered(looks.dags).value
     found, around = told.value or History(), _around(one, dags)
-    points = coarser(found.past.points, shown)
+    recorded = finished(found.past.points, clock.now_ms())
+    points = coarser(recorded, shown)
     unread = views.unread({KAFKA: ends, "The table": told, "The run folder": runs})
     partitions = partitions_of(found.marker, None if KAFKA in unread else ends.value, spec)
     line = line_of(spec.name, spec, seen_of(one, seen), around, now_ms=clock.now_ms())
@@ -135,7 +137,7 @@ def _view(one: DeclaredStream, spec: StreamSpec, wish: Wish, *, may_act: bool) -
         problems=without_repeats(unread, seen.value),
         range=shown,
         points=points,
-        rates=rates_of(points),
+        rates=rates_in(points, recorded),
         happened=tuple(reversed(found.past.happened[-HAPPENED_MOST:])),
     )
 

@@ -99,7 +99,7 @@ function stages(view) {
   return h(
     "figure",
     { class: "chart stages" },
-    h("figcaption", {}, h("h3", {}, `Where the time of batches went, by ${duration(points.at(-1).span_ms)}`), read),
+    h("figcaption", {}, h("h3", {}, `Where the time of batches went, by ${duration(Math.max(...points.map(({ span_ms }) => span_ms)))}`), read),
     s("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img", "aria-label": `Where the time of batches went since ${moment(points[0].at_ms, view.at_ms)}: ${said}` }, points.map(column)),
     h("div", { class: "legend" }, shown.map((name) => h("span", {}, h("i", { class: `part ${name}`, "aria-hidden": "true" }), `${STAGES[name]}, ${share(name)}`))),
   );
