@@ -311,7 +311,13 @@ def test_a_stream_is_paused_and_resumed_and_airflows_audit_log_says_by_whom(ask:
     assert resumed["body"]["said"].startswith("ticks is to run.")
     ((owner, dag_id, extra),) = airflow_process.call(in_airflow.audit_log, "frazil_pause")
     assert (owner, dag_id) == ("op", "frazil_writer_ticks")
-    assert "an upgrade" in extra
+    told = json.loads(extra)
+    assert (told["reason"], told["outcome"]) == ("an upgrade", f"done: {paused['body']['said']}")
+    resumes = [
+        json.loads(extra)["outcome"] for *_, extra in airflow_process.call(in_airflow.audit_log, "frazil_resume")
+    ]
+    assert [outcome.partition(":")[0] for outcome in resumes] == ["refused", "refused", "done"]
+    assert MOVED in resumes[0]
 
 
 @pytest.mark.usefixtures("declared")

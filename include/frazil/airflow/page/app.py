@@ -17,7 +17,7 @@ from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.responses import RedirectResponse, Response
 
 from frazil import installed
-from frazil.airflow.page.guard import may, readable, record, refusal
+from frazil.airflow.page.guard import conclude, may, readable, record, refusal
 
 # Scripts and styles come from here alone, and whatever a record or a sentence contains is text.
 HEADERS = {
@@ -30,6 +30,8 @@ HEADERS = {
     "Cache-Control": "no-cache",
 }
 log = logging.getLogger(__name__)
+OUTCOMES = {422: "refused", 504: "not known"}
+"""What Airflow's audit log says of an act, by the status of its answer; it failed with any other."""
 KINDS = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
 
 
@@ -77,9 +79,16 @@ def operations_page() -> FastAPI:
     def carry_out(asked: Annotated[Any, Depends(allowed)], form: dict[str, Any]) -> Response:
         from frazil.airflow.page import acts  # noqa: PLC0415 - as above
 
-        record(asked.user, asked.act, asked.subject.dag, {**form, "subject": asked.subject.name})
+        filled_in = {key: value for key, value in form.items() if key != "seal"}
+        entry = record(asked.user, asked.act, asked.subject.dag, {**filled_in, "subject": asked.subject.name})
         person = asked.user.get_name()
-        return answered(_said(lambda: acts.carry_out(asked.act, asked.subject, form, person=person)))
+        try:
+            done = _said(lambda: acts.carry_out(asked.act, asked.subject, form, person=person))
+        except HTTPException as error:
+            conclude(entry, f"{OUTCOMES.get(error.status_code, 'failed')}: {error.detail}")
+            raise
+        conclude(entry, f"done: {done.said}")
+        return answered(done)
 
     @app.get("/{name}")
     def static(name: str, user: GetUserDep) -> Response:  # noqa: ARG001 - whoever is signed in

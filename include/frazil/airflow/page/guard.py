@@ -7,6 +7,7 @@ can neither set a header of its own here without a preflight, which nobody grant
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Collection, Mapping
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,8 +18,12 @@ from airflow.configuration import conf
 from airflow.models import Log
 from airflow.models.dag import DagModel
 from airflow.utils.session import create_session
+from sqlalchemy.exc import SQLAlchemyError
+
+log = logging.getLogger(__name__)
 
 HEADER, OURS = "x-frazil", "page"
+OUTCOME = "outcome"
 
 
 def foreign(headers: Mapping[str, str], *, base_url: str) -> str | None:
@@ -66,9 +71,22 @@ def _teams(dag_ids: Collection[str]) -> dict[str, str | None]:
     return teams
 
 
-def record(user: Any, act: str, dag_id: str, what: Mapping[str, Any]) -> None:
-    """Write to Airflow's audit log that a person is about to act."""
-    name = user.get_name()
-    entry = Log(event=f"frazil_{act}", owner=name, owner_display_name=name, extra=json.dumps(dict(what)), dag_id=dag_id)
+def record(user: Any, act: str, dag_id: str, what: Mapping[str, Any]) -> int:
+    """Write to Airflow's audit log that a person is about to act; the entry, for `conclude`."""
+    name, extra = user.get_name(), json.dumps({OUTCOME: "not known yet", **what})
+    entry = Log(event=f"frazil_{act}", owner=name, owner_display_name=name, extra=extra, dag_id=dag_id)
     with create_session() as session:
         session.add(entry)
+        session.flush()
+        return int(entry.id)
+
+
+def conclude(entry: int, outcome: str) -> None:
+    """Write to an entry of the audit log what came of the act. What has happened stays so where that fails."""
+    try:
+        with create_session() as session:
+            found = session.get(Log, entry)
+            if found is not None:
+                found.extra = json.dumps({**json.loads(found.extra or "{}"), OUTCOME: outcome})
+    except SQLAlchemyError:
+        log.warning("Airflow's audit log does not have what came of an act: %s", outcome, exc_info=True)
