@@ -87,3 +87,42 @@ def test_what_has_no_exception_has_no_arrow(page: Page, values: list[float]) -> 
 def test_nothing_but_zero_is_said_in_words(page: Page) -> None:
     draw(page, *[0] * 40, bars=True)
     expect(page.locator("figure")).to_contain_text("Always 0 since")
+
+
+PART = """async ({name, view}) => {
+    const table = await import("/table.js");
+    document.body.replaceChildren(table[name](view));
+}"""
+
+
+def cells(*keys: str) -> list[dict[str, Any]]:
+    return [{"key": key, "state": "open", "rows": None, "late_rows": 0, "files": 0} for key in keys]
+
+
+@pytest.mark.parametrize(
+    ("keys", "columns"),
+    [(["2026-11-24T16"], ["16"]), (["2026-11-23T22", "2026-11-24T03"], [f"{hour:02}" for hour in range(3, 23)])],
+)
+def test_each_hour_of_few_windows_has_room_for_its_name(page: Page, keys: list[str], columns: list[str]) -> None:
+    page.evaluate(PART, {"name": "windows", "view": {"calendar": {"grain": "hour", "cells": cells(*keys)}}})
+    names = page.locator("thead th")
+    expect(names).to_have_text(columns)
+    assert {width >= 22 for width in names.evaluate_all("all => all.map(one => one.clientWidth)")} == {True}
+
+
+def test_on_a_narrow_screen_the_whole_picture_of_the_snapshots_is_seen_in_words_of_a_size_to_be_read(
+    page: Page,
+) -> None:
+    page.set_viewport_size({"width": 390, "height": 800})
+    kinds = ["batch", "backfill", "compaction"]
+    marks = [
+        {"at_ms": NOW + n * MINUTE_MS, "kind": kinds[n % 3], "label": kinds[n % 3], "stream": "trips", "said": "x"}
+        for n in range(90)
+    ]
+    page.evaluate(PART, {"name": "snapshots", "view": {"at_ms": NOW, "shape": {"marks": marks, "snapshots": 90}}})
+    shown = page.locator(".lanes text, .lanes rect").evaluate_all(
+        "all => all.map(one => one.getBoundingClientRect().toJSON())"
+    )
+    assert len(shown) == 3 + 90 + 3
+    assert all(one["left"] >= 0 and one["right"] <= 390 for one in shown)
+    assert min(one["height"] for one in shown) >= 11

@@ -76,7 +76,7 @@ const SIGNS = { reopened: "↻", released: "✓", held: "!", open: "" };
 const MARKS = { compacted: "compacted", backfilled: "being backfilled" };
 const DAYS = ["Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"];
 
-function windows(view) {
+export function windows(view) {
   const { calendar } = view;
   if (!calendar) return null;
   const hourly = calendar.grain === "hour";
@@ -89,8 +89,10 @@ function windows(view) {
     const row = hourly ? cell.key.slice(0, 10) : weekOf(cell.key);
     rows.set(row, [...(rows.get(row) || []), cell]);
   }
-  const columns = hourly ? Array.from({ length: 24 }, (_, hour) => String(hour).padStart(2, "0")) : DAYS;
-  const place = (cell) => (hourly ? Number(cell.key.slice(11)) : (new Date(`${cell.key}T00:00Z`).getUTCDay() + 6) % 7);
+  const hours = hourly ? calendar.cells.map((cell) => Number(cell.key.slice(11))) : [];
+  const first = hourly ? Math.min(...hours) : 0;
+  const columns = hourly ? Array.from({ length: Math.max(...hours) - first + 1 }, (_, i) => String(first + i).padStart(2, "0")) : DAYS;
+  const place = (cell) => (hourly ? Number(cell.key.slice(11)) - first : (new Date(`${cell.key}T00:00Z`).getUTCDay() + 6) % 7);
   return h(
     "section",
     { class: "card" },
@@ -197,37 +199,36 @@ function did({ action, numbers, sentence }) {
 
 /* Snapshots */
 
-const WIDTH = 1200;
-const ROW = 24;
-const LEFT = 190;
+const WIDEST = 1200;
+const NARROW = 600;
+const MARGINS = 32;
 
-function snapshots(view) {
+/** Drawn as wide as it is shown, so that its words keep their size; where that is narrow, they stand above the lines. */
+export function snapshots(view) {
   const { marks } = view.shape;
   if (!marks.length) return null;
   const lanes = [...new Set(marks.map(lane))];
   const from = marks[0].at_ms;
   const to = Math.max(view.at_ms, marks.at(-1).at_ms, from + 1);
-  const x = (at) => LEFT + 6 + ((at - from) / (to - from)) * (WIDTH - LEFT - 16);
-  const height = lanes.length * ROW + 26;
+  const width = Math.min(WIDEST, document.documentElement.clientWidth - MARGINS);
+  const [left, row, line] = width < NARROW ? [0, 40, 28] : [190, 24, 12]; // before, between and down to the lines
+  const x = (at) => left + 6 + ((at - from) / (to - from)) * (width - left - 16);
+  const height = lanes.length * row + 26;
   const counts = lanes.map((name) => `${marks.filter((mark) => lane(mark) === name).length} of ${name}`);
   return h(
     "section",
     { class: "card" },
     h("h2", {}, "Snapshots"),
     h("p", { class: "soft" }, `The newest ${count(marks.filter((mark) => mark.kind !== "expiry").length)} of ${count(view.shape.snapshots)}, by what made them${marks.some((mark) => mark.kind === "expiry") ? "; and when others expired" : ""}.`),
-    h(
-      "div",
-      { class: "wide", tabindex: 0, role: "group", "aria-label": "Snapshots over time", "data-key": "snapshots" },
-      s(
-        "svg",
-        { class: "lanes", viewBox: `0 0 ${WIDTH} ${height}`, role: "img", "aria-label": `Snapshots since ${moment(from, view.at_ms)}: ${counts.join(", ")}` },
-        lanes.map((name, i) => [
-          s("text", { x: 0, y: i * ROW + 16 }, name.length > 26 ? `${name.slice(0, 25)}…` : name),
-          s("line", { class: "grid", x1: LEFT, x2: WIDTH, y1: i * ROW + 12, y2: i * ROW + 12 }),
-        ]),
-        marks.map((mark) => s("rect", { class: `mark ${mark.kind}`, x: x(mark.at_ms) - 1.5, y: lanes.indexOf(lane(mark)) * ROW + 4, width: 3, height: 16, rx: 1 }, s("title", {}, `${moment(mark.at_ms, view.at_ms)}: ${mark.label}, ${mark.said}`))),
-        [from, (from + to) / 2, to].map((at, i) => s("text", { class: "axis", x: x(at), y: height - 4, "text-anchor": ["start", "middle", "end"][i] }, moment(at, view.at_ms))),
-      ),
+    s(
+      "svg",
+      { class: "lanes", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `Snapshots since ${moment(from, view.at_ms)}: ${counts.join(", ")}` },
+      lanes.map((name, i) => [
+        s("text", { x: 0, y: i * row + 16 }, left && name.length > 26 ? `${name.slice(0, 25)}…` : name),
+        s("line", { class: "grid", x1: left, x2: width, y1: i * row + line, y2: i * row + line }),
+      ]),
+      marks.map((mark) => s("rect", { class: `mark ${mark.kind}`, x: x(mark.at_ms) - 1.5, y: lanes.indexOf(lane(mark)) * row + line - 8, width: 3, height: 16, rx: 1 }, s("title", {}, `${moment(mark.at_ms, view.at_ms)}: ${mark.label}, ${mark.said}`))),
+      [from, (from + to) / 2, to].map((at, i) => s("text", { class: "axis", x: x(at), y: height - 4, "text-anchor": ["start", "middle", "end"][i] }, moment(at, view.at_ms))),
     ),
   );
 }
