@@ -46,6 +46,7 @@ class Condition:
     """The alert that it amounts to, whose entry in the runbook says what to do; empty where none does."""
 
 
+NOT_BEGUN = "not begun"
 LOOKING = Condition(Level.UNKNOWN, "looking")
 
 
@@ -121,18 +122,24 @@ def _held_back(status: StreamStatus, spec: StreamSpec, *, now_ms: int) -> Condit
     return None
 
 
+def _running(status: StreamStatus) -> Condition:
+    if status.desired == "paused":
+        return Condition(Level.QUIET, "pausing", "its writer stops after the current batch")
+    if status.restarting:
+        said = "its writer stops after the current batch, and then the next one starts"
+        return Condition(Level.QUIET, "restarting", said)
+    is_first = status.last_commit_at_ms is None and not status.rows
+    return Condition(Level.WELL, "starting" if is_first and status.writer.phase == "starting" else "running")
+
+
 def _as_it_should(status: StreamStatus, spec: StreamSpec, *, now_ms: int) -> Condition:
     if status.writer.pid is not None:
-        if status.desired == "paused":
-            return Condition(Level.QUIET, "pausing", "its writer stops after the current batch")
-        if status.last_commit_at_ms is None and not status.rows:
-            return Condition(Level.WELL, "starting" if status.writer.phase == "starting" else "running")
-        return Condition(Level.WELL, "running")
+        return _running(status)
     age_ms = None if status.last_commit_at_ms is None else now_ms - status.last_commit_at_ms
     if status.commits_elsewhere and age_ms is not None and age_ms <= promise_ms(spec):
         return Condition(Level.WELL, "commits elsewhere")
     if status.last_commit_at_ms is None and status.writer.ended_at_ms is None:
         unpause = "Unpause the DAG of its writer to begin"
-        return Condition(Level.QUIET, "not begun", unpause)
+        return Condition(Level.QUIET, NOT_BEGUN, unpause)
     said = "no writer runs on this host, and nothing was committed lately"
     return Condition(Level.TROUBLE, "no writer", said, "writer")

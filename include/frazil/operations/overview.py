@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from frazil.maintenance.rules import runbook_of
-from frazil.operations.condition import LOOKING, Condition, Level, condition_of, freshness_ms, promise_ms
+from frazil.operations.condition import LOOKING, NOT_BEGUN, Condition, Level, condition_of, freshness_ms, promise_ms
 from frazil.operations.holders import Holder
 from frazil.spec.model import StreamSpec
+from frazil.spec.units import counted
 from frazil.status.stream import StreamStatus
 from frazil.timetext import utc
 
@@ -26,6 +28,8 @@ OF_TABLES = frozenset(
     }
 )
 """Alerts about a table's shape."""
+WRONG_MOST = 5
+"""So many mistakes of a declaration are shown."""
 PATIENCE_MS = 10_000
 """A look that takes longer needs a person. One that merely takes its time, as on a busy host, does not."""
 
@@ -114,6 +118,8 @@ class Line:
     backpressure_ms: int | None = None
     rejected_last_day: int | None = None
     windows: Windows | None = None
+    has_windows: bool = True
+    """Whether its declaration has them: `windows` is None where they are not known, too."""
     health: Health | None = None
     rows: int | None = None
     at_ms: int | None = None
@@ -132,6 +138,8 @@ class Overview:
     needs: tuple[Need, ...] = ()
     airflow: tuple[str, ...] = ()
     """Which of Airflow's own processes give no sign of life."""
+    headline: str = ""
+    """How all of them are, without a full stop; empty where there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +153,24 @@ class Around:
     """Of the tables that the stream writes, by identifier: by these the page finds them."""
     paused_dag: str | None = None
     """The DAG of its writer, where that is paused in Airflow."""
+
+
+def headline(lines: Sequence[Line]) -> str:
+    """How these streams are together."""
+    levels, one = Counter(line.level for line in lines), len(lines) == 1
+    needing, well = levels[Level.BROKEN] + levels[Level.TROUBLE], levels[Level.WELL]
+    of = counted(len(lines), "stream")
+    if not lines:
+        return ""
+    if needing:
+        return f"{needing:,} of {of} {'needs' if needing == 1 else 'need'} a person"
+    if looking := levels[Level.UNKNOWN]:
+        return f"Looking at {counted(looking, 'stream')}"
+    if all(line.word == NOT_BEGUN for line in lines):
+        return "The stream has not begun yet" if one else f"None of {of} has begun yet"
+    if well < len(lines):
+        return f"The stream is {lines[0].word}" if one else f"No stream needs a person: {well:,} of {of} are well"
+    return "The stream is well" if one else f"All {of} are well"
 
 
 def line_of(name: str, spec: StreamSpec | None, seen: Seen, around: Around, *, now_ms: int) -> Line:
@@ -167,6 +193,7 @@ def line_of(name: str, spec: StreamSpec | None, seen: Seen, around: Around, *, n
         application=spec.application,
         promise_ms=promise_ms(spec),
         windows=windows,
+        has_windows=spec.window is not None,
         health=None if seen.outdated or seen.problem else around.health,
         at_ms=seen.at_ms,
     )
@@ -228,11 +255,14 @@ def _needs(
 
 
 def _of_file(seen: Seen) -> Iterator[str]:
-    """The first of what is wrong: `frazil validate` says the rest."""
-    if seen.broken:
-        yield f"The last sound declaration is in use, because the file has a problem: {seen.broken.splitlines()[0]}"
-    if seen.conflict:
-        yield f"The declaration is in use, and is in conflict with another: {seen.conflict.splitlines()[0]}"
+    """All that is wrong, up to what a page can show: `frazil validate` says the rest."""
+    for said, lines in (
+        ("The last sound declaration is in use, because the file has a problem", seen.broken.splitlines()),
+        ("The declaration is in use, and is in conflict with another", seen.conflict.splitlines()),
+    ):
+        yield from (f"{said}: {line}" for line in lines[:WRONG_MOST])
+        if len(lines) > WRONG_MOST:
+            yield f"{len(lines) - WRONG_MOST:,} more are wrong: `frazil validate` says which"
 
 
 def _unsupervised(condition: Condition, status: StreamStatus | None, paused_dag: str | None) -> tuple[Need, ...]:

@@ -26,7 +26,7 @@ from frazil.spec.references import kafka_properties
 from frazil.status.flow import Flow, flow_of
 from frazil.status.writer import WriterStatus, cut, look_at_writer
 from frazil.supervise.desired import DesiredStore
-from frazil.supervise.liveness import beating, has_committed, is_fenced, known_lag
+from frazil.supervise.liveness import beating, has_committed, is_fenced, is_restarting, known_lag
 from frazil.supervise.observed import Desired
 from frazil.table.branches import head_of, live_rows
 from frazil.table.lost import missing_table
@@ -89,6 +89,8 @@ class StreamStatus:
     """When a person asked for that last; None if nobody did."""
     commit_epoch: int | None = None
     """In which epoch the last commit was made. The stream has a newer one after a reset."""
+    restarting: bool = False
+    """Whether a person asked for another writer than the live one, which its supervisor has yet to end."""
 
     @property
     def commits_elsewhere(self) -> bool:
@@ -180,6 +182,7 @@ def stream_status(spec: StreamSpec, *, now_ms: int) -> StreamStatus:
         amiss=view.amiss,
         desired_at_ms=(view.desired.at_ms or None) if view.desired else None,
         commit_epoch=view.commit_epoch,
+        restarting=bool(observation and view.desired and is_restarting(observation, view.desired)),
     )
 
 

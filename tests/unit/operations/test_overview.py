@@ -22,6 +22,7 @@ from frazil.operations.overview import (
     StandingAlert,
     Windows,
     by_stream,
+    headline,
     health_of,
     line_of,
     ordered,
@@ -75,6 +76,7 @@ CASES: list[tuple[dict[str, Any], str, Level]] = [
     ({"writer": replace(RUNS, stale=True), "problems": ("no heartbeat",)}, "silent", Level.TROUBLE),
     ({"problems": ("the catalog is slow",)}, "has a problem", Level.TROUBLE),
     (PAUSED, "pausing", Level.QUIET),
+    ({"restarting": True}, "restarting", Level.QUIET),
     ({**PAUSED, "writer": replace(ENDED, exit_code=0)}, "paused", Level.QUIET),
     ({**PAUSED, "writer": ENDED, "lag": 5, "last_commit_at_ms": OLD_MS}, "paused", Level.QUIET),
     ({"writer": ENDED}, "stopped", Level.BROKEN),
@@ -212,9 +214,12 @@ def test_a_problem_is_said_for_what_it_is_of_the_file_of_another_file_or_of_the_
         return line.needs
 
     runbook = "docs/runbook.md#declaration"
-    (need,) = needs(Seen(status(), NOW_MS, broken="ticks.yaml: name: is missing\nticks.yaml: table: is missing"))
-    said = "The last sound declaration is in use, because the file has a problem: ticks.yaml: name: is missing"
-    assert need == Need(said, runbook)
+    lines = [f"ticks.yaml: {key}: is missing" for key in ("name", "table", "schema", "source", "mode", "a", "b")]
+    said = "The last sound declaration is in use, because the file has a problem"
+    both = needs(Seen(status(), NOW_MS, broken="\n".join(lines[:2])))
+    assert both == tuple(Need(f"{said}: {line}", runbook) for line in lines[:2])
+    *_, more = needs(Seen(status(), NOW_MS, broken="\n".join(lines)))
+    assert more == Need("2 more are wrong: `frazil validate` says which", runbook)
     (need,) = needs(Seen(status(), NOW_MS, conflict="ticks.yaml: table: is in another catalog in a.yaml"))
     said = (
         "The declaration is in use, and is in conflict with another: ticks.yaml: table: is in another catalog in a.yaml"
@@ -315,6 +320,37 @@ def test_those_that_need_a_person_come_first_and_then_the_names():
         Line("e", None, Level.QUIET, "paused"),
     ]
     assert [line.stream for line in ordered(lines)] == ["b", "c", "d", "e", "a"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ({}, ""),
+        ({"running": Level.WELL}, "The stream is well"),
+        ({"running": Level.WELL, "commits elsewhere": Level.WELL}, "All 2 streams are well"),
+        ({"not begun": Level.QUIET}, "The stream has not begun yet"),
+        ({"not begun": Level.QUIET, "running": Level.WELL}, "No stream needs a person: 1 of 2 streams are well"),
+        ({"paused": Level.QUIET}, "The stream is paused"),
+        ({"looking": Level.UNKNOWN, "running": Level.WELL}, "Looking at 1 stream"),
+        ({"late": Level.TROUBLE, "looking": Level.UNKNOWN}, "1 of 2 streams needs a person"),
+        ({"late": Level.TROUBLE, "stopped": Level.BROKEN, "paused": Level.QUIET}, "2 of 3 streams need a person"),
+    ],
+)
+def test_all_streams_together_are_well_only_if_each_is(words: dict[str, Level], said: str):
+    lines = [Line(word, None, level, word) for word, level in words.items()]
+    assert headline(lines) == said
+
+
+def test_streams_that_have_all_not_begun_are_not_called_well():
+    lines = [Line(name, None, Level.QUIET, "not begun") for name in "abc"]
+    assert headline(lines) == "None of 3 streams has begun yet"
+
+
+def test_a_stream_whose_declaration_has_no_windows_is_told_from_one_whose_windows_are_not_known(spec: StreamSpec):
+    for complete, has in (("none", False), ("hour", True)):
+        declared = spec.model_copy(update={"complete": complete})
+        line = line_of("ticks", declared, Seen(status(), NOW_MS), Around(), now_ms=NOW_MS)
+        assert (line.windows, line.has_windows) == (None, has)
 
 
 def test_an_alert_belongs_to_the_streams_that_it_concerns():

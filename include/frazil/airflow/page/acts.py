@@ -221,7 +221,9 @@ def _set_desired(act: Act, spec: StreamSpec, *, by: str, reason: str) -> str:
     {Act.PAUSE: desired.pause, Act.RESUME: desired.resume, Act.RESTART: desired.restart}[act](by=by, reason=reason)
     if spec.application and act is not Act.PAUSE:
         DesiredStore.of_application(spec.application).resume(by=by, reason=reason)
-    done = {Act.PAUSE: "is paused", Act.RESUME: "is to run", Act.RESTART: "gets a new writer"}[act]
+    runs = open_launcher(spec.name).observe().process.is_alive
+    paused = "is pausing: its writer stops after the current batch" if runs else "is paused"
+    done = {Act.PAUSE: paused, Act.RESUME: "is to run", Act.RESTART: "gets a new writer"}[act]
     where = "" if desired.beside_table else " This holds on this host alone, for there is no table to keep it beside."
     return f"{spec.name} {done}.{where}"
 

@@ -48,7 +48,8 @@ T = TypeVar("T")
 
 TOPIC_URL_VARIABLE = "FRAZIL_TOPIC_URL"
 """The address of a topic in a tool of the team's, with {topic} for its name."""
-KEEP_ROUTED_S = 60.0
+KEEP_ROUTED_S = 15.0
+"""A replay, or a writer, may make a table at any time."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ from frazil.operations.overview import (
     StandingAlert,
     Windows,
     by_stream,
+    headline,
     health_of,
     line_of,
     ordered,
@@ -103,7 +104,7 @@ def overview(sees: Sees) -> Overview:
     notes = tuple(_notes(found, alerts, now_ms=now_ms))
     # Whoever may not see all streams is not told of what several of them may share.
     needs = care.about_none if len(shown) == len(everything) else ()
-    return Overview(now_ms, ordered(lines), pending, notes, needs)
+    return Overview(now_ms, ordered(lines), pending, notes, needs, headline=headline(lines))
 
 
 def _recall(streams: Iterable[DeclaredStream]) -> None:

@@ -2,7 +2,7 @@
 
 import { gauge, spark } from "./charts.js";
 import { h } from "./dom.js";
-import { ago, count, counted, duration, iso, rate, short, UNKNOWN } from "./format.js";
+import { ago, count, duration, iso, rate, short, UNKNOWN } from "./format.js";
 import { badge, levelName, shape } from "./marks.js";
 import { heldBy, needed, needsList } from "./parts.js";
 
@@ -33,18 +33,12 @@ export function draw(data, state, page) {
 
 function header(data) {
   const needing = data.lines.filter((line) => line.level <= 1).length;
-  const looking = data.lines.filter((line) => line.level === 2).length;
-  let said = "";
-  if (data.lines.length === 0) said = "";
-  else if (needing) said = `${needing} of ${counted(data.lines.length, "stream")} ${needing === 1 ? "needs" : "need"} a person`;
-  else if (looking) said = `Looking at ${counted(looking, "stream")}`;
-  else said = data.lines.length === 1 ? "The stream is well" : `All ${count(data.lines.length)} streams are well`;
   const perSecond = data.lines.reduce((sum, line) => sum + (line.records_per_s || 0), 0);
   return h(
     "header",
     { class: "top" },
     h("h1", {}, "Streams"),
-    said && h("p", { class: `headline ${needing ? levelName(worst(data.lines)) : ""}` }, said),
+    data.headline && h("p", { class: `headline ${needing ? levelName(worst(data.lines)) : ""}` }, data.headline),
     data.pending && h("p", { class: "soft" }, "Looking …"),
     data.lines.length > 0 && h("p", { class: "aside" }, `${rate(perSecond)} in all`),
   );

@@ -51,7 +51,7 @@ function numbers(view) {
     number("Fresh", fresh, `${duration(line.promise_ms)} promised`),
     number("Waiting in Kafka", count(line.lag), line.lag === null ? "unknown" : "records"),
     number("Records", rate(line.records_per_s), line.backpressure_ms > 0 ? `batches are ${duration(line.backpressure_ms)} too slow` : `${short(line.rows)} rows in ${view.routes ? "its home table" : "the table"}`),
-    number("Complete to", windows ? h("time", {}, iso(windows.complete_to)) : UNKNOWN, windows ? heldBy(windows) || `by ${windows.grain}, UTC` : "not known, or no windows"),
+    line.has_windows && number("Complete to", windows ? h("time", {}, iso(windows.complete_to)) : UNKNOWN, windows ? heldBy(windows) || `by ${windows.grain}, UTC` : "not known yet"),
     number("Dead letters", count(line.rejected_last_day), left(view)),
     line.health && number(view.routes ? "Its tables" : "Table", [shape(line.health.level), line.health.word], line.health.what.join(", ") || "as measured last"),
   );
