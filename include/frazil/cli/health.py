@@ -13,7 +13,7 @@ import click
 
 from frazil import clock
 from frazil.cli.options import json_option, streams_option, table_argument
-from frazil.cli.output import echo_fields, echo_json, echo_lines, echo_table, said_of
+from frazil.cli.output import echo_fields, echo_json, echo_lines, echo_table, is_narrow, said_of
 from frazil.cli.status import AT_ONCE
 from frazil.errors import SpecError, TableLost
 from frazil.maintenance.alert_rules import Reading, readings
@@ -32,6 +32,9 @@ from frazil.table.catalogs import existing_catalog
 from frazil.timetext import ago, utc
 
 PARTITIONS_SHOWN = 20
+COLUMNS = ("table", "files", "average", "manifests", "list/file", "metadata", "snapshots", "compacted", "state")
+WIDE_ALONE = frozenset({"manifests", "metadata", "snapshots", "compacted"})
+"""Columns that a narrow terminal has no room for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,9 +194,9 @@ def _show(found: Sequence[TableReport], of_streams: Mapping[str, Sequence[str]],
             if look.health and look.health.partitions is not None:
                 _show_partitions(look.health.partitions)
     else:
-        columns = ("table", "files", "average", "manifests", "list/file", "metadata", "snapshots", "compacted", "state")
-        rows = [_row(look, of_streams.get(look.table, ())) for look in found]
-        echo_table(columns, rows, numbers=frozenset(columns[1:7]))
+        columns = [name for name in COLUMNS if not (name in WIDE_ALONE and is_narrow())]
+        cells = [dict(zip(COLUMNS, _row(look, of_streams.get(look.table, ())), strict=True)) for look in found]
+        echo_table(columns, [tuple(of[name] for name in columns) for of in cells], numbers=frozenset(COLUMNS[1:7]))
     for look in found:
         echo_lines([*([said_of(look.table, look.problem)] if look.problem else []), *(r.sentence for r in look.beyond)])
 

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.table import Table
 
+INDENT = "    "
 _COMMAND = re.compile(r": `(frazil [^`]+)`(?:[;.,] ?|$)")
+_WORD = re.compile(r"""(?:'[^']*'|"[^"]*"|[^\s'"]|['"])+""")
 WIDE = 100
 """Columns of a terminal that has room for a wide table."""
 WIDTH_OF_A_PIPE = 200
@@ -64,8 +66,23 @@ def lines_of(sentence: str) -> list[str]:
         if at % 2:
             lines[-1] += ":"
         if part:
-            lines.append(f"    {part}" if at % 2 else part)
+            lines.append(f"{INDENT}{part}" if at % 2 else part)
     return lines
+
+
+def folded(line: str, width: int) -> str:
+    """A line of `lines_of` on a screen that breaks long lines: a command goes on after a backslash, and can be copied.
+
+    It is broken between words alone, and whole where that does not help.
+    """
+    if len(line) <= width or not line.startswith(INDENT):
+        return line
+    lines = [""]
+    for word in _WORD.findall(line):
+        if lines[-1] and len(INDENT) + len(lines[-1]) + len(word) + 3 > width:
+            lines.append("")
+        lines[-1] += f"{' ' if lines[-1] else ''}{word}"
+    return " \\\n".join(f"{INDENT}{part}" for part in lines)
 
 
 def said_of(name: str, sentence: str) -> str:
@@ -74,12 +91,13 @@ def said_of(name: str, sentence: str) -> str:
 
 
 def table_of(columns: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: frozenset[str] = frozenset()) -> Table:
-    """A table; columns named in `numbers` are aligned to the right."""
+    """A table; columns named in `numbers` are aligned to the right. The first has names, which stay whole."""
     from rich.table import Table  # noqa: PLC0415 - only where people look
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
-        table.add_column(column, justify="right" if column in numbers else "left", overflow="fold")
+        whole = column == columns[0]
+        table.add_column(column, justify="right" if column in numbers else "left", overflow="fold", no_wrap=whole)
     for row in rows:
         table.add_row(*row)
     return table
@@ -140,7 +158,7 @@ def watched(look: Callable[[], Iterable[RenderableType]], *, every_s: float) -> 
     with suppress(KeyboardInterrupt), Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
             began = time.monotonic()
-            seen = _told(look())
+            seen = [folded(one, console.width) if isinstance(one, str) else one for one in _told(look())]
             head = Text(f"{datetime.now(UTC):%H:%M:%S} UTC, every {every_s:g} s; Ctrl-C ends\n", style="dim")
             live.update(Group(head, *seen), refresh=True)
             time.sleep(max(0.0, every_s - (time.monotonic() - began)))

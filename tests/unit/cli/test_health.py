@@ -48,6 +48,16 @@ def test_every_table_has_a_line_also_those_that_are_not_made_yet(made: MadeStrea
     assert lines[3].rstrip().endswith("no table yet")
 
 
+def test_at_80_columns_no_name_of_a_table_is_broken(made: MadeStream, tmp_path: Path):  # noqa: ARG001
+    declared = (tmp_path / "made.yaml").read_text()
+    long = "dead-letters: {table: demo.rejected_of_a_stream_with_a_long_name}\n"
+    (tmp_path / "made.yaml").write_text(declared + long)
+    environment = {"FORCE_COLOR": "1", "TERM": "dumb", "COLUMNS": "80"}
+    lines = CliRunner().invoke(frazil, ["health", "--streams", str(tmp_path)], env=environment).stdout.splitlines()
+    assert "demo.rejected_of_a_stream_with_a_long_name" in [line.split()[0] for line in lines if line.strip()]
+    assert all(len(line) <= 80 for line in lines[:4])
+
+
 def test_a_table_in_full_has_its_numbers_and_ratios(made: MadeStream, tmp_path: Path):
     (found,) = tables(tmp_path, "demo.made")
     size = sum(f["file_size_in_bytes"] for f in made.tables.main.refresh().inspect.files().to_pylist())

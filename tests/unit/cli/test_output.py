@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
+
 import pytest
 
-from frazil.cli.output import lines_of, said_of
+from frazil.cli.output import folded, lines_of, said_of
 
 
 @pytest.mark.parametrize(
@@ -32,3 +34,15 @@ def test_each_command_after_a_colon_has_a_line(sentence: str, lines: list[str] |
 def test_a_sentence_names_what_it_is_about_once() -> None:
     assert said_of("a.b", "table a.b of the route is gone") == "table a.b of the route is gone"
     assert said_of("a.b", "it is gone") == "a.b: it is gone"
+
+
+def test_a_command_longer_than_the_screen_is_broken_where_a_shell_goes_on() -> None:
+    command = (
+        "frazil register shop.orders 's3://a b/metadata/00012-of.metadata.json' --streams /a/folder/of/streams --yes"
+    )
+    told = folded(f"    {command}", 60)
+    assert len(told.splitlines()) == 3
+    assert all(len(line) <= 60 for line in told.splitlines())
+    assert shlex.split(told.replace("\\\n", "")) == shlex.split(command)
+    assert folded(f"    {command}", 200) == f"    {command}"
+    assert folded("a sentence of many words", 10) == "a sentence of many words"
