@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -59,6 +60,7 @@ def test_a_run_counts_then_replays_and_discards(stream: Any, events: Any, dag_ru
     discarded = airflow.run("frazil_dead_letters", conf={"stream": "events", "dry-run": False, **because})
     assert discarded["state"] == "success"
     letters = stream.table("_dead_letters").scan().to_arrow().to_pylist()
+    assert {bool(re.search("DAG run|, Airflow$", r["discarded_by"])) for r in letters if r["discarded_by"]} == {True}
     assert {(r["error_class"], r["replays"], r["discard_reason"]) for r in letters} == {
         ("TypeMismatch", 1, None),
         ("NotAnObject", 1, "a test"),
