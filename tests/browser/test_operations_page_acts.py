@@ -86,6 +86,11 @@ def confirmed(page: Page, dialog: Locator) -> str:
     return said
 
 
+def one_form_of_time(page: Page) -> bool:
+    """That of the page: `2013-12-30 15:00`."""
+    return re.search(r"\d{4}-\d\d-\d\d(T\d| \d\d:\d\d:\d\dZ)", page.locator("main").inner_text()) is None
+
+
 def recorded(server: ApiServer, name: str) -> tuple[str | None, str | None, dict[str, Any]]:
     """The newest entry of an act in Airflow's audit log: who, for which DAG, and what."""
     who, dag_id, what = server.process.call(in_airflow.audit_log, f"frazil_{name}")[-1]
@@ -113,9 +118,11 @@ def test_of_a_window_that_is_late_the_page_says_what_holds_it_back(open_page: Op
     page = open_page(PAGE, role="OP")
     begin(page, "shop.sensors")
     expect(page.get_by_text(re.compile(r"^Next: .*held back by shop\.sensors-3"))).to_be_visible()
+    assert one_form_of_time(page)
     page.get_by_role("link", name="sensors", exact=True).click()
     settled(page, "sensors")
     expect(page.get_by_text("The watermark waits for shop.sensors-3")).to_be_visible()
+    assert one_form_of_time(page)
 
 
 def test_what_a_producer_sent_is_replayed(open_page: Open, server: ApiServer):
@@ -185,6 +192,11 @@ def test_a_reset_says_what_it_skips_and_reads_again_and_moves_the_stream(open_pa
     dialog = asked(page, "Reset …")
     dialog.get_by_label("Go on").select_option("earliest")
     expect(dialog.get_by_text(re.compile(r"It reads [\d,]+ offsets again that the table holds"))).to_be_visible()
+    dialog.get_by_label("Go on").select_option("timestamp")
+    wanting = dialog.get_by_text("That time: write a time")
+    expect(wanting).to_be_visible()
+    dialog.get_by_label("That time").fill("2099-01-01 00:00Z")
+    expect(wanting).to_have_count(0)
     dialog.get_by_label("Go on").select_option("latest")
     expect(dialog.get_by_text("It skips 600 offsets: their records never reach the table.")).to_be_visible()
     assert confirmed(page, dialog) == "refunds has its new position. Resume it to go on there."
@@ -238,8 +250,9 @@ def test_a_window_that_a_gate_holds_is_released_with_a_reason(open_page: Open, s
     assert (run["table"], run["reason"]) == ("shop.shipments", "the carrier is known to be wrong")
     held = page.locator(".calendar .cell.held").get_attribute("aria-label")
     assert held is not None
-    assert held.startswith(run["partition"])
-    assert recorded(server, "release")[2]["partition"] == run["partition"]
+    shown = recorded(server, "release")[2]["partition"]
+    assert held.startswith(f"{shown}: ")
+    assert run["partition"] == shown.replace(" ", "T").removesuffix(":00")
 
 
 def test_the_signals_of_a_day_are_sent_again(

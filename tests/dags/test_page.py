@@ -354,7 +354,7 @@ EMPTY = {"from-time": "", "to-time": "", "dry-run": True}
 FORMS: tuple[tuple[str, dict[str, Any], str | None], ...] = (
     ("backfill", EMPTY, "Say from when, or until when"),
     ("backfill", {"from-time": "2026-11-24T16"}, "From: a time ends with its zone"),
-    ("backfill", {"to-time": "yesterday"}, "To, and before: 'yesterday' is no time. Write it as 2013-12-30T00:00:00Z"),
+    ("backfill", {"to-time": "yesterday"}, "To, and before: 'yesterday' is no time. Write it as 2013-12-30 00:00Z"),
     (
         "backfill",
         {"from-time": "2020-01-02T00:00:00Z", "to-time": "2020-01-01T00:00:00Z"},
@@ -367,7 +367,7 @@ FORMS: tuple[tuple[str, dict[str, Any], str | None], ...] = (
     ),
     ("backfill", {"from-time": "2020-01-01T00:00:00Z", "to-time": "2031-01-01T00:00:00Z"}, None),
     ("reset", {"to": "timestamp", "at": ""}, "That time: write a time, such as"),
-    ("reset", {"to": "timestamp", "at": "2031-01-01T00:00:00Z"}, None),
+    ("reset", {"to": "timestamp", "at": "2031-01-01 00:00Z"}, None),
     ("reset", {"to": "elsewhere"}, "Choose where to go on"),
     ("release", {"partition": "", "reason": "checked"}, "Window: say which one"),
     ("release", {"partition": "2020-01-01T05", "reason": "x"}, "Say why"),
@@ -375,6 +375,15 @@ FORMS: tuple[tuple[str, dict[str, Any], str | None], ...] = (
     ("maintain", {}, None),
     ("pause", {}, None),
 )
+
+
+@pytest.mark.parametrize("typed", ["2020-01-01T05", "2020-01-01 05:00"])
+def test_a_window_is_typed_as_the_page_shows_it_or_as_airflow_names_it(typed: str) -> None:
+    from frazil.airflow.page.forms import run_form  # noqa: PLC0415 - needs AIRFLOW_HOME
+    from frazil.operations.acts import Act  # noqa: PLC0415 - beside it
+
+    form = {"partition": typed, "reason": "checked"}
+    assert run_form(Act.RELEASE, "demo.ticks", form)["partition"] == "2020-01-01T05"
 
 
 @pytest.mark.parametrize(("act", "form", "said"), FORMS)

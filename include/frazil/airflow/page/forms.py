@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
@@ -91,11 +92,11 @@ def text_of(form: Form, key: str) -> str:
 def _moment(form: Form, key: str) -> datetime:
     text = text_of(form, key)
     if not text:
-        raise Invalid(f"{LABELS[key]}: write a time, such as 2013-12-30T00:00:00Z")
+        raise Invalid(f"{LABELS[key]}: write a time, such as 2013-12-30 00:00Z")
     try:
         moment = datetime.fromisoformat(text)
     except ValueError as error:
-        raise Invalid(f"{LABELS[key]}: {text!r} is no time. Write it as 2013-12-30T00:00:00Z") from error
+        raise Invalid(f"{LABELS[key]}: {text!r} is no time. Write it as 2013-12-30 00:00Z") from error
     if moment.tzinfo is None:
         raise Invalid(f"{LABELS[key]}: a time ends with its zone: Z for UTC, or an offset such as +02:00")
     return moment
@@ -106,7 +107,7 @@ def _window(form: Form, key: str) -> Window:
     if not text:
         raise Invalid(f"{LABELS[key]}: say which one")
     try:
-        return Window.parse(text)
+        return Window.parse(re.sub(r"^([\d-]{10}) (\d\d):00$", r"\1T\2", text))  # as the page shows it
     except ValueError as error:
         raise Invalid(f"{LABELS[key]}: {error}") from error
 

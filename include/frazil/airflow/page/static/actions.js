@@ -29,15 +29,15 @@ const ACTS = {
           timestamp: "at a time of Kafka",
         },
       },
-      { name: "at", label: "That time", kind: "text", hint: "2013-12-30T00:00:00Z", only: (form) => form.to === "timestamp" },
+      { name: "at", label: "That time", kind: "text", hint: "2013-12-30 00:00Z", only: (form) => form.to === "timestamp" },
     ],
   },
   backfill: {
     label: "Backfill …",
     verb: "Backfill",
     fields: [
-      { name: "from-time", label: "From (Kafka's timestamp)", kind: "text", hint: "2013-12-30T00:00:00Z" },
-      { name: "to-time", label: "To, and before", kind: "text", hint: "2013-12-31T00:00:00Z" },
+      { name: "from-time", label: "From (Kafka's timestamp)", kind: "text", hint: "2013-12-30 00:00Z" },
+      { name: "to-time", label: "To, and before", kind: "text", hint: "2013-12-31 00:00Z" },
       DRY,
     ],
   },
@@ -47,7 +47,7 @@ const ACTS = {
   release: {
     label: "Release a window …",
     verb: "Release",
-    fields: [{ name: "partition", label: "Window", kind: "text", hint: "2013-12-30T15" }, { ...REASON, free: false, label: "Why (it stands beside the window for ever)" }],
+    fields: [{ name: "partition", label: "Window", kind: "text", hint: "2013-12-30 15:00" }, { ...REASON, free: false, label: "Why (it stands beside the window for ever)" }],
   },
   "send-again": {
     label: "Send signals again …",

@@ -47,9 +47,16 @@ export function moment(ms, now) {
   return today ? iso.slice(11, 19) : `${iso.slice(0, 10)} ${iso.slice(11, 16)}`;
 }
 
-/** An ISO moment without its seconds and zone, if these are zero: 2013-12-30 15:00. */
+const MOMENT = /(?<![\w:-])(\d{4}-\d\d-\d\d)(?:T(\d\d)(?::(\d\d))?| (\d\d):(\d\d))(?::(\d\d))?(?:\.\d+)?Z?(?![\w+-]|[:.]\d)/g;
+
+/** A text whose moments, and windows of an hour, have the one form of the page: 2013-12-30 15:00, UTC; with seconds if there are some. */
+export function times(text) {
+  return text.replace(MOMENT, (_, day, hour, minute = "00", alone, beside, second = "00") => `${day} ${hour ?? alone}:${hour ? minute : beside}${second === "00" ? "" : `:${second}`}`);
+}
+
+/** One such moment, if it is known. */
 export function iso(text) {
-  return text ? text.replace("T", " ").replace(/(:00)?(\.\d+)?Z$/, "") : UNKNOWN;
+  return text ? times(text) : UNKNOWN;
 }
 
 export function bytes(value) {

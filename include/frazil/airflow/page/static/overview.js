@@ -2,7 +2,7 @@
 
 import { gauge, spark } from "./charts.js";
 import { h } from "./dom.js";
-import { ago, count, duration, iso, rate, short, UNKNOWN } from "./format.js";
+import { ago, count, duration, iso, rate, short, times, UNKNOWN } from "./format.js";
 import { badge, levelName, shape } from "./marks.js";
 import { heldBy, needed, needsList } from "./parts.js";
 
@@ -160,7 +160,7 @@ function records(line) {
 
 function complete(line) {
   if (!line.windows) return h("span", { class: "faint" }, UNKNOWN);
-  return h("span", {}, iso(line.windows.complete_to), h("small", { class: "held-by", title: line.windows.waits_for }, heldBy(line.windows)));
+  return h("span", {}, iso(line.windows.complete_to), h("small", { class: "held-by", title: times(line.windows.waits_for) }, heldBy(line.windows)));
 }
 
 /** The shape of its tables, as it was measured last. */

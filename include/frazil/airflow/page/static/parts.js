@@ -2,11 +2,12 @@
 
 import { linkOut, linkTo } from "./airflow.js";
 import { h } from "./dom.js";
+import { times } from "./format.js";
 import { levelName } from "./marks.js";
 
-/** A sentence; what stands between backticks is code. */
+/** A sentence, with times as the page has them; what stands between backticks is code. */
 export function words(text) {
-  return text.split("`").map((part, i) => (i % 2 ? h("code", {}, part) : part));
+  return text.split("`").map((part, i) => (i % 2 ? h("code", {}, part) : times(part)));
 }
 
 export function way(name) {
@@ -42,8 +43,9 @@ export function heldBy(windows) {
   const others = windows.holders.filter(({ kind }) => kind !== "gate");
   const shown = others.slice(0, 2).map(({ kind, name, why }) => `${kind === "stream" ? "stream " : ""}${name}${why ? `, which ${why}` : ""}`);
   const more = others.length > 2 ? ` and ${others.length - 2} more` : "";
-  return [
+  const said = [
     shown.length && `next waits for ${shown.join(" and ")}${more}`,
     gates.length && `a gate holds ${gates[0].name}${gates.length > 1 ? ` and ${gates.length - 1} more` : ""}`,
-  ].filter(Boolean).join("; ");
+  ].filter(Boolean);
+  return times(said.join("; "));
 }

@@ -4,7 +4,7 @@ import { actions } from "./actions.js";
 import { linkTo } from "./airflow.js";
 import { bar, gauge } from "./charts.js";
 import { h, replace, s } from "./dom.js";
-import { ago, bytes, count, counted, moment, short } from "./format.js";
+import { ago, bytes, count, counted, moment, short, times } from "./format.js";
 import { badge, shape } from "./marks.js";
 import { needsList, way } from "./parts.js";
 
@@ -17,7 +17,7 @@ export function draw(view, state, page) {
   return [
     way(view.table),
     h("header", { class: "top" }, h("h1", {}, view.table), badge(view.level, view.pending && !view.shape ? "looking" : view.word), h("p", { class: "aside" }, "Written by ", view.streams.map((name, i) => [i ? ", " : "", h("a", { href: `#/stream/${encodeURIComponent(name)}`, "data-key": `to-${name}` }, name)]))),
-    actions(offered(view), view.table, view.may_act, page, { partition: held(view)?.key }),
+    actions(offered(view), view.table, view.may_act, page, { partition: times(held(view)?.key ?? "") }),
     needsList([...view.amiss, ...view.alerts, ...view.problems], view.level),
     view.shape ? [numbers(view.shape), windows(view), h("div", { class: "columns" }, files(view.shape), maintenance(view)), snapshots(view)] : nothing(view),
   ];
@@ -80,7 +80,7 @@ export function windows(view) {
   const { calendar } = view;
   if (!calendar) return null;
   const hourly = calendar.grain === "hour";
-  const next = calendar.waits_for ? `Next: ${calendar.waits_for}` : "No window is signalled: these are the table's partitions.";
+  const next = calendar.waits_for ? `Next: ${times(calendar.waits_for)}` : "No window is signalled: these are the table's partitions.";
   const said = h("output", { class: "soft read" }, next);
   const used = Object.keys(STATES).filter((state) => calendar.cells.some((cell) => cell.state === state));
   const marks = Object.keys(MARKS).filter((mark) => calendar.cells.some((cell) => cell[mark]));
@@ -132,7 +132,7 @@ function sign(cell, said) {
     cell.files > 0 && `${counted(cell.files, "file")} in its partition`,
     ...marks.map((mark) => MARKS[mark]),
   ].filter(Boolean);
-  const words = `${cell.key}: ${facts.join(", ")}${cell.note ? `; ${cell.note}` : ""}`;
+  const words = `${times(cell.key)}: ${facts.join(", ")}${cell.note ? `; ${cell.note}` : ""}`;
   return h("i", { class: `cell ${cell.state}${cell.rows === 0 ? " bare" : ""} ${marks.join(" ")}`, title: words, role: "img", "aria-label": words, onpointerenter: () => replace(said, document.createTextNode(words)) }, SIGNS[cell.state] || "");
 }
 
