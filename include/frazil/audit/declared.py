@@ -6,7 +6,7 @@ from functools import partial
 
 from frazil.audit.run import Audit, audit_stream
 from frazil.audit.source import ask_kafka
-from frazil.commit.opened import open_stream
+from frazil.commit.opened import read_stream
 from frazil.commit.period import Period
 from frazil.spec.model import StreamSpec
 
@@ -16,7 +16,7 @@ def audit(spec: StreamSpec, *, window: Period | None, with_source: bool) -> Audi
 
     Raises what `audit_stream` raises, and what opening the stream raises.
     """
-    tables = open_stream(spec).tables
+    tables = read_stream(spec).tables
     if spec.mode == "upsert":
         from frazil.audit.upserts import audit_upserts  # noqa: PLC0415 - staging and merging, which others need not
 

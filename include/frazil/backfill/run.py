@@ -43,7 +43,7 @@ from frazil.commit.lane import Lane, LaneState, branch_name, read_lane
 from frazil.commit.lane_records import Record
 from frazil.commit.lane_records import chunks as staged_chunks
 from frazil.commit.marker import BatchKey, Marker, open_branch, read_marker
-from frazil.commit.opened import OpenStream, open_kafka, open_stream
+from frazil.commit.opened import OpenStream, open_kafka, open_stream, read_stream
 from frazil.commit.rules import check_same_source
 from frazil.commit.stream_tables import StreamTables
 from frazil.errors import FrazilError, SpecError, StaleBatch
@@ -320,15 +320,15 @@ def _last_lane(opened: OpenStream) -> Lane | None:
 
 @contextmanager
 def open_backfill(
-    spec: StreamSpec, request: BackfillRequest, *, kafka_timeout_s: float = TIMEOUT_S
+    spec: StreamSpec, request: BackfillRequest, *, kafka_timeout_s: float = TIMEOUT_S, looks: bool = False
 ) -> Iterator[Backfill]:
-    """Open the request's stream and source.
+    """Open the request's stream and source; `looks` says that nothing is to be changed.
 
     Raises SpecError without a table or a file, and as `check_backfilled` and `check_not_ahead`.
     """
     check_backfilled(spec)
     check_not_ahead(request, clock.now_ms())
-    opened = open_stream(spec)
+    opened = read_stream(spec) if looks else open_stream(spec)
     if request.files:
         files = FileSource.open(request.files, opened.tables.main.current())
         yield Backfill(files.pinned(request), opened, files)

@@ -19,7 +19,7 @@ from frazil.cli.person import person
 from frazil.cli.positions import MomentText, OffsetsText
 from frazil.commit.lane import Lane, LaneState, branch_name, read_lane
 from frazil.commit.marker import nested
-from frazil.commit.opened import OpenStream, open_stream
+from frazil.commit.opened import OpenStream, open_stream, read_stream
 from frazil.commit.reset import Offsets
 from frazil.kafka.admin import PERSON_WAITS_S
 from frazil.spec.load import find_stream
@@ -81,7 +81,7 @@ def backfill(  # noqa: PLR0913 - a command's options
     """
     spec = find_stream(streams_folder, stream)
     if status or end_it:
-        opened = open_stream(spec)
+        opened = read_stream(spec) if status else open_stream(spec)
         lane = read_lane(opened.tables.main.refresh().metadata.properties, stream)
         _tell(lane, spec, as_json=as_json) if status else _abandon(opened, lane, yes=yes)
         return
@@ -91,7 +91,7 @@ def backfill(  # noqa: PLR0913 - a command's options
         return
     from frazil.backfill.estimate import estimate, sentences  # noqa: PLC0415 - the decoders, for a dry run alone
 
-    with open_backfill(spec, request, kafka_timeout_s=PERSON_WAITS_S) as asked:
+    with open_backfill(spec, request, kafka_timeout_s=PERSON_WAITS_S, looks=True) as asked:
         found = estimate(asked, asked.plan(asked.lane()))
     echo_json(found) if as_json else click.echo("\n".join(sentences(found, stream=stream)))
 

@@ -18,7 +18,7 @@ from frazil.commit.cut import TAG, Cut, CutTable, StreamHistory, cut_of, remove_
 from frazil.commit.lacking import lacking_replayed, lacking_since
 from frazil.commit.lane import LaneState, read_lane
 from frazil.commit.marker import read_marker
-from frazil.commit.opened import PATIENCE_S, open_stream
+from frazil.commit.opened import PATIENCE_S, read_stream
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.swap import Patience
 from frazil.errors import FrazilError, RouteBehind, TableLost, WriterBusy
@@ -134,7 +134,7 @@ def _looked_at(
     tables: Tables = {}
     for name in dict.fromkeys(names):
         spec = find_stream(folder, name)
-        opened = open_stream(spec).tables
+        opened = read_stream(spec).tables
         streams.append(opened)
         both = [opened.main, opened.dead_letters]
         for handle in both:

@@ -19,7 +19,7 @@ from frazil.cli.options import json_option, stream_argument, streams_option
 from frazil.cli.output import ask, echo_json, echo_table, working
 from frazil.cli.person import person
 from frazil.cli.positions import MomentText
-from frazil.commit.opened import OpenStream, open_stream
+from frazil.commit.opened import OpenStream, read_stream
 from frazil.dead_letters.counts import counts, samples
 from frazil.dead_letters.discard import Mark, discard
 from frazil.dead_letters.left_out import LeftOut, left_out, sentences
@@ -262,7 +262,7 @@ def _tell(as_json: bool, sentence: str, **document: Any) -> None:
 
 def _open(stream: str, streams_folder: Path, reasons: tuple[str, ...]) -> OpenStream:
     """The stream. Tells on stderr of reasons that none of its letters has, discarded ones included."""
-    opened = open_stream(find_stream(streams_folder, stream))
+    opened = read_stream(find_stream(streams_folder, stream))
     if reasons:
         every = Selection(discarded=True)
         there = {c.reason for c in counts(opened.tables.dead_letters.current(), opened.spec, every)}

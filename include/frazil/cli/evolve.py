@@ -10,7 +10,7 @@ from pyiceberg.table import Table
 
 from frazil.cli.options import json_option, stream_argument, streams_option
 from frazil.cli.output import Teller, ask
-from frazil.commit.opened import open_stream
+from frazil.commit.opened import read_stream
 from frazil.errors import SpecError
 from frazil.spec.coordinates import RESERVED
 from frazil.spec.load import find_stream
@@ -74,7 +74,7 @@ def evolve(  # noqa: PLR0913 - one for each option
             f"stream {stream!r} has a route: columns that differ between its tables would get no values. Declare the "
             "new name as a new column, and let the old one be: it stays null from then on"
         )
-    table = open_stream(spec).tables.main.current()
+    table = read_stream(spec).tables.main.current()
     if asked.drops:
         teller.say(f"Readers of {spec.table.identifier} will no longer see: {', '.join(asked.drops)}.")
     changes = [f"{old} to {new}" for old, new in asked.renames.items()] + [f"{name} to nothing" for name in asked.drops]

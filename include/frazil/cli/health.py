@@ -15,6 +15,7 @@ from frazil import clock
 from frazil.cli.options import json_option, streams_option, table_argument
 from frazil.cli.output import echo_fields, echo_json, echo_lines, echo_table, is_narrow, said_of
 from frazil.cli.status import AT_ONCE
+from frazil.commit.marker import property_name
 from frazil.errors import SpecError, TableLost
 from frazil.maintenance.alert_rules import Reading, readings
 from frazil.maintenance.health import PartitionFiles, RecentFiles, TableHealth
@@ -29,6 +30,8 @@ from frazil.spec.model import StreamSpec
 from frazil.spec.units import counted, rounded_bytes
 from frazil.status.missing import missing_tables
 from frazil.table.catalogs import existing_catalog
+from frazil.table.lost import lost_letters
+from frazil.table.tables import load_stream_table
 from frazil.timetext import ago, utc
 
 PARTITIONS_SHOWN = 20
@@ -126,10 +129,24 @@ def _with_missing(
     found = []
     for table, look in looks:
         _, said = gone.pop((table.catalog, table.identifier), (None, None))
+        if said is None and look.health is None and table.kind is TableKind.DEAD_LETTERS:
+            said = _letters_dropped(table)
         found.append(replace(look, problem=said, missing=True) if said and look.health is None else look)
     for (_, name), (spec, said) in sorted(gone.items(), key=itemgetter(0)):
         found.append(TableReport(made_table(spec, name, specs).name, TableKind.ROUTED, problem=said, missing=True))
     return found
+
+
+def _letters_dropped(table: MaintainedTable) -> str | None:
+    """What happened to a dead-letter table that is not there; None before a stream of it has begun."""
+    try:
+        for spec in table.streams:
+            main = load_stream_table(spec)
+            if main is not None and property_name(spec.name) in main.properties:
+                return str(lost_letters(spec))
+    except Exception:  # as above
+        return None
+    return None
 
 
 def _look(maintained: MaintainedTable, *, now_ms: int, deep: bool) -> TableReport:

@@ -21,7 +21,7 @@ from frazil.commit.adoption import continued, forgotten_reader, readers_of
 from frazil.commit.catalog_probe import check_can_hold
 from frazil.commit.lacking import lacking
 from frazil.commit.marker import nested, of_same_topics, property_name
-from frazil.commit.opened import open_kafka, open_stream
+from frazil.commit.opened import open_kafka, open_stream, read_stream
 from frazil.commit.reset import Available, Move, Standing, moves, standing
 from frazil.commit.stream_tables import StreamTables
 from frazil.errors import AdoptionRequired, MarkerUnreadable, SpecError, TableLost
@@ -79,7 +79,7 @@ def reset(stream: str, streams_folder: Path, *, yes: bool, as_json: bool, **want
         raise click.UsageError(str(error)) from error
     teller = Teller(as_json)
     spec = find_stream(streams_folder, stream)
-    opened = open_stream(spec)
+    opened = read_stream(spec)
     with open_kafka(spec) as kafka:
         seen = standing(opened.tables)
         _check_started(seen, stream=stream, table=spec.table.identifier)
@@ -91,7 +91,7 @@ def reset(stream: str, streams_folder: Path, *, yes: bool, as_json: bool, **want
     plan = moves(target, held=of_same_topics(seen.held, seen.source, now.source), available=now)
     _tell_moves(plan, spec, seen, now, teller)
     ask(f"Reset stream {stream} to these offsets?", yes=yes)
-    marker = carry_out_reset(opened.tables, choice, target, plan=plan, seen=seen, now=now, by=person())
+    marker = carry_out_reset(open_stream(spec).tables, choice, target, plan=plan, seen=seen, now=now, by=person())
     teller.say(goes_on(stream, marker.at.epoch, open_launcher(stream).observe().process))
     moved = [{**asdict(m), "skipped": m.skipped, "repeated": m.repeated} for m in plan]
     teller.end(stream=stream, epoch=marker.at.epoch, moves=moved)

@@ -19,7 +19,7 @@ from frazil.commit.following import is_ahead
 from frazil.commit.lane_records import give_up_rows
 from frazil.commit.marker import Marker, property_name, read_marker
 from frazil.commit.members import forget_member, member_of, write_member
-from frazil.commit.opened import OpenStream, open_stream
+from frazil.commit.opened import OpenStream, open_stream, read_stream
 from frazil.errors import MarkerUnreadable, RolledBack, SpecError
 from frazil.spec.load import find_stream
 from frazil.spec.units import counted
@@ -60,7 +60,7 @@ def route(stream: str, streams_folder: Path, *, given_up: tuple[str, ...], yes: 
       frazil route shop --give-up shop.orders --give-up shop.refunds
     """
     teller = Teller(as_json)
-    opened = open_stream(find_stream(streams_folder, stream))
+    opened = (open_stream if given_up else read_stream)(find_stream(streams_folder, stream))
     marker = opened.tables.marker()
     if marker is None or (marker.routed is None and opened.spec.route is None):
         what = "has no route" if opened.spec.route is None else "was never started: its first start makes its tables"

@@ -289,10 +289,10 @@ def _rows_that_wait(spec: StreamSpec) -> int:
     if spec.route is None:
         return 0
     from frazil.commit.lacking import lacking  # noqa: PLC0415 - once the writer has loaded PyIceberg
-    from frazil.commit.opened import open_stream  # noqa: PLC0415 - as above
+    from frazil.commit.opened import read_stream  # noqa: PLC0415 - as above
 
     try:
-        tables = open_stream(spec).tables
+        tables = read_stream(spec).tables
         marker = tables.marker()
         return sum(found.rows for found in lacking(tables, marker)) if marker else 0
     except Exception as error:  # catalogs and storages raise anything, and the writer has ended well

@@ -27,6 +27,7 @@ from frazil.commit.lane_records import chunks, given_up
 from frazil.commit.marker import BatchKey, Marker, read_marker
 from frazil.commit.members import never_had
 from frazil.commit.stream_tables import StreamTables
+from frazil.errors import TableLost
 from frazil.ingest.contract import Target
 
 Mending = Callable[[Target], "str | None"]
@@ -64,7 +65,7 @@ def lacking_replayed(tables: StreamTables, there: Mapping[Target, Table]) -> lis
     `there` has tables that are loaded already. Costs nothing once the replay's letters have left their table: all have
     its rows then.
     """
-    lane = unsettled_replay(tables.main.current().properties, tables.dead_letters.current().properties, tables.stream)
+    lane = unsettled_replay(tables.main.current().properties, _letters_properties(tables), tables.stream)
     if lane is None:
         return []
     gone = given_up(tables.journals, lane.id)
@@ -78,6 +79,14 @@ def lacking_replayed(tables: StreamTables, there: Mapping[Target, Table]) -> lis
         for target, journals in sorted(staged.items())
         if not _has_lane(tables, there.get(target), target, lane)
     ]
+
+
+def _letters_properties(tables: StreamTables) -> Mapping[str, str]:
+    """Without its letters a replay cannot have settled, but each table itself tells whether it has its rows."""
+    try:
+        return tables.dead_letters.current().properties
+    except TableLost:
+        return {}
 
 
 def _has_lane(tables: StreamTables, table: Table | None, target: Target, lane: Lane) -> bool:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from pyiceberg.exceptions import NoSuchTableError
+from pyiceberg.table import Table
 
 from frazil import clock
 from frazil.commit.stream_tables import StreamTables
-from frazil.commit.swap import Patience
+from frazil.commit.swap import Patience, TableHandle
 from frazil.errors import SpecError, TableLost
+from frazil.ingest.contract import Target
 from frazil.kafka.admin import PERSON_WAITS_S, KafkaOffsets
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import kafka_properties
-from frazil.table.lost import lost_table
+from frazil.table.lost import lost_letters, lost_table
 from frazil.table.tables import ensure_dead_letters, load_stream_table
 
 PATIENCE_S = 60.0
@@ -27,11 +32,42 @@ class OpenStream:
     tables: StreamTables
 
 
-def open_stream(spec: StreamSpec) -> OpenStream:
-    """Open the stream's table without evolving it.
+class _Letters(TableHandle):
+    """The dead-letter table of who only looks: nobody makes it where it is missing."""
 
-    Raises SpecError if there is none, TableLost if only the catalog lacks it.
+    def __init__(self, main: Table, spec: StreamSpec) -> None:
+        super().__init__(main.catalog, spec.dead_letter_table)
+        self._spec = spec
+
+    def refresh(self) -> Table:
+        """Raises TableLost."""
+        try:
+            return super().refresh()
+        except NoSuchTableError:
+            raise lost_letters(self._spec) from None
+
+
+def open_stream(spec: StreamSpec) -> OpenStream:
+    """Open the stream's tables, to change something, without evolving its own; makes a missing dead-letter table.
+
+    Raises SpecError if there is no table, TableLost if only the catalog lacks it.
     """
+    table = _own_table(spec)
+    return _opened(spec, {"main": table, "dead-letters": ensure_dead_letters(table.catalog, spec)})
+
+
+def read_stream(spec: StreamSpec) -> OpenStream:
+    """Open the stream's table to look at it. Nothing is made or changed.
+
+    Raises as `open_stream` does; TableLost once the dead-letter table is asked for, and there is none.
+    """
+    table = _own_table(spec)
+    opened = _opened(spec, {"main": table})
+    targets = {**opened.tables.targets, "dead-letters": _Letters(table, spec)}
+    return OpenStream(spec, replace(opened.tables, targets=targets))
+
+
+def _own_table(spec: StreamSpec) -> Table:
     table = load_stream_table(spec)
     if table is None:
         if lost := lost_table(spec):
@@ -40,13 +76,12 @@ def open_stream(spec: StreamSpec) -> OpenStream:
             f"stream {spec.name!r} has no table {spec.table.identifier} yet: its first start makes it, "
             f"`frazil run {spec.name}` or its DAG"
         )
-    tables = StreamTables.of(
-        spec.name,
-        {"main": table, "dead-letters": ensure_dead_letters(table.catalog, spec)},
-        clock_ms=clock.now_ms,
-        patience=Patience(total_s=PATIENCE_S),
-    )
-    return OpenStream(spec, tables)
+    return table
+
+
+def _opened(spec: StreamSpec, targets: Mapping[Target, Table]) -> OpenStream:
+    patience = Patience(total_s=PATIENCE_S)
+    return OpenStream(spec, StreamTables.of(spec.name, targets, clock_ms=clock.now_ms, patience=patience))
 
 
 def open_kafka(spec: StreamSpec, *, timeout_s: float = PERSON_WAITS_S) -> KafkaOffsets:

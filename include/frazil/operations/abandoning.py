@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from frazil.backfill.commit import abandon
 from frazil.commit.lane import Lane, LaneState, read_lane
-from frazil.commit.opened import open_stream
+from frazil.commit.opened import open_stream, read_stream
 from frazil.commit.stream_tables import StreamTables
 from frazil.errors import FrazilError
 from frazil.operations.acts import Prepared
@@ -14,11 +14,11 @@ from frazil.spec.units import counted
 
 def plan_abandon(spec: StreamSpec, *, by: str = "a person") -> Prepared:
     """Look at the table. Raises what it raises. `by` is the person who would do it."""
-    tables = open_stream(spec).tables
+    tables = read_stream(spec).tables
     lane = read_lane(tables.main.refresh().metadata.properties, spec.name)
     if lane is None or not lane.is_open:
         return Prepared((), "", lambda: None, refused=f"{spec.name} has no backfill under way")
-    return Prepared((staged_words(lane),), lane.id, lambda: _abandon(tables, lane, by=by))
+    return Prepared((staged_words(lane),), lane.id, lambda: _abandon(open_stream(spec).tables, lane, by=by))
 
 
 def _abandon(tables: StreamTables, lane: Lane, *, by: str) -> None:

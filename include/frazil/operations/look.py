@@ -18,7 +18,7 @@ from pyiceberg.table.metadata import TableMetadata
 from frazil import clock
 from frazil.commit.lane import Lane, branch_name, open_lanes, read_lane
 from frazil.commit.marker import read_marker
-from frazil.commit.opened import open_stream
+from frazil.commit.opened import read_stream
 from frazil.errors import MarkerUnreadable
 from frazil.history.read import history_of as past_of
 from frazil.host.launcher import Observation
@@ -94,8 +94,8 @@ def _letters(table: Table, spec: StreamSpec) -> TableMetadata | None:
 
 
 def look_at_standing(spec: StreamSpec) -> Standing:
-    """What a stream's table tells of what can be done with it. Raises what `open_stream` and the markers raise."""
-    table = open_stream(spec).tables.main.current()
+    """What a stream's table tells of what can be done with it. Raises what `read_stream` and the markers raise."""
+    table = read_stream(spec).tables.main.current()
     marker, lane = read_marker(table.properties, spec.name), read_lane(table.properties, spec.name)
     return Standing(looked=True, marker=marker, lane=lane)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from frazil.commit import marker_change
 from frazil.commit.marker import Marker, of_same_topics
-from frazil.commit.opened import open_kafka, open_stream
+from frazil.commit.opened import open_kafka, open_stream, read_stream
 from frazil.commit.reset import Available, Move, Offsets, Standing, moves, standing
 from frazil.commit.stream_tables import StreamTables
 from frazil.errors import AdoptionRequired
@@ -24,7 +24,7 @@ def plan_reset(spec: StreamSpec, wanted: ResetTarget, *, by: str = "somebody") -
 
     `by` is the person who would do it.
     """
-    opened = open_stream(spec)
+    opened = read_stream(spec)
     with open_kafka(spec) as kafka:
         seen = standing(opened.tables)
         if seen.marker_text is None:
@@ -42,7 +42,7 @@ def plan_reset(spec: StreamSpec, wanted: ResetTarget, *, by: str = "somebody") -
     seal = hashlib.sha256(f"{seen.marker_text}|{wanted.to}|{wanted.at}".encode()).hexdigest()
 
     def carry_out() -> object:
-        return carry_out_reset(opened.tables, wanted, target, plan=plan, seen=seen, now=now, by=by)
+        return carry_out_reset(open_stream(spec).tables, wanted, target, plan=plan, seen=seen, now=now, by=by)
 
     return Prepared(tuple(says), seal, carry_out)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from frazil.commit.followers import Gone
 from frazil.commit.marker import read_marker
-from frazil.commit.opened import open_stream
+from frazil.commit.opened import read_stream
 from frazil.spec.model import StreamSpec
 from frazil.status.writer import look_at_writer
 from frazil.stream.dropped_tables import not_with_home
@@ -26,6 +26,6 @@ def missing_tables(spec: StreamSpec, *, now_ms: int) -> dict[str, str]:
     home = read_marker(table.properties, spec.name)
     if home is None or home.routed is None:
         return {}
-    behind, dropped = not_with_home(spec, open_stream(spec).tables, home)
+    behind, dropped = not_with_home(spec, read_stream(spec).tables, home)
     found = {lacks.target: str(lacks) for lacks in behind if lacks.gone is Gone.MISSING}
     return found | {gone.target: str(gone) for gone in dropped}

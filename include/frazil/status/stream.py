@@ -274,11 +274,11 @@ def _look_at_table(spec: StreamSpec, *, committed: bool, now_ms: int) -> TableVi
 
 def _behind(spec: StreamSpec, marker: Marker) -> tuple[list[str], dict[str, str]]:
     """Which tables of the route lack rows that home has, or were dropped, and why; and all of them in few words."""
-    from frazil.commit.opened import open_stream  # noqa: PLC0415 - with the committer, which few streams need here
+    from frazil.commit.opened import read_stream  # noqa: PLC0415 - with the committer, which few streams need here
     from frazil.stream.dropped_tables import not_with_home  # noqa: PLC0415 - as above
 
     try:
-        tables = open_stream(spec).tables
+        tables = read_stream(spec).tables
         behind, dropped = not_with_home(spec, tables, marker)
         now_ms = tables.clock_ms()
         lacking = [b for b in behind if not b.is_coming(now_ms)]

@@ -10,7 +10,7 @@ from pyiceberg.catalog import Catalog
 from frazil.errors import SpecError, TableLost
 from frazil.spec.model import StreamSpec
 from frazil.table.catalogs import catalog_config, catalog_errors, existing_catalog
-from frazil.table.declared import DeclaredTable, declared_table
+from frazil.table.declared import DeclaredTable, declared_dead_letters, declared_table
 from frazil.table.remains import Remains, place_of_new, remains_of
 
 
@@ -55,6 +55,20 @@ def lost_table(spec: StreamSpec) -> str | None:
             return None
         found = remains_in_place(catalog, declared_table(spec))
     return lost_sentence(catalog, spec.table.identifier, found) if found else None
+
+
+def lost_letters(spec: StreamSpec) -> TableLost:
+    """Why a stream whose table is there has no dead-letter table, and what the writer's next start does about it."""
+    catalog, identifier = existing_catalog(spec.table.catalog), spec.dead_letter_table
+    with catalog_errors(catalog.name):
+        found = remains_in_place(catalog, declared_dead_letters(spec))
+    said = (
+        lost_sentence(catalog, identifier, found)
+        if found
+        else f"its dead-letter table {identifier} is not in the catalog {catalog.name!r}: it was dropped or renamed. "
+        f"The writer's next start makes it, empty: `frazil restart {spec.name}`"
+    )
+    return TableLost(f"stream {spec.name!r}: {said}")
 
 
 def stream_catalog(spec: StreamSpec) -> Catalog:

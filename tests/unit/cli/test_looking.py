@@ -1,0 +1,82 @@
+"""Whoever looks at a stream writes nothing, also where its dead-letter table was dropped."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from frazil.cli.main import frazil
+from frazil.commit.opened import open_stream, read_stream
+from frazil.commit.sweep import bare_path
+from frazil.errors import TableLost
+from frazil.operations.abandoning import plan_abandon
+from frazil.operations.look import look_at_history, look_at_standing
+from frazil.spec.load import load_stream
+from frazil.spec.model import StreamSpec
+from frazil.status.missing import missing_tables
+from frazil.status.stream import stream_status
+from frazil.table.catalogs import load_catalog
+from tests.made_routes import MadeRoute, shop
+
+
+@pytest.fixture
+def spec(tmp_path: Path, frazil_home: Path) -> StreamSpec:  # noqa: ARG001
+    """Of a stream whose dead-letter table was dropped with its files."""
+    text = shop().model_dump(mode="json", by_alias=True, exclude_unset=True)
+    (tmp_path / "shop.yaml").write_text(yaml.safe_dump(text))
+    made = MadeRoute(load_stream(tmp_path / "shop.yaml"), time.time_ns() // 1_000_000)
+    made.begin_route("a")
+    made.run({"main": 1, "shop.raw_a": 2, "shop.orders": 3})
+    letters = made.tables.dead_letters.current()
+    shutil.rmtree(bare_path(letters.location()))
+    load_catalog(None).drop_table(made.spec.dead_letter_table)
+    return made.spec
+
+
+def there() -> dict[str, str]:
+    """Each table of the catalog, and its metadata."""
+    catalog = load_catalog(None)
+    names = [name for namespace in catalog.list_namespaces() for name in catalog.list_tables(namespace)]
+    return {".".join(name): catalog.load_table(name).metadata_location for name in names}
+
+
+SAYING = (
+    "health",
+    "audit shop --no-source",
+    "dlq list shop",
+    "dlq show shop",
+    "dlq discard shop --because test --dry-run",
+    "dlq replay shop --dry-run",
+    "cut shop",
+)
+OTHERS = ("status", "status shop", "route shop", "backfill shop --status")
+
+
+def test_no_command_that_looks_makes_a_table_and_who_needs_the_letters_is_told(
+    spec: StreamSpec, tmp_path: Path
+) -> None:
+    before, missing = there(), f"its dead-letter table {spec.dead_letter_table} is not in the catalog"
+    for command in SAYING + OTHERS:
+        done = CliRunner().invoke(frazil, [*command.split(), "--streams", str(tmp_path)])
+        assert there() == before, command
+        assert (missing in f"{done.output} {done.exception}") is (command in SAYING), command
+    assert CliRunner().invoke(frazil, ["health", "--streams", str(tmp_path)]).exit_code == TableLost.exit_code
+
+
+def test_no_look_of_the_page_makes_a_table_and_who_changes_something_has_it(spec: StreamSpec) -> None:
+    before = there()
+    stream_status(spec, now_ms=0)
+    missing_tables(spec, now_ms=0)
+    look_at_history(spec, past_ms=60_000)
+    look_at_standing(spec)
+    plan_abandon(spec)
+    with pytest.raises(TableLost, match="The writer's next start makes it, empty: `frazil restart shop`"):
+        read_stream(spec).tables.dead_letters.current()
+    assert there() == before
+    open_stream(spec)
+    assert read_stream(spec).tables.dead_letters.current().current_snapshot() is None
