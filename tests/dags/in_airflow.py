@@ -289,6 +289,22 @@ def meet_other_files(change: bool) -> None:
         acts.subject_of = acts.__dict__.pop("subject_of_before")
 
 
+def silence_database(silent: bool) -> None:
+    """Let Airflow's database not tell acts which DAGs it has; or let it tell them again."""
+    import threading  # noqa: PLC0415 - as above
+
+    from frazil.airflow.page import acts, known, views  # noqa: PLC0415 - needs AIRFLOW_HOME
+
+    views.answers.cache_clear()
+    if silent:
+        released = threading.Event()
+        acts.paused_dags = lambda _: released.wait(60)
+        acts.__dict__["database_is_back"] = released.set
+    else:
+        acts.__dict__.pop("database_is_back")()
+        acts.paused_dags = known.paused_dags
+
+
 def store_dags() -> list[str]:
     """What Airflow's database is told of the DAG folder; the ids of its DAGs."""
     from airflow.dag_processing.bundles.manager import DagBundlesManager  # noqa: PLC0415 - as above

@@ -424,6 +424,21 @@ def test_a_mistake_leaves_the_last_sound_declaration_in_use_and_a_conflict_the_o
 
 
 @pytest.mark.usefixtures("declared")
+def test_an_act_is_refused_as_not_known_while_airflows_database_is_silent(ask: Ask, airflow_process: AirflowProcess):
+    def plan(act: str) -> dict[str, Any]:
+        return ask("OP", f"api/plan/{act}/ticks", method="POST", headers=OURS, body={})
+
+    airflow_process.call(in_airflow.silence_database, silent=True)
+    try:
+        for act in ("resume", "backfill"):
+            assert plan(act)["status"] == 422
+            assert "its database does not answer" in plan(act)["body"]["detail"]
+        assert plan("pause")["status"] == 200, "it stops the writer, whatever Airflow knows"
+    finally:
+        airflow_process.call(in_airflow.silence_database, silent=False)
+
+
+@pytest.mark.usefixtures("declared")
 def test_a_stream_of_another_team_is_neither_shown_nor_named(ask: Ask, airflow_process: AirflowProcess) -> None:
     """The last of this file: from here on, Airflow has teams."""
     airflow_process.call(in_airflow.give_to_team, "blue", "frazil_writer_ticks")

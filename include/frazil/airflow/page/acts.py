@@ -133,8 +133,9 @@ def _situation(act: Act, subject: Subject) -> Situation:
     spec = subject.spec
     seen = answers().one("plans", ("paused", subject.dag), partial(paused_dags, [subject.dag]), keep_s=1, within_s=2)
     runs = act in OF_STREAMS and open_launcher(spec.name).observe().process.is_alive
-    if subject.dag not in (seen.value or {}) and seen.problem:
-        raise Invalid(f"Airflow does not say whether it has the DAG {subject.dag}: {seen.problem}")
+    if "dag_paused" in DEPENDS[act] and (seen.value is None or (subject.dag not in seen.value and seen.problem)):
+        why = seen.problem or "its database does not answer. Ask again once it does"
+        raise Invalid(f"Airflow does not say whether it has the DAG {subject.dag}: {why}")
     found = Situation(
         subject.turn or subject.name,
         writer_runs=runs,
