@@ -57,20 +57,24 @@ def validate_stream(declared: Mapping[str, Any], path: Path) -> StreamSpec:
 
 
 def _file_of(key: str, path: Path) -> Path:
-    """The file that has a key, or most of its path: the stream's own, or the one of the folder's defaults."""
+    """The file that decides about a key: the folder's defaults if they alone have it, else the stream's own."""
     with suppress(SpecError):
-        if _depth(read_defaults(path.parent), key) > _depth(read_mapping(path), key):
+        if _has(read_defaults(path.parent), key) and not _has(read_mapping(path), key):
             return path.parent / DEFAULTS_FILE
     return path
 
 
-def _depth(declared: Mapping[str, Any], key: str) -> int:
+def _has(declared: Mapping[str, Any], key: str) -> bool:
+    """Whether a key, or the list or single value that it is a part of, is written there. Names may hold dots."""
     inner: object = declared
-    for depth, part in enumerate(key.split(".")):
-        if not isinstance(inner, Mapping) or part not in inner:
-            return depth
-        inner = inner[part]
-    return len(key.split("."))
+    parts = key.split(".")
+    while parts and isinstance(inner, Mapping):
+        names = [".".join(parts[:length]) for length in range(len(parts), 0, -1)]
+        name = next((name for name in names if name in inner), None)
+        if name is None:
+            return False
+        inner, parts = inner[name], parts[name.count(".") + 1 :]
+    return True
 
 
 def load_streams(folder: Path) -> dict[str, StreamSpec]:

@@ -177,8 +177,8 @@ def _translate(details: ErrorDetails, declared: Mapping[str, Any]) -> Iterator[P
     value = details["input"]
     if details["type"] == "union_tag_invalid":
         key, value = f"{key}.type" if isinstance(_at(declared, _FORMAT), Mapping) else key, details["ctx"]["tag"]
-    if is_secret(key) or details["type"] == "missing" or not isinstance(value, str | int | float):
-        value = None  # nested values may hold a secret
+    if is_secret(key) or details["type"] in {"missing", "dict_type"} or not isinstance(value, str | int | float):
+        value = None  # nested values, and text in place of properties, may hold a secret
     if details["type"] == "extra_forbidden":
         yield Problem(key, None, _unknown_key(details["loc"]))
     else:
@@ -213,9 +213,15 @@ def meaning_of(details: ErrorDetails) -> str:
         meaning = "is empty"
     elif kind == "string_type" and isinstance(details["input"], int | float):
         meaning += "; put it in quotes"
-    elif kind == "string_type" and isinstance(details["input"], Mapping) and "properties" in details["loc"][:-1]:
+    elif kind == "string_type" and _is_part_of_a_name(details):
         meaning += f"; write the whole name as one key: {details['loc'][-1]}.{next(iter(details['input']), '…')}: …"
     return f"{meaning}{_mapping_to_write(details)}" if kind == "model_type" else meaning
+
+
+def _is_part_of_a_name(details: ErrorDetails) -> bool:
+    """Whether a property's name was written as mappings. What lies beneath a secret's name may be the secret."""
+    *parts, name = details["loc"]
+    return isinstance(details["input"], Mapping) and "properties" in parts and not is_secret(str(name))
 
 
 def _mapping_to_write(details: ErrorDetails) -> str:

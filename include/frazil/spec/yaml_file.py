@@ -71,7 +71,7 @@ def _read(path: Path) -> Mapping[str, Any]:
         problem = error.problem or "is not YAML"
         raise SpecError(f"{path}: {where}{problem}{_hint(error, text.splitlines())}") from None
     except yaml.reader.ReaderError as error:
-        line = text.count("\n", 0, error.position) + 1
+        line = text.partition(chr(error.character))[0].count("\n") + 1  # `position` counts bytes, or characters
         raise SpecError(f"{path}: line {line}: holds the control character {error.character:#04x}; remove it") from None
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:  # PyYAML's constructors raise these
         raise SpecError(f"{path}: is not YAML that can be read: {' '.join(str(error).split())}") from None

@@ -407,6 +407,14 @@ def test_a_secret_in_the_file_is_refused_and_not_repeated(declare: Declare, key:
     assert "hunter2" not in str(refused.value)
 
 
+@pytest.mark.parametrize("properties", [{"sasl.password": {"hunter2": 1}}, "sasl.password=hunter2"])
+def test_what_a_secret_was_written_as_by_mistake_is_not_repeated(declare: Declare, properties: object) -> None:
+    path = declare(source={"bootstrap-servers": "a:1", "topics": "x", "properties": properties})
+    with pytest.raises(SpecError, match=r"source\.properties.*: is not (text|a mapping)") as refused:
+        load_stream(path)
+    assert "hunter2" not in str(refused.value)
+
+
 def test_a_secret_for_spark_is_a_secret_too(declare: Declare) -> None:
     path = declare(resources={"spark": {"spark.hadoop.fs.s3a.secret.key": "hunter2"}})
     with pytest.raises(
@@ -440,6 +448,7 @@ def test_a_secret_by_reference_stays_a_reference(declare: Declare) -> None:
         ("a: !!int x\n", "is not YAML that can be read"),
         ("a" * 5_000_000, "has 5,000,000 bytes"),
         ("a: b\nc: \0\n", "line 2: holds the control character 0x00"),
+        (f"# {'日本語' * 40}\na: b\nc: \x01\n" + "# d\n" * 99, "line 3: holds the control character 0x01"),
         ("a: 'b\n", "close the quote that begins in line 1"),
         ("a:\n  b: [c\nd: e\n", "line 3, .*close the bracket that begins in line 2"),
         ("a:\n  b: c\n d: e\n", "line 3, .*indent it like the keys beside it, which begin in line 1"),
@@ -525,6 +534,36 @@ def test_a_mistake_is_told_with_the_file_that_has_it(declare: Declare, tmp_path:
         "event_time": "_defaults.yaml",
         "source.on-gap": "_defaults.yaml",
     }
+
+
+BROKERS = {"bootstrap-servers": "a:1", "topics": "x"}
+PASSWORD, PLAIN = {"sasl.password": "x"}, {"sasl.mechanism": "PLAIN"}
+
+
+@pytest.mark.parametrize(
+    ("defaults", "own", "at"),
+    [
+        ({"source": {"bootstrap-servers": "a:1"}}, {"source": None}, "flights.yaml: source.topics"),
+        (
+            {"source": {"properties": PASSWORD}},
+            {"source": {**BROKERS, "properties": PLAIN}},
+            "_defaults.yaml: source.properties.sasl.password",
+        ),
+        (
+            {"source": {"properties": PLAIN}},
+            {"source": {**BROKERS, "properties": PASSWORD}},
+            "flights.yaml: source.properties.sasl.password",
+        ),
+        ({"partition-by": ["day(nowhere)"]}, {}, "_defaults.yaml: partition-by"),
+    ],
+)
+def test_the_defaults_are_blamed_for_what_they_alone_have(
+    declare: Declare, tmp_path: Path, defaults: dict[str, object], own: dict[str, object], at: str
+) -> None:
+    (tmp_path / "_defaults.yaml").write_text(yaml.safe_dump(defaults))
+    with pytest.raises(SpecError) as refused:
+        load_stream(declare(**own))
+    assert f"/{at}" in str(refused.value)
 
 
 def test_a_folder_is_loaded_by_name_and_sorted(declare: Declare, tmp_path: Path) -> None:
