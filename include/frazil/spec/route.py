@@ -216,3 +216,17 @@ def _source(spec: StreamSpec, route: Route) -> Iterator[Problem]:
             yield Problem("route.name", name, what)
         elif spec.sensitive and name in spec.sensitive.fields:
             yield Problem("route.name", name, "is sensitive, and the names of tables would show it; take another field")
+        elif declared[name] in {"int", "long"}:
+            yield from _numbers(route, name)
+
+
+def _numbers(route: Route, column: str) -> Iterator[Problem]:
+    """Values that no record has, because they are not written as a number of the column is."""
+    for value in route.tables:
+        try:
+            number = str(int(value, 16 if value.startswith("0x") else 10))
+        except ValueError:
+            yield Problem("route.tables", value, f"is no whole number, as each value of the column {column} is")
+        else:
+            if value != number:
+                yield Problem("route.tables", value, f"is never a value of the column {column}; write {number}")

@@ -51,6 +51,29 @@ def test_a_mistake_is_told_with_its_key(declare: Declare, route: dict[str, Any],
 
 
 @pytest.mark.parametrize(
+    ("value", "kind", "answer"),
+    [
+        ("02", "int", "'02' is never a value of the column carrier; write 2"),
+        ("0x1f", "long", "'0x1f' is never a value of the column carrier; write 31"),
+        ("1_000", "int", "'1_000' is never a value of the column carrier; write 1000"),
+        ("two", "int", "'two' is no whole number, as each value of the column carrier is"),
+        ("-2", "int", None),
+        ("02", "string", None),
+    ],
+)
+def test_a_number_that_no_record_has_as_it_is_written_is_refused(
+    declare: Declare, value: str, kind: str, answer: str | None
+) -> None:
+    route = {"by": "field", "name": "carrier", "tables": {value: "n.a"}}
+    path = declare(schema={"carrier": kind, "departed": "timestamptz"}, route=route)
+    if answer is None:
+        assert load_stream(path).route is not None
+    else:
+        with pytest.raises(SpecError, match=f"route.tables: {answer}$"):
+            load_stream(path)
+
+
+@pytest.mark.parametrize(
     ("more", "message"),
     [
         ({"mode": "upsert", "key": ["carrier"]}, "mode: 'upsert' is not possible with a route yet"),
