@@ -53,7 +53,7 @@ class MadeRoute(MadeStream):
         self.begin()
         home = self.home()
         self.followers = Followers.of(self.tables, home)
-        routed = RoutedTables(self.spec, self.spec.route, load_catalog(None), self.tables)
+        routed = RoutedTables(self.spec, self.spec.route, load_catalog(self.spec.table.catalog), self.tables)
         routed.open(home)
         routed.make(values, home)
         return routed

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
-from operator import itemgetter
 from pathlib import Path
 
 import click
@@ -132,7 +131,7 @@ def _with_missing(
         if said is None and look.health is None and table.kind is TableKind.DEAD_LETTERS:
             said = _letters_dropped(table)
         found.append(replace(look, problem=said, missing=True) if said and look.health is None else look)
-    for (_, name), (spec, said) in sorted(gone.items(), key=itemgetter(0)):
+    for (_, name), (spec, said) in sorted(gone.items(), key=lambda item: (item[0][0] or "", item[0][1])):
         found.append(TableReport(made_table(spec, name, specs).name, TableKind.ROUTED, problem=said, missing=True))
     return found
 

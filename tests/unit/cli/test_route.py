@@ -423,3 +423,25 @@ def test_a_stream_without_a_route_is_told_that_alone(tmp_path: Path, frazil_home
     (tmp_path / "shop.yaml").write_text(yaml.safe_dump(text))
     MadeStream(load_stream(tmp_path / "shop.yaml"), time.time_ns() // 1_000_000).begin()
     assert str(call(tmp_path, "route", "shop").exception) == "stream 'shop' has no route"
+
+
+def test_health_names_what_two_catalogs_lack(
+    made: MadeRoute,  # noqa: ARG001
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in (("TYPE", "sql"), ("URI", f"sqlite:///{tmp_path}/o.db"), ("WAREHOUSE", f"file://{tmp_path}/o")):
+        monkeypatch.setenv(f"PYICEBERG_CATALOG__AWAY__{name}", value)
+    table = {"identifier": "shop.other", "catalog": "away"}
+    text = shop(name="away", table=table).model_dump(mode="json", by_alias=True, exclude_unset=True)
+    (tmp_path / "away.yaml").write_text(yaml.safe_dump(text))
+    away = MadeRoute(load_stream(tmp_path / "away.yaml"), time.time_ns() // 1_000_000)
+    away.begin_route("a")
+    away.run({"shop.raw_a": 1})
+    for catalog in (None, "away"):
+        load_catalog(catalog).drop_table("shop.raw_a")
+    done = call(tmp_path, "health")
+    assert (done.exit_code, re.findall(r"(\S+\.shop\.raw_a) +missing", done.stdout)) == (
+        25,
+        ["default.shop.raw_a", "away.shop.raw_a"],
+    )
