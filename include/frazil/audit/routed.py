@@ -22,7 +22,7 @@ from frazil.commit.followers import Followers, lacked
 from frazil.commit.journal import Journal
 from frazil.commit.lane import Lane, has_lane, unsettled_replay
 from frazil.commit.lane_records import chunks, given_up, published
-from frazil.commit.marker import Marker
+from frazil.commit.marker import Marker, property_name
 from frazil.commit.members import Member, member_of, never_had, newest_left, renamed
 from frazil.commit.stream_tables import StreamTables
 from frazil.ingest.contract import StagedFile, Target
@@ -148,7 +148,10 @@ def _looked_at(sought: _Sought, waiting: Sequence[Journal], target: Target) -> R
         elif member or not waiting or not all_beside(tables, waiting, target):
             problem = _gone(tables, target, member)
     else:
-        if columns := [name for name in COORDINATES if name not in table.schema().column_names]:
+        renamed_to = _first_now(sought, target, table)
+        if renamed_to is not None:  # all rows that the route counts for the name are in that one
+            table = tables.handle(renamed_to).current()
+        elif columns := [name for name in COORDINATES if name not in table.schema().column_names]:
             problem = f"it is another table than the route had: it has no column {', '.join(columns)}"
         else:
             found.update(tally(table, Wanted({topic for topic, _ in within}, within)))
@@ -169,6 +172,14 @@ def _looked_at(sought: _Sought, waiting: Sequence[Journal], target: Target) -> R
         except FileNotFoundError:
             problem = problem or f"a file that waits for it is gone: {file.path}"
     return RoutedRows(target, dict(found), waits, problem, renamed_to)
+
+
+def _first_now(sought: _Sought, target: Target, table: Table) -> Target | None:
+    """The name of the table that the route had by this one, where it was renamed and another was put in its place."""
+    if property_name(sought.tables.stream) in table.properties:
+        return None
+    member = member_of(sought.tables, target)
+    return renamed(sought.tables, member, sought.named) if member and member.is_another(table) else None
 
 
 def _gone(tables: StreamTables, target: Target, member: Member | None) -> str:

@@ -6,6 +6,7 @@ Written when the stream begins to write to a table, and kept until the stream is
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -17,11 +18,13 @@ from frazil.commit.journal import Journal, later_journals
 from frazil.commit.marker import read_marker
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.target_objects import object_of, targets_in
-from frazil.errors import FrazilError
+from frazil.errors import FrazilError, words_of
 from frazil.ingest.contract import Target
 from frazil.table.parallel import in_parallel
 from frazil.table.remains import Metadata, newest_of
 from frazil.table.storage import open_store
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +104,16 @@ def renamed(tables: StreamTables, member: Member, named: Collection[Target] = ()
     had = [other.target for other in others if other and other.uuid == member.uuid]
     for name in (*had, *sorted({*named} - known)):
         try:
-            if not member.is_another(tables.handle(name).refresh()):
-                return name
+            table = tables.handle(name).refresh()
         except NoSuchTableError:  # it was renamed once more
             continue
+        except Exception as error:  # catalogs' clients raise anything; what cannot be loaded is not known to be it
+            log.warning(
+                "table %s cannot be loaded, so whether it is %s is not known: %s", name, member.target, words_of(error)
+            )
+            continue
+        if not member.is_another(table):
+            return name
     return None
 
 

@@ -31,6 +31,7 @@ from frazil.stream.dropped_tables import dropped_sentence, is_of_others, still_h
 from frazil.table.catalogs import catalog_errors, load_catalog
 from frazil.table.declared import name_of
 from frazil.table.made_tables import made_for, named_like, routed_table
+from frazil.table.parallel import in_parallel
 from frazil.table.renamed import former_columns
 from frazil.table.tables import as_declared, ensure_declared
 
@@ -170,6 +171,7 @@ class RoutedTables:
             self.targets.update(self.route.tables)
             self._side_by_side(lambda name: self._tried(name, None, lambda: self._declared(name, home)), declared)
             self._find_made(home)
+            self._keep_unread(home)
             self.make([*self._values_of_missing(), *self._values_of_dropped()], home)
         log.info("the route of stream %r has %s", self.spec.name, counted(len(set(self.targets.values())), "table"))
 
@@ -185,6 +187,16 @@ class RoutedTables:
         """
         noted = [(note.value, note.target) for note in notes(self.tables)]
         return [value for value, target in noted if value is not None and self.route.makes(value, target)]
+
+    def _keep_unread(self, home: Marker) -> None:
+        """Let the values of tables that are there and cannot be loaded keep them, whatever is allowed by now.
+
+        A table that is there gets its rows; without this they would be dead letters until a start can load it.
+        """
+        names = sorted(self._unread & self._members)
+        members = filter(None, in_parallel(lambda name: member_of(self.tables, name), names) if names else [])
+        values = [m.value for m in members if m.value is not None and self.route.made_table(m.value) == m.target]
+        self._side_by_side(lambda value: self._make(value, home), [v for v in values if v not in self.targets])
 
     def _values_of_dropped(self) -> list[str]:
         """The values of tables that the template made and the catalog lacks: their rows wait for what a person does."""
@@ -264,7 +276,7 @@ class RoutedTables:
     def make(self, values: Iterable[str], home: Marker) -> None:
         """Make the tables of new values, as far as there may be more. Raises as `open` does."""
         new = sorted({value for value in values if value not in self.targets and value not in self.refused})
-        new = new[: self.route.limit - self.made]
+        new = new[: max(0, self.route.limit - self.made)]
         with catalog_errors(self.catalog.name):
             self._side_by_side(lambda value: self._make(value, home), new)
 

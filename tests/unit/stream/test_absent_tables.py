@@ -426,6 +426,57 @@ def test_a_table_that_was_never_made_and_is_no_longer_allowed_is_made_only_for_r
     assert given_up or made.offsets(A) == [0, 1]
 
 
+def allowing(made: Shop, *allow: str, **more: Any) -> Shop:
+    """The next start has this declaration."""
+    text = made.spec.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    made.spec = shop(route={**text["route"], "allow": list(allow), **more})
+    return made
+
+
+def test_a_table_that_is_there_and_cannot_be_loaded_keeps_its_value_whatever_is_allowed(
+    made: Shop, broken: Broken
+) -> None:
+    made.land(a=1, b=1)
+    broken.refused = {("load_table", A)}
+    allowing(made, "b*").start()
+    made.land(a=1)
+    broken.refused = set()
+    made.start()
+    assert (made.routed.targets["a"], made.offsets(A)) == (A, [0, 2])
+
+
+def test_where_more_tables_are_there_than_the_limit_a_start_makes_no_other(made: Shop, broken: Broken) -> None:
+    made.land(v1=1, v2=1, v3=1)
+    broken.refused = {("create_table", f"shop.raw_w{i}") for i in range(3)}
+    made.land(w0=1, w1=1, w2=1)
+    for i in range(3):
+        give_up_beside(made.tables, f"shop.raw_w{i}", made.home())
+    broken.refused = set()
+    allowing(made, "*", limit=2).start()
+    assert not [table for _, table in load_catalog(None).list_tables("shop") if table.startswith("raw_w")]
+
+
+def test_the_audit_does_not_need_a_table_that_the_route_names_and_nobody_began_to_write_to(
+    made: Shop, broken: Broken
+) -> None:
+    made.land(a=2, b=1)
+    load_catalog(None).drop_table(A)
+    broken.refused = {("load_table", "shop.kept_a")}
+    (missing, *_) = audit_stream(made.tables, window=None, named=["shop.kept_a"]).findings
+    assert "it was dropped or renamed" in missing.sentence
+
+
+def test_rows_of_a_table_that_was_renamed_count_once_though_another_has_its_name(made: Shop, broken: Broken) -> None:  # noqa: ARG001
+    made.land(a=2, b=1)
+    catalog = load_catalog(None)
+    catalog.rename_table(A, "shop.kept_a")
+    catalog.create_table(A, catalog.load_table("shop.kept_a").schema())
+    allowing(made, "b*", tables={"order": ORDERS, "a": "shop.kept_a"}).start()
+    made.land(a=1)
+    assert made.offsets("shop.kept_a") == [0, 1, 3]
+    assert audit_stream(made.tables, window=None, named=["shop.kept_a"]).findings == ()
+
+
 def test_a_table_whose_name_does_not_show_its_value_is_made_anew_for_it(made: Shop, broken: Broken) -> None:
     hashed = shop().route.made_table("Ä")  # type: ignore[union-attr]
     broken.refused = {("create_table", hashed)}
