@@ -11,11 +11,12 @@ from pathlib import Path
 import click
 
 from frazil import clock
+from frazil.cli.asking import Asking
 from frazil.cli.options import json_option, streams_option, table_argument
 from frazil.cli.output import echo_fields, echo_json, echo_lines, echo_table, is_narrow, said_of
 from frazil.cli.status import AT_ONCE
 from frazil.commit.marker import property_name
-from frazil.errors import SpecError, TableLost
+from frazil.errors import FrazilError, SpecError, TableLost
 from frazil.maintenance.alert_rules import Reading, readings
 from frazil.maintenance.health import PartitionFiles, RecentFiles, TableHealth
 from frazil.maintenance.load import MadeElsewhere
@@ -79,21 +80,29 @@ def health(table: str | None, streams_folder: Path, *, as_json: bool, deep: bool
     Example:
       frazil health demo.flights --deep
     """
-    now_ms = clock.now_ms()
+    now_ms, asking = clock.now_ms(), Asking()
     specs, errors = declared_streams(streams_folder, now_ms=now_ms)
     if table is not None:
         maintained = find_maintained(specs, table, problems=errors)
         look = _look(maintained, now_ms=now_ms, deep=deep)
-        found = [look] if look.health else _with_missing([(maintained, look)], maintained.streams, now_ms=now_ms)[:1]
+        looks = [(maintained, look)]
+        reports, untold = (
+            ([look], {}) if look.health else _with_missing(looks, maintained.streams, asking, now_ms=now_ms)
+        )
+        found = reports[:1]
+        if untold and not found[0].missing:
+            raise next(iter(untold.values()))
     else:
-        made, unlisted = _made(specs)
+        made, unlisted = _made(specs, asking)
         tables = sorted([*maintained_tables(specs), *made], key=lambda each: each.name)
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            looks = pool.map(partial(_look_if_possible, now_ms=now_ms, deep=deep), tables)
-            there = [(each, look) for each, look in zip(tables, looks, strict=True) if look is not None]
-        found = [*_with_missing(there, specs, now_ms=now_ms), *unlisted]
+            looked = pool.map(partial(_look_if_possible, asking, now_ms=now_ms, deep=deep), tables)
+            there = [(each, look) for each, look in zip(tables, looked, strict=True) if look is not None]
+        reports, untold = _with_missing(there, specs, asking, now_ms=now_ms)
+        unlisted += [TableReport(n, TableKind.ROUTED, problem=_problem(e)) for n, e in untold.items()]
+        found = [*reports, *{look.table: look for look in unlisted}.values()]
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        running = list(pool.map(partial(_look_at_stream, now_ms=now_ms), specs if table is None else ()))
+        running = list(pool.map(partial(_look_at_stream, asking, now_ms=now_ms), specs if table is None else ()))
     if as_json:
         echo_json({"at-ms": now_ms, "tables": found, "streams": running, "errors": errors})
     else:
@@ -107,33 +116,49 @@ def health(table: str | None, streams_folder: Path, *, as_json: bool, deep: bool
         raise SystemExit(SpecError.exit_code)
     if any(look.missing for look in found):
         raise SystemExit(TableLost.exit_code)
+    for why in untold.values():
+        raise SystemExit(why.exit_code if isinstance(why, FrazilError) else FrazilError.exit_code)
 
 
 def _with_missing(
-    looks: Sequence[tuple[MaintainedTable, TableReport]], specs: Sequence[StreamSpec], *, now_ms: int
-) -> list[TableReport]:
-    """The reports, with what happened to tables that streams had and catalogs lack; at the end those of templates."""
+    looks: Sequence[tuple[MaintainedTable, TableReport]], specs: Sequence[StreamSpec], asking: Asking, *, now_ms: int
+) -> tuple[list[TableReport], dict[str, Exception]]:
+    """The reports, with what happened to tables that streams had and catalogs lack; at the end those of templates.
 
-    def ask(spec: StreamSpec) -> dict[str, str]:
+    And by route, or by stream's table, why that is not known, unless a report of the stream's own table says so.
+    """
+
+    def ask(spec: StreamSpec) -> dict[str, str] | Exception:
         try:
-            return missing_tables(spec, now_ms=now_ms)
-        except Exception:  # catalogs and storage raise what their clients raise, and that is said of the table itself
-            return {}
+            return asking.ask(spec.table.catalog, lambda: missing_tables(spec, now_ms=now_ms))
+        except Exception as error:  # catalogs and storage raise what their clients raise
+            return error
 
     absent = {(table.catalog, table.identifier) for table, look in looks if look.health is None}
     asked = [spec for spec in specs if spec.route or (spec.table.catalog, spec.table.identifier) in absent]
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        answers = zip(asked, pool.map(ask, asked), strict=True)
-        gone = {(spec.table.catalog, name): (spec, said) for spec, of in answers for name, said in of.items()}
+        answers = [*zip(asked, pool.map(ask, asked), strict=True)]
+    gone = {
+        (spec.table.catalog, name): (spec, said)
+        for spec, of in answers
+        if not isinstance(of, Exception)
+        for name, said in of.items()
+    }
     found = []
     for table, look in looks:
         _, said = gone.pop((table.catalog, table.identifier), (None, None))
-        if said is None and look.health is None and table.kind is TableKind.DEAD_LETTERS:
+        if said is None and look.problem is None and look.health is None and table.kind is TableKind.DEAD_LETTERS:
             said = _letters_dropped(table)
         found.append(replace(look, problem=said, missing=True) if said and look.health is None else look)
     for (_, name), (spec, said) in sorted(gone.items(), key=lambda item: (item[0][0] or "", item[0][1])):
         found.append(TableReport(made_table(spec, name, specs).name, TableKind.ROUTED, problem=said, missing=True))
-    return found
+    told = {(table.catalog, table.identifier) for table, look in looks if look.problem}
+    untold = {
+        f"route of {spec.name}": error
+        for spec, error in answers
+        if isinstance(error, Exception) and (spec.table.catalog, spec.table.identifier) not in told
+    }
+    return found, untold
 
 
 def _letters_dropped(table: MaintainedTable) -> str | None:
@@ -163,34 +188,38 @@ def _look(maintained: MaintainedTable, *, now_ms: int, deep: bool) -> TableRepor
     return TableReport(maintained.name, maintained.kind, found, ratios, beyond)
 
 
-def _made(specs: Sequence[StreamSpec]) -> tuple[list[MaintainedTable], list[TableReport]]:
+def _made(specs: Sequence[StreamSpec], asking: Asking) -> tuple[list[MaintainedTable], list[TableReport]]:
     """The tables that routes may have made, and the routes whose tables cannot be listed."""
     made: list[MaintainedTable] = []
     unlisted: list[TableReport] = []
     for name, spec in routes(specs).items():
         try:
-            made += made_tables(existing_catalog(spec.table.catalog), spec, specs)
+            made += asking.ask(spec.table.catalog, partial(_made_by, spec, specs))
         except Exception as error:  # catalogs and storage raise what their clients raise; the other tables go on
             unlisted.append(TableReport(name, TableKind.ROUTED, problem=_problem(error)))
     return made, unlisted
+
+
+def _made_by(spec: StreamSpec, specs: Sequence[StreamSpec]) -> list[MaintainedTable]:
+    return made_tables(existing_catalog(spec.table.catalog), spec, specs)
 
 
 def _problem(error: Exception) -> str:
     return f"it cannot be measured: {type(error).__name__}: {' '.join(str(error).split())}"
 
 
-def _look_if_possible(maintained: MaintainedTable, *, now_ms: int, deep: bool) -> TableReport | None:
+def _look_if_possible(asking: Asking, maintained: MaintainedTable, *, now_ms: int, deep: bool) -> TableReport | None:
     """None for a table that is only named like a route's."""
     try:
-        return _look(maintained, now_ms=now_ms, deep=deep)
+        return asking.ask(maintained.catalog, lambda: _look(maintained, now_ms=now_ms, deep=deep))
     except MadeElsewhere:
         return None
     except Exception as error:  # catalogs and storage raise what their clients raise; the other tables go on
         return TableReport(maintained.name, maintained.kind, problem=_problem(error))
 
 
-def _look_at_stream(spec: StreamSpec, *, now_ms: int) -> StreamReport:
-    state = observe_stream(spec, None, now_ms=now_ms)
+def _look_at_stream(asking: Asking, spec: StreamSpec, *, now_ms: int) -> StreamReport:
+    state = observe_stream(spec, None, now_ms=now_ms, out_of_reach=asking.is_silent(spec.table.catalog))
     seen = stream_readings(state, spec.maintenance.alerts, now_ms=now_ms)
     return StreamReport(state, tuple(reading for reading in seen if reading.is_beyond))
 

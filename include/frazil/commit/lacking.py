@@ -29,6 +29,7 @@ from frazil.commit.members import never_had
 from frazil.commit.stream_tables import StreamTables
 from frazil.errors import TableLost
 from frazil.ingest.contract import Target
+from frazil.table.parallel import in_parallel
 
 Mending = Callable[[Target], "str | None"]
 """What happened to a table that the catalog lacks, and what to do now, as a sentence; None where that is not known."""
@@ -36,27 +37,42 @@ Mending = Callable[[Target], "str | None"]
 
 def lacking(tables: StreamTables, home: Marker, mending: Mending = lambda _: None) -> list[Behind]:
     """The tables that lack rows, as the tables themselves say; in order of their names. Commits nothing."""
-    found = []
-    for target, waiting in sorted(Followers.of(tables, home).waiting.items()):
-        journals, reason = waiting, "its writer commits them with the next batch, or says why it cannot"
-        is_well, gone = False, None
-        try:
-            table = tables.handle(target).refresh()
-            marker = present_marker(read_marker(table.metadata.properties, tables.stream), table, tables.stream)
-            check_routed_not_rolled_back(table.metadata, marker, table=target)
-            journals, is_well = later_journals(marker, waiting), True
-        except Exception as error:  # catalogs' clients raise anything
-            note = note_of(tables, target) if all_beside(tables, waiting, target) else None
-            reason = told_error(error, tables.stream, target) if note is None else note.reason
-            if isinstance(error, NoSuchTableError):
-                gone = Gone.MISSING
-                if note is None:
-                    reason = mending(target) or reason
-                journals = [*never_had(tables, target, waiting)]
-        if journals:
-            only_last = is_well and [journal.key for journal in journals] == [home.settled]
-            found.append(dataclasses.replace(behind_of(target, journals, reason), only_last=only_last, gone=gone))
-    return found
+    return lacking_of(tables, home, Followers.of(tables, home).waiting, mending)
+
+
+def lacking_of(
+    tables: StreamTables, home: Marker, waiting: Mapping[Target, list[Journal]], mending: Mending
+) -> list[Behind]:
+    """Those of the tables for which these batches may wait. Loads each, side by side."""
+
+    def step(item: tuple[Target, list[Journal]]) -> Behind | None:
+        return _lacks(tables, home, *item, mending)
+
+    return [found for found in in_parallel(step, sorted(waiting.items())) if found] if waiting else []
+
+
+def _lacks(
+    tables: StreamTables, home: Marker, target: Target, waiting: list[Journal], mending: Mending
+) -> Behind | None:
+    journals, reason = waiting, "its writer commits them with the next batch, or says why it cannot"
+    is_well, gone = False, None
+    try:
+        table = tables.handle(target).refresh()
+        marker = present_marker(read_marker(table.metadata.properties, tables.stream), table, tables.stream)
+        check_routed_not_rolled_back(table.metadata, marker, table=target)
+        journals, is_well = later_journals(marker, waiting), True
+    except Exception as error:  # catalogs' clients raise anything
+        note = note_of(tables, target) if all_beside(tables, waiting, target) else None
+        reason = told_error(error, tables.stream, target) if note is None else note.reason
+        if isinstance(error, NoSuchTableError):
+            gone = Gone.MISSING
+            if note is None:
+                reason = mending(target) or reason
+            journals = [*never_had(tables, target, waiting)]
+    if not journals:
+        return None
+    only_last = is_well and [journal.key for journal in journals] == [home.settled]
+    return dataclasses.replace(behind_of(target, journals, reason), only_last=only_last, gone=gone)
 
 
 def lacking_replayed(tables: StreamTables, there: Mapping[Target, Table]) -> list[Behind]:

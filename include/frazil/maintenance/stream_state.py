@@ -43,16 +43,19 @@ WAITING_MOST = 1_000
 """At most this many waiting batches are counted."""
 
 
-def observe_stream(spec: StreamSpec, problem: str | None, *, now_ms: int) -> StreamState:
-    """The state of one stream. Never raises for what is out of reach: that stays unknown."""
-    table, reachable = _table(spec)
+def observe_stream(spec: StreamSpec, problem: str | None, *, now_ms: int, out_of_reach: bool = False) -> StreamState:
+    """The state of one stream. Never raises for what is out of reach: that stays unknown.
+
+    Asks nothing of its catalog if that is known to be `out_of_reach`.
+    """
+    table, reachable = (None, False) if out_of_reach else _table(spec)
     newest = next(commit_records(table.metadata, spec.name), None) if table else None
     committed_ms = newest[0].timestamp_ms if newest else None
     stale_ms = stale_after_ms(spec.maintenance, spec.commit.longest_interval // timedelta(milliseconds=1))
     is_fresh = committed_ms is not None and now_ms - committed_ms <= stale_ms
     writer = _writer(spec.name)
     exits = _fruitless(writer, now_ms=now_ms)
-    desired = TableState(clock=clock.now_ms).desired(spec)
+    desired = None if out_of_reach else TableState(clock=clock.now_ms).desired(spec)
     recent_ms = min(max(RECENT_MS, spec.commit.longest_interval // timedelta(milliseconds=1)), HOUR_MS)
     hour, recent = (
         _landed(table.metadata if table else None, spec.name, now_ms=now_ms, within_ms=within_ms)

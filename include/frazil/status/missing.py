@@ -9,6 +9,7 @@ from frazil.spec.model import StreamSpec
 from frazil.status.writer import look_at_writer
 from frazil.stream.dropped_tables import not_with_home
 from frazil.supervise.liveness import has_committed
+from frazil.table.catalogs import catalog_errors
 from frazil.table.lost import missing_table
 from frazil.table.tables import load_stream_table
 
@@ -26,6 +27,7 @@ def missing_tables(spec: StreamSpec, *, now_ms: int) -> dict[str, str]:
     home = read_marker(table.properties, spec.name)
     if home is None or home.routed is None:
         return {}
-    behind, dropped = not_with_home(spec, read_stream(spec).tables, home)
+    with catalog_errors(table.catalog.name):
+        behind, dropped = not_with_home(spec, read_stream(spec).tables, home, only_gone=True)
     found = {lacks.target: str(lacks) for lacks in behind if lacks.gone is Gone.MISSING}
     return found | {gone.target: str(gone) for gone in dropped}

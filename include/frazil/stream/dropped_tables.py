@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from pyiceberg.catalog import Catalog
@@ -16,8 +16,8 @@ from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 
 from frazil.commit.beside_home import note_of
-from frazil.commit.followers import Behind, Gone
-from frazil.commit.lacking import lacking, lacking_replayed
+from frazil.commit.followers import Behind, Followers, Gone
+from frazil.commit.lacking import lacking_of, lacking_replayed
 from frazil.commit.marker import Marker
 from frazil.commit.members import Member, member_names, member_of, write_member
 from frazil.commit.stream_tables import StreamTables
@@ -68,10 +68,7 @@ def dropped_tables(
         return []
     catalog = tables.main.current().catalog
     with catalog_errors(catalog.name):
-        # A listing may leave out what we may not see, so each that it lacks is asked for.
-        namespaces = {name.rpartition(".")[0] for name in names}
-        found_there = {name for namespace in namespaces for name in names_in(catalog, namespace)}
-        gone = {name for name in names - found_there if not catalog.table_exists(name)}
+        gone = _absent(catalog, names)
     read = sorted(gone if there is None else names)
     members = in_parallel(lambda name: member_of(tables, name), read) if read else []
     found = []
@@ -83,6 +80,16 @@ def dropped_tables(
             sentence = dropped_sentence(spec, tables, member, again)
             found.append(DroppedTable(member.target, sentence, Gone.REPLACED if again else Gone.MISSING))
     return found
+
+
+def _absent(catalog: Catalog, names: Set[Target]) -> set[Target]:
+    """Those of the names that the catalog lacks. Costs a listing of each namespace. Raises what the catalog raises."""
+    namespaces = {name.rpartition(".")[0] for name in names}
+    listed = {name for namespace in namespaces for name in names_in(catalog, namespace)}
+    # A listing may leave out what we may not see, so each that it lacks is asked for.
+    unlisted = sorted(names - listed)
+    there = in_parallel(catalog.table_exists, unlisted) if unlisted else []
+    return {name for name, exists in zip(unlisted, there, strict=True) if not exists}
 
 
 def _made_again(catalog: Catalog, member: Member, there: Mapping[Target, Table]) -> Table | None:
@@ -98,11 +105,16 @@ def _made_again(catalog: Catalog, member: Member, there: Mapping[Target, Table])
 
 
 def not_with_home(
-    spec: StreamSpec, tables: StreamTables, home: Marker, there: Mapping[Target, Table] | None = None
+    spec: StreamSpec,
+    tables: StreamTables,
+    home: Marker,
+    there: Mapping[Target, Table] | None = None,
+    *,
+    only_gone: bool = False,
 ) -> tuple[list[Behind], list[DroppedTable]]:
     """The tables that lack rows that home has, and those that were dropped with no rows waiting for them.
 
-    `there` is as for `dropped_tables`.
+    `there` is as for `dropped_tables`. With `only_gone`, tables that are there are left out, and not loaded for that.
     """
     dropped = {found.target: found for found in dropped_tables(spec, tables, there)}
 
@@ -110,7 +122,10 @@ def not_with_home(
         known = dropped.get(target)
         return known.reason if known else dropped_sentence(spec, tables, _member_or_like(spec, tables, target))
 
-    behind = lacking(tables, home, mending)
+    catalog, waiting = tables.main.current().catalog, Followers.of(tables, home).waiting
+    if only_gone:
+        waiting = {target: waiting[target] for target in _absent(catalog, waiting.keys())}
+    behind = lacking_of(tables, home, waiting, mending)
     if there is None:
         for b in behind:
             dropped |= _made_again_meanwhile(spec, tables, b.target)
@@ -118,7 +133,6 @@ def not_with_home(
         dataclasses.replace(b, reason=found.reason, gone=found.amiss) if (found := dropped.pop(b.target, None)) else b
         for b in behind
     ]
-    catalog = tables.main.current().catalog
     replayed = [
         b
         if route_has(spec, tables, b.target) or catalog.table_exists(b.target)

@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 import time
+from collections import Counter
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -14,19 +15,22 @@ from typing import Any
 import pytest
 import yaml
 from click.testing import CliRunner, Result
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.exceptions import ForbiddenError
 from pyiceberg.schema import Schema
 from pyiceberg.table.refs import SnapshotRefType
 from pyiceberg.table.update import SetSnapshotRefUpdate
 from pyiceberg.types import NestedField, StringType
 
 from frazil.audit.run import audit_stream
+from frazil.cli import asking
 from frazil.cli.main import frazil
 from frazil.cli.output import lines_of
 from frazil.commit import marker_change
 from frazil.commit.followers import COMING_MS, Followers
 from frazil.commit.marker import property_name
 from frazil.commit.members import forget_member, member_names
-from frazil.errors import SpecError, TableLost
+from frazil.errors import CommitUnavailable, SpecError, TableLost
 from frazil.spec.load import load_stream
 from frazil.table.catalogs import load_catalog
 from tests.made_batches import MadeStream
@@ -445,3 +449,51 @@ def test_health_names_what_two_catalogs_lack(
         25,
         ["default.shop.raw_a", "away.shop.raw_a"],
     )
+
+
+def test_health_loads_no_table_that_is_there_a_second_time_and_says_of_which_it_was_not_told(
+    made: MadeRoute, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made.run({"main": 1, "shop.raw_a": 1})
+    loads, load, exists = Counter[str](), SqlCatalog.load_table, SqlCatalog.table_exists
+
+    def counted(catalog: SqlCatalog, identifier: Any) -> Any:
+        loads[identifier if isinstance(identifier, str) else ".".join(identifier)] += 1
+        return load(catalog, identifier)
+
+    def refusing(catalog: SqlCatalog, identifier: Any) -> bool:
+        if "shop.raw_a" in str(identifier):
+            raise ForbiddenError("not yours")
+        return exists(catalog, identifier)
+
+    monkeypatch.setattr(SqlCatalog, "load_table", counted)
+    monkeypatch.setattr(SqlCatalog, "table_exists", refusing)
+    assert (call(tmp_path, "health").exit_code, loads["shop.raw_a"], loads["shop.orders"]) == (0, 1, 1)
+    load_catalog(None).drop_table("shop.raw_a")
+    done = call(tmp_path, "health")
+    assert (done.exit_code, "route of shop" in done.stdout, "not yours" in done.stdout) == (16, True, True)
+
+
+def test_a_silent_catalog_costs_health_its_timeout_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = Counter[str | None]()
+
+    def silent(name: str | None) -> Any:
+        asked[name] += 1
+        raise CommitUnavailable("no answer in time")
+
+    monkeypatch.setattr(asking, "SILENT_S", 0.0)
+    monkeypatch.setattr("frazil.cli.health.existing_catalog", silent)
+    monkeypatch.setattr("frazil.table.tables.existing_catalog", silent)
+    text = shop().model_dump(mode="json", by_alias=True, exclude_unset=True)
+    for number in range(12):
+        spec = {
+            **text,
+            "name": f"shop{number}",
+            "table": f"shop.other{number}",
+            "route": {**text["route"], "tables": {}},
+        }
+        spec["route"]["template"] = f"shop.of{number}_{{value}}"
+        (tmp_path / f"shop{number}.yaml").write_text(yaml.safe_dump(spec))
+    found = json.loads(call(tmp_path, "health", "--json").stdout)
+    assert all("no answer in time" in each["problem"] for each in found["tables"])
+    assert (len(found["tables"]), asked) == (36, {None: 1})
