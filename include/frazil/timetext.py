@@ -6,14 +6,17 @@ from datetime import UTC, datetime, timedelta
 
 
 def ago(milliseconds: int) -> str:
-    """A duration: `0.4 s`, `12 s`, `3 min 5 s`, `2 h 0 min`."""
+    """A duration: `0.4 s`, `12 s`, `3 min 5 s`, `2 h 0 min`, `30 d 4 h`."""
     seconds = max(milliseconds, 0) / 1000
     if seconds < 10:
         return f"{seconds:.1f} s"
     if seconds < 60:
         return f"{seconds:.0f} s"
     minutes, rest = divmod(int(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    hours, rest = divmod(minutes, 60)
+    return f"{hours} h {rest} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
 
 
 def utc(ms: int | None) -> str:

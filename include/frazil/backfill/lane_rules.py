@@ -51,8 +51,9 @@ def check_replayed(spec: StreamSpec) -> None:
 def check_coordinates(spec: StreamSpec, *, table_has: bool = True) -> None:
     """Check that the table tells which records it has. Raises SpecError."""
     if not (spec.coordinates and table_has):
+        where = "its table lacks the columns" if spec.coordinates else "coordinates: false"
         raise SpecError(
-            f"stream {spec.name!r} keeps no Kafka coordinates (coordinates: false): nothing can tell which records its "
+            f"stream {spec.name!r} keeps no Kafka coordinates ({where}): nothing can tell which records its "
             "table has, so it can neither be backfilled nor have its dead letters replayed"
         )
 

@@ -101,7 +101,7 @@ def _without_writer(status: StreamStatus, *, now_ms: int) -> Condition | None:
         return Condition(Level.QUIET, "starting", "its last writer has ended, and the next one has not started yet")
     ended = f" {ago(now_ms - writer.ended_at_ms)} ago" if writer.ended_at_ms is not None else ""
     waiting = f", and {counted(status.lag, 'record', 'waits|wait')}" if status.lag else ""
-    said = f"its last writer ended{ended}, and no other has run since{waiting}: see whether its DAG runs in Airflow"
+    said = f"its last writer here ended{ended}, and no other has committed since{waiting}: does its DAG run in Airflow?"
     return Condition(Level.TROUBLE, "no writer", said, "writer")
 
 

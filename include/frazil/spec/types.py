@@ -160,6 +160,9 @@ def parse_type(text: str) -> Type:
     return parsed
 
 
+_ZONED = re.compile(r"timestamp\b.* (with|without) time zone\b", re.IGNORECASE)
+
+
 def _tokens(text: str) -> list[str]:
     tokens, position = [], 0
     stripped = text.rstrip()
@@ -202,6 +205,9 @@ class _Reader:
 
     def end(self) -> None:
         if rest := self._tokens[self._position :]:
+            if found := _ZONED.match(" ".join(self._tokens)):
+                kind = "timestamptz" if found[1] == "with" else "timestamp"
+                raise ValueError(f"is written as in SQL; Iceberg's name is {kind!r}")
             raise ValueError(f"has {' '.join(rest)!r} after the type's end; a required column ends with 'not null'")
 
     def _struct(self) -> Struct:

@@ -44,6 +44,8 @@ def test_a_nested_type_may_be_written_without_spaces() -> None:
         ("varchar", "string"),
         ("bigint", "long"),
         ("timestamp_ntz", "timestamp"),
+        ("timestamp with time zone", "'timestamptz'"),
+        ("timestamp(6) without time zone", "name is 'timestamp'"),
         ("Int", "int"),
         ("bool", "boolean"),
         ("array<string>", "list<type>"),
