@@ -64,7 +64,7 @@ def lines_of(sentence: str) -> list[str]:
     lines: list[str] = []
     for at, part in enumerate(_COMMAND.split(sentence)):
         if at % 2:
-            lines[-1] += ":"
+            lines[-1:] = [f"{lines[-1] if lines else ''}:"]
         if part:
             lines.append(f"{INDENT}{part}" if at % 2 else part)
     return lines

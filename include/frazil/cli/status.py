@@ -140,8 +140,8 @@ def _sentences(streams: list[StreamStatus]) -> list[str]:
 
 
 def _letters_left(spec: StreamSpec, one: StreamStatus, *, now_ms: int) -> int | None:
-    """How many of the records that were rejected in the last day are dead letters still; None where all are, for what
-    is known.
+    """How many of the records that were rejected in the last day are dead letters still; None where all are, or where
+    error classes do not tell of all: those that a person accepted have none.
 
     By the metadata of both tables, which it loads where any record was rejected.
     """
@@ -156,8 +156,8 @@ def _letters_left(spec: StreamSpec, one: StreamStatus, *, now_ms: int) -> int | 
         return None
     treatments = treated(letters.metadata, main.metadata, spec.name, since_ms=now_ms - DAY_MS)
     found = rejected_of(main.metadata, spec.name, treatments, now_ms=now_ms)
-    there = sum(reason.there for reason in found)
-    return there if there < sum(reason.count for reason in found) else None
+    there, of_classes = sum(reason.there for reason in found), sum(reason.count for reason in found)
+    return there if there < of_classes == one.flow.rejected_last_day else None
 
 
 def _cells(one: StreamStatus, *, now_ms: int) -> dict[str, str]:
@@ -199,11 +199,7 @@ def _fields(one: StreamStatus, left: int | None, *, now_ms: int) -> dict[str, st
         "snapshot": "none" if one.snapshot_id is None else str(one.snapshot_id),
         "rejected": _rejected_words(one, left),
         "rows": _rows_words(one) + (f", in {one.table} alone" if one.routed else ""),
-        **(
-            {"route": f"`frazil route {one.name}` looks into its tables, also for one that was made again"}
-            if one.routed
-            else {}
-        ),
+        **({"route": _route_words(one)} if one.routed else {}),
         **({"last changes": f"{_counts_words(one.changes)} in the writer's newest batch"} if one.changes else {}),
         **(
             {}

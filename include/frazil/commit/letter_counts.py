@@ -71,7 +71,7 @@ def letters_in(summary: Mapping[str, str]) -> Changes:
     try:
         found, span = json.loads(summary.get(NAME, "{}")), int(summary.get(SPAN, SPANS[0]))
         by = {(str(name), int(hour)): int(more) for name, hours in found.items() for hour, more in hours.items()}
-    except (ValueError, TypeError, AttributeError):
+    except (ValueError, TypeError, AttributeError, OverflowError):
         return NOTHING
     return Changes(by, span) if span in SPANS else NOTHING
 

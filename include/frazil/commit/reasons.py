@@ -57,7 +57,7 @@ def reasons_in(summary: Mapping[str, str]) -> Reasons:
     """What `reasons_summary` wrote; nothing in the summary of an earlier version, or of somebody else."""
     try:
         return reasons_from_json(json.loads(summary.get(NAME, "{}")))
-    except (ValueError, TypeError, AttributeError):
+    except (ValueError, TypeError, AttributeError, OverflowError):
         return {}
 
 

@@ -110,6 +110,8 @@ def _run(opened: OpenStream, request: BackfillRequest) -> Replayed | None:
 
 def _replayed(opened: OpenStream, lane: Lane) -> Replayed:
     journals, gone = opened.tables.journals, given_up(opened.tables.journals, lane.id)
+    if not gone:
+        return Replayed(lane.id, lane.records, lane.rejected)
     without = sum(
         file.records for chunk in chunks(journals, lane) for target in gone for file in chunk.staged_for(target)
     )

@@ -46,3 +46,7 @@ def test_a_command_longer_than_the_screen_is_broken_where_a_shell_goes_on() -> N
     assert shlex.split(told.replace("\\\n", "")) == shlex.split(command)
     assert folded(f"    {command}", 200) == f"    {command}"
     assert folded("a sentence of many words", 10) == "a sentence of many words"
+
+
+def test_a_sentence_may_begin_with_a_colon() -> None:
+    assert lines_of(": `frazil x`.") == [":", "    frazil x"]

@@ -472,7 +472,9 @@ def test_what_was_rejected_in_the_last_day_is_counted_and_what_is_left_of_it(tmp
     assert f"rejected      2 in the last day; {told}\n" in shown("made")
     CliRunner().invoke(frazil, ["dlq", "discard", "made", "--because", "a test", "--yes", "--streams", str(tmp_path)])
     assert f"rejected      2 in the last day, 0 of them left; {told}\n" in shown("made")
+    made.land({0: (3, 6)}, rejected={0: [4, 5]}, reasons={"NotJson": Reason(1)})  # a person accepted the other
+    assert f"rejected      4 in the last day; {told}\n" in shown("made")
     head, row, *_ = shown().splitlines()
-    assert dict(zip(re.split("  +", head), re.split("  +", row), strict=True))["rejected"] == "2"
+    assert dict(zip(re.split("  +", head), re.split("  +", row), strict=True))["rejected"] == "4"
     narrow = shown(env={"FORCE_COLOR": "1", "TERM": "dumb", "COLUMNS": "80"}).splitlines()[:2]
     assert ["watermark" in line or "demo.made" in line for line in narrow] == [False, False]

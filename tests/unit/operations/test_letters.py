@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyiceberg.table.snapshots import Snapshot, Summary
 
-from frazil.commit import letter_counts
+from frazil.commit import letter_counts, reasons
 from frazil.commit.letter_counts import HOUR_MS, SPANS, Counts, letters_in, letters_summary, listed, span_of
-from frazil.commit.reasons import REASONS_MOST, Reason, reasons_summary
+from frazil.commit.reasons import REASONS_MOST, Reason, reasons_in, reasons_summary
 from frazil.history.points import Happened, Kind
 from frazil.operations.letters import COMMITTED_MS, Rejected, rejected_of, treated, with_treatments
 from frazil.status.flow import DAY_MS
@@ -219,3 +219,8 @@ def test_without_a_table_of_dead_letters_or_with_one_that_others_changed_all_are
     for letters in (None, *(snapshots((NOW_MS - 500, one)) for one in told)):
         treatments = treated(letters, MAIN, "orders", since_ms=BEGIN_MS)
         assert [one.there for one in rejected_of(MAIN, "orders", treatments, now_ms=NOW_MS)] == [13, 3]
+
+
+def test_a_number_that_is_none_is_not_told() -> None:
+    assert letters_in({letter_counts.NAME: '{"NotJson": {"0": Infinity}}'}) == letter_counts.NOTHING
+    assert reasons_in({reasons.NAME: '{"NotJson": [Infinity]}'}) == {}

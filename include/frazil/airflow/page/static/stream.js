@@ -52,16 +52,16 @@ function numbers(view) {
     number("Waiting in Kafka", count(line.lag), line.lag === null ? "unknown" : "records"),
     number("Records", rate(line.records_per_s), line.backpressure_ms > 0 ? `batches are ${duration(line.backpressure_ms)} too slow` : `${short(line.rows)} rows in ${view.routes ? "its home table" : "the table"}`),
     line.has_windows && number("Complete to", windows ? h("time", {}, iso(windows.complete_to)) : UNKNOWN, windows ? heldBy(windows) || `by ${windows.grain}, UTC` : "not known yet"),
-    number("Dead letters", count(line.rejected_last_day), left(view)),
+    number("Dead letters", count(line.rejected_last_day), left(view, line.rejected_last_day)),
     line.health && number(view.routes ? "Its tables" : "Table", [shape(line.health.level), line.health.word], line.health.what.join(", ") || "as measured last"),
   );
 }
 
-/** Of those of the last day, how many a replay or a discard took out. */
-function left(view) {
+/** Of those of the last day, how many a replay or a discard left; unsaid where error classes do not tell of all. */
+function left(view, rejected) {
   const there = view.rejected.reduce((sum, one) => sum + one.there, 0);
   const all = view.rejected.reduce((sum, one) => sum + one.count, 0);
-  return there < all ? `in the last day, ${count(there)} are left` : "in the last day";
+  return there < all && all === rejected ? `in the last day, ${count(there)} are left` : "in the last day";
 }
 
 function number(name, value, beside) {
