@@ -178,10 +178,12 @@ def _rejected_words(one: StreamStatus, left: int | None) -> str:
     if one.flow is None:
         return "unknown"
     rejected = one.flow.rejected_last_day
+    since_ms = one.flow.rejected_since_ms
+    when = "in the last day" if since_ms is None else f"since {utc(since_ms)}, before which snapshots have expired"
     if not rejected:
-        return "none in the last day"
+        return f"none {when}"
     still = "" if left is None else f", {left:,} of them left"
-    return f"{rejected:,} in the last day{still}; `frazil dlq list {one.name}` counts dead letters by reason"
+    return f"{rejected:,} {when}{still}; `frazil dlq list {one.name}` counts dead letters by reason"
 
 
 def _fields(one: StreamStatus, left: int | None, *, now_ms: int) -> dict[str, str]:

@@ -117,6 +117,8 @@ class Line:
     last_hour: tuple[int, ...] = ()
     backpressure_ms: int | None = None
     rejected_last_day: int | None = None
+    rejected_since_ms: int | None = None
+    """Since when, where snapshots of the day have expired."""
     windows: Windows | None = None
     has_windows: bool = True
     """Whether its declaration has them: `windows` is None where they are not known, too."""
@@ -209,6 +211,7 @@ def line_of(name: str, spec: StreamSpec | None, seen: Seen, around: Around, *, n
         last_hour=flow.last_hour if flow else (),
         backpressure_ms=status.backpressure_ms,
         rejected_last_day=flow.rejected_last_day if flow else None,
+        rejected_since_ms=flow.rejected_since_ms if flow else None,
         rows=status.rows,
         health=around.health if status.table_exists and not seen.outdated else None,
     )

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from itertools import takewhile
 
 from pyiceberg.table.metadata import TableMetadata
 
-from frazil.commit.history import commit_records
+from frazil.commit.history import ancestors, commit_records
 from frazil.spec.model import StreamSpec
 
 HOUR_MS = timedelta(hours=1) // timedelta(milliseconds=1)
@@ -39,14 +39,28 @@ class Flow:
     last_hour: tuple[int, ...]
     """Records by two minutes, oldest first."""
     rejected_last_day: int
+    rejected_since_ms: int | None = None
+    """Since when that is counted, where snapshots of the day have expired; None for the whole day."""
 
 
 def flow_of(metadata: TableMetadata, spec: StreamSpec, *, now_ms: int) -> Flow:
     """The flow of one stream into its table."""
     longest_ms = spec.commit.longest_interval // timedelta(milliseconds=1)
     over_ms = max(RATE_OVER_MS, INTERVALS * longest_ms)
-    since_ms = now_ms - max(DAY_MS, over_ms)
-    return flow(brought(metadata, spec.name, since_ms=since_ms), over_ms=over_ms, now_ms=now_ms)
+    commits = brought(metadata, spec.name, since_ms=now_ms - max(DAY_MS, over_ms))
+    found = flow(commits, over_ms=over_ms, now_ms=now_ms)
+    if commits and commits[-1].at_ms <= now_ms - DAY_MS:
+        return found
+    return replace(found, rejected_since_ms=expired_before_ms(metadata, since_ms=now_ms - DAY_MS))
+
+
+def expired_before_ms(metadata: TableMetadata, *, since_ms: int) -> int | None:
+    """When the oldest snapshot was made, where the ones before it have expired and it is younger than `since_ms`."""
+    oldest = None
+    for oldest in ancestors(metadata):
+        if oldest.timestamp_ms <= since_ms:
+            return None
+    return oldest.timestamp_ms if oldest and oldest.parent_snapshot_id is not None else None
 
 
 def brought(metadata: TableMetadata, stream: str, *, since_ms: int) -> list[Brought]:

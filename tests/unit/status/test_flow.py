@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frazil.status.flow import BUCKETS, DAY_MS, HOUR_MS, Brought, flow
+from frazil.status.flow import BUCKETS, DAY_MS, HOUR_MS, Brought, expired_before_ms, flow
 
 NOW_MS = 1_700_000_000_000
 MINUTE_MS = 60_000
@@ -52,3 +55,22 @@ def test_the_hour_and_the_day_hold_exactly_what_was_committed_within_them(made: 
     assert found.rejected_last_day == sum(c.rejected for c in newest_first if c.at_ms > NOW_MS - DAY_MS)
     assert (found.records_per_s is None) == (not made)
     assert (found.records_per_s or 0) >= 0
+
+
+@pytest.mark.parametrize(
+    ("ages_minutes", "parent", "since_minutes"),
+    [
+        ((1, 59), None, None),  # a stream that began an hour ago
+        ((1, 59), 7, 59),
+        ((1, 24 * 60), 7, None),
+        ((), None, None),
+    ],
+    ids=["young", "expired", "a whole day", "empty"],
+)
+def test_where_snapshots_of_the_day_expired_it_is_known_since_when_is_counted(
+    monkeypatch: pytest.MonkeyPatch, ages_minutes: tuple[int, ...], parent: int | None, since_minutes: int | None
+) -> None:
+    made = [SimpleNamespace(timestamp_ms=commit(age).at_ms, parent_snapshot_id=parent) for age in ages_minutes]
+    monkeypatch.setattr("frazil.status.flow.ancestors", lambda _: iter(made))
+    found = expired_before_ms(None, since_ms=NOW_MS - DAY_MS)  # type: ignore[arg-type]
+    assert found == (since_minutes and commit(since_minutes).at_ms)

@@ -52,16 +52,18 @@ function numbers(view) {
     number("Waiting in Kafka", count(line.lag), line.lag === null ? "unknown" : "records"),
     number("Records", rate(line.records_per_s), line.backpressure_ms > 0 ? `batches are ${duration(line.backpressure_ms)} too slow` : `${short(line.rows)} rows in ${view.routes ? "its home table" : "the table"}`),
     line.has_windows && number("Complete to", windows ? h("time", {}, iso(windows.complete_to)) : UNKNOWN, windows ? heldBy(windows) || `by ${windows.grain}, UTC` : "not known yet"),
-    number("Dead letters", count(line.rejected_last_day), left(view, line.rejected_last_day)),
+    number("Dead letters", count(line.rejected_last_day), left(view)),
     line.health && number(view.routes ? "Its tables" : "Table", [shape(line.health.level), line.health.word], line.health.what.join(", ") || "as measured last"),
   );
 }
 
-/** Of those of the last day, how many a replay or a discard left; unsaid where error classes do not tell of all. */
-function left(view, rejected) {
+/** Since when they count, and how many a replay or a discard left; unsaid where error classes do not tell of all. */
+function left(view) {
+  const { rejected_last_day: rejected, rejected_since_ms: since } = view.line;
+  const when = since === null ? "in the last day" : `since ${moment(since, view.at_ms)}: older snapshots expired`;
   const there = view.rejected.reduce((sum, one) => sum + one.there, 0);
   const all = view.rejected.reduce((sum, one) => sum + one.count, 0);
-  return there < all && all === rejected ? `in the last day, ${count(there)} are left` : "in the last day";
+  return there < all && all === rejected ? `${when}, ${count(there)} are left` : when;
 }
 
 function number(name, value, beside) {
@@ -167,7 +169,7 @@ function rejected(view) {
           { class: "runs letters" },
           view.rejected.map((one) => h("li", {}, h("div", {}, h("b", {}, one.reason), ` ${counted(one.count, "record")}`, one.there !== one.count && `, ${one.there ? counted(one.there, "dead letter") : "no dead letter"} now`, one.places.length > 0 && h("small", {}, "such as ", one.places.map((place, i) => [i ? ", " : "", h("code", {}, place)])), one.there > 0 && h("small", {}, h("code", {}, `frazil dlq show ${name} --reason ${one.reason} --limit 3`))))),
         )
-      : h("p", { class: "soft" }, view.line.rejected_last_day ? "The table's history does not say why." : "Every record could be decoded."),
+      : h("p", { class: "soft" }, view.line.rejected_last_day ? "The table's history does not say why." : view.line.rejected_since_ms === null ? "Every record could be decoded." : "No snapshot tells of any."),
     view.rejected.length > 0 && h("p", { class: "soft" }, "What is in them is not shown here, because their fields may be sensitive: the command shows it to whoever may read the table."),
   );
 }
