@@ -14,9 +14,7 @@ from dataclasses import dataclass
 
 from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.table import Table
-from pyiceberg.table.update import (
-    SetPropertiesUpdate,
-)
+from pyiceberg.table.update import SetPropertiesUpdate
 
 from frazil.backfill.lane_rules import (
     check_fit,
@@ -24,6 +22,7 @@ from frazil.backfill.lane_rules import (
     check_no_open_windows,
     check_not_abandoned,
     check_not_reset,
+    ended_before,
     ended_meanwhile,
     overtaken,
     replaced,
@@ -45,7 +44,7 @@ from frazil.commit.snapshot import SnapshotWriter
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.swap import Change, Done, TableCommit, TableHandle, commit_snapshot, commit_snapshots
 from frazil.commit.sweep import batch_folders, discard_batch, sweep_batch
-from frazil.errors import CommitUnavailable, Fenced, StaleBatch
+from frazil.errors import CommitUnavailable, Fenced, FrazilError, StaleBatch
 from frazil.history.supervision import tell_act
 from frazil.ingest.contract import StagedFile, is_routed
 from frazil.offsets.spans import merged, overlap
@@ -161,8 +160,9 @@ class LaneCommitter:
         self, handle: TableHandle, change: Callable[[Lane], Lane | Done[Lane]], *, files: tuple[StagedFile, ...] = ()
     ) -> TableCommit[Lane]:
         def decide(table: Table, found: Lane | None) -> Lane | Done[Lane]:
-            check_fit(table, files, self.lane)
-            return change(check_mine(found, self.lane))
+            mine = check_mine(found, self.lane)
+            check_fit(table, files, mine)
+            return change(mine)
 
         # Changes are merged where they land, and until then their journal has them.
         rows = tuple(file for file in files if file.content not in MERGED_CONTENT)
@@ -252,16 +252,20 @@ def _summary(record: Record, path: str) -> dict[str, str]:
     }
 
 
-def abandon(tables: StreamTables, lane: Lane, *, by: str | None = None) -> None:
+def abandon(tables: StreamTables, lane: Lane, *, by: str | None = None) -> Lane:
     """End a backfill that is under way: remove its branches and everything it staged.
 
     `by` is the person who wants that, after whom no run of it begins it anew; None for a run that drops its own.
+    Returns the lane as it ended: it may have been published before, or abandoned by somebody else. Raises FrazilError
+    if another one began since, which nothing here touches.
     """
-    _drop(tables, tables.main, lane, by=by)
+    ended = _drop(tables, tables.main, lane, by=by)
+    if ended is None or ended.id != lane.id:
+        raise FrazilError(ended_before(lane, ended))
     clear_ended(tables)
-    now = _lane_of(tables.main, tables.stream)
-    if by and now and (now.id, now.state) == (lane.id, LaneState.ABANDONED):
+    if by and ended.abandoned_by == by:
         _tell(tables, f"{'replay' if lane.replays else 'backfill'} {lane.id} was abandoned by {by}")
+    return ended
 
 
 def _tell(tables: StreamTables, sentence: str) -> None:
@@ -387,19 +391,25 @@ def _commit_of(
     return TableCommit(handle, propose, (writer,))
 
 
-def _drop(tables: StreamTables, handle: TableHandle, lane: Lane, *, by: str | None = None) -> None:
-    """Remove the lane's branch, if there is one, with its snapshots: their files are about to be deleted."""
+def _drop(tables: StreamTables, handle: TableHandle, lane: Lane, *, by: str | None = None) -> Lane | None:
+    """Remove the lane's branch, if there is one, with its snapshots: their files are about to be deleted.
+
+    Of a lane that its own run dropped before, note that a person wants it so. Returns the stream's last lane.
+    """
     end = BranchEnd(branch_name(tables.stream))
 
-    def propose(table: Table) -> Done[Lane] | Change[Lane]:
+    def propose(table: Table) -> Done[Lane | None] | Change[Lane | None]:
         found = read_lane(table.metadata.properties, tables.stream)
-        if found is None or found.id != lane.id or not found.is_open:
-            return Done(lane)
-        updates = (*end.updates(table), _property(found.abandoned(by)))
-        return Change((stands(table, end.branch),), updates, lane)
+        if found is None or found.id != lane.id:
+            return Done(found)
+        is_dropped = found.state is LaneState.ABANDONED and not found.abandoned_by
+        if not found.is_open and not (by and is_dropped):
+            return Done(found)
+        ended = found.abandoned(by)
+        return Change((stands(table, end.branch),), (*end.updates(table), _property(ended)), ended)
 
     handle.forget()
-    commit_snapshot(handle, propose, (end,), patience=tables.patience)
+    return commit_snapshot(handle, propose, (end,), patience=tables.patience)
 
 
 def _property(lane: Lane) -> SetPropertiesUpdate:

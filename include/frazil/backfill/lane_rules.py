@@ -185,6 +185,16 @@ def ended_meanwhile(lane: Lane) -> str:
     )
 
 
+def ended_before(lane: Lane, last: Lane | None) -> str:
+    """What a person is told who abandons a lane that has ended; `last` is the stream's last one."""
+    act = "replay of dead letters" if lane.replays else "backfill"
+    now = f"its last one is {last.id}, which is {last.state}" if last else "its table names none any more"
+    return (
+        f"it was not abandoned: the {act} {lane.id} of stream {lane.stream!r} had ended, and {now}. Nothing was "
+        "changed. *What happened* on the page says whether it was published"
+    )
+
+
 def check_fit(table: Table, files: tuple[StagedFile, ...] | list[StagedFile], lane: Lane) -> None:
     """Check that the table still has the schema and partition spec that files were staged for. Raises StaleBatch."""
     if not files_fit(table.metadata, files):

@@ -101,6 +101,8 @@ class Backfill:
     """The route of a stream whose dead letters are replayed."""
     epoch: int = 0
     """That which this run began last."""
+    held: str = ""
+    """The id of the lane that this run began, or went on with, last."""
 
     @property
     def spec(self) -> StreamSpec:
@@ -190,18 +192,22 @@ class Backfill:
     def begin(self, lane: Lane | None) -> LaneCommitter:
         """Begin the next epoch of the lane, or of a new one. Raises what `LaneCommitter.begin` raises."""
         going_on = lane.id if lane and lane.is_open else None
+        self.held = going_on or self.held
         committer = LaneCommitter.begin(self.opened.tables, self.request, going_on=going_on)
-        self.epoch = committer.lane.epoch
+        self.epoch, self.held = committer.lane.epoch, committer.lane.id
         return committer
 
     def drop(self) -> None:
-        """Give up what was staged if it can no longer be used."""
+        """Give up what was staged if it can no longer be used. Raises as `check_wanted`."""
         if (lane := self.lane()) and lane.is_open:
             abandon(self.opened.tables, lane)
+        self.check_wanted()
 
     def check_wanted(self) -> None:
-        """Raise BackfillAbandoned if a person abandoned what the request's run had begun."""
-        check_wanted(_last_lane(self.opened), self.request.run)
+        """Raise BackfillAbandoned if a person abandoned what this run, or an earlier try of it, had begun."""
+        last = _last_lane(self.opened)
+        check_not_abandoned(last, self.held)
+        check_wanted(last, self.request.run)
 
     def check(self) -> None:
         """Raise what would make any plan of this stream impossible: before Spark is started for it."""

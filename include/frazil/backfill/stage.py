@@ -61,6 +61,9 @@ def stage(backfill: Backfill, engine: Engine, tell: Callable[[Lane], None] = lam
     except StaleBatch:
         backfill.drop()
         raise
+    except FileNotFoundError:  # whoever abandons a lane deletes its files, also those that no journal names yet
+        backfill.check_wanted()
+        raise
 
 
 def _chunks(backfill: Backfill, engine: Engine, committer: LaneCommitter, plan: BackfillPlan) -> Iterator[Lane]:

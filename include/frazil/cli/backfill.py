@@ -169,7 +169,5 @@ def _abandon(opened: OpenStream, lane: Lane | None, *, yes: bool) -> None:
     on_branch = f" from branch {branch_name(opened.spec.name)}" if opened.spec.mode == "append" else ""
     click.echo(f"Backfill {lane.id} has staged {staged} in {counted(lane.chunks, 'chunk')}; main has none of them.")
     ask(f"Abandon it, and remove them{on_branch}?", yes=yes)
-    abandon(opened.tables, lane, by=person())
-    now = read_lane(opened.tables.main.refresh().metadata.properties, opened.spec.name)
     # It may have been published while the question stood.
-    click.echo(f"Backfill {lane.id} is {now.state if now and now.id == lane.id else LaneState.ABANDONED}.")
+    click.echo(f"Backfill {lane.id} is {abandon(opened.tables, lane, by=person()).state}.")

@@ -19,8 +19,8 @@ from frazil.errors import MarkerUnreadable
 
 FORMAT_VERSION = 1
 PREFIX = "frazil.backfill."
-ABANDONED_RUNS_KEPT = 20
-"""Of the stream's last backfills; a run that is cleared later than that begins its request anew."""
+RUNS_KEPT = 20
+"""How many of the last runs a lane names. An earlier run that is cleared begins its request anew."""
 
 
 class LaneState(StrEnum):
@@ -51,11 +51,11 @@ class Lane:
     bytes: int = 0
     files: int = 0
     runs: tuple[str, ...] = ()
-    """Those that took part and have a name, such as Airflow's."""
+    """The last ones that took part and have a name, such as Airflow's. The last to take part is the last here."""
     abandoned_by: str = ""
-    """The person who abandoned it; empty where its own run dropped it, which may begin it anew."""
+    """The person who abandoned it. Empty if nobody did, also where its own run dropped it."""
     abandoned_runs: tuple[str, ...] = ()
-    """Those that took part in backfills of the stream that a person abandoned: they begin nothing more."""
+    """The last runs of the stream whose backfill a person abandoned. They begin nothing more."""
 
     @property
     def is_open(self) -> bool:
@@ -76,7 +76,7 @@ class Lane:
 
     def owned_by(self, epoch: int, run: str | None = None) -> Lane:
         """The lane at the beginning of a new epoch, which is one of `run`."""
-        runs = tuple(dict.fromkeys((*self.runs, *filter(None, [run]))))
+        runs = _latest(self.runs, (run,) if run else ())
         return dataclasses.replace(self, epoch=epoch, batches={**self.batches, epoch: 0}, runs=runs)
 
     def abandoned(self, by: str | None) -> Lane:
@@ -84,8 +84,7 @@ class Lane:
         ended = dataclasses.replace(self, state=LaneState.ABANDONED)
         if not by:
             return ended
-        runs = tuple(dict.fromkeys((*self.abandoned_runs, *self.runs)))
-        return dataclasses.replace(ended, abandoned_by=by, abandoned_runs=runs[-ABANDONED_RUNS_KEPT:])
+        return dataclasses.replace(ended, abandoned_by=by, abandoned_runs=_latest(self.abandoned_runs, self.runs))
 
     def with_chunk(self, journal: Journal, *, planned: int) -> Lane:
         return dataclasses.replace(
@@ -114,6 +113,11 @@ class Lane:
         known = {k: v for k, v in raw.items() if k in names}
         runs = {name: tuple(known.get(name, ())) for name in ("runs", "abandoned_runs")}
         return cls(**{**known, **runs, "state": LaneState(raw["state"]), "batches": batches})
+
+
+def _latest(before: tuple[str, ...], now: tuple[str, ...]) -> tuple[str, ...]:
+    """The last runs, where those of `now` come after all others."""
+    return (*(run for run in before if run not in now), *now)[-RUNS_KEPT:]
 
 
 def property_name(stream: str) -> str:

@@ -22,10 +22,10 @@ def plan_abandon(spec: StreamSpec, *, by: str = "a person") -> Prepared:
 
 
 def _abandon(tables: StreamTables, lane: Lane, *, by: str) -> None:
-    abandon(tables, lane, by=by)
-    now = read_lane(tables.main.refresh().metadata.properties, tables.stream)
-    if now and now.id == lane.id and now.state is LaneState.PUBLISHED:
-        raise FrazilError(f"it was not abandoned, because it was published just before: {tables.main} has its rows")
+    if abandon(tables, lane, by=by).state is LaneState.PUBLISHED:
+        raise FrazilError(
+            f"it was not abandoned, because it was published just before: table {tables.main.identifier} has its rows"
+        )
 
 
 def staged_words(lane: Lane) -> str:

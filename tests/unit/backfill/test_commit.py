@@ -13,32 +13,26 @@ from pyiceberg.table.update import RemoveSnapshotsUpdate
 from frazil.backfill.commit import LaneCommitter, abandon
 from frazil.backfill.request import parse_request
 from frazil.commit.journal import Journal
-from frazil.commit.lane import ABANDONED_RUNS_KEPT, Lane, LaneState, branch_name, read_lane
+from frazil.commit.lane import RUNS_KEPT, Lane, LaneState, branch_name, read_lane
 from frazil.commit.lane_records import Record, published
 from frazil.commit.late_rows import late_rows
 from frazil.commit.marker_change import reset
 from frazil.commit.period import Period
 from frazil.commit.reset import standing
 from frazil.commit.sweep import batch_folder
-from frazil.errors import BackfillAbandoned, Fenced, StaleBatch, WriterBusy
+from frazil.errors import BackfillAbandoned, Fenced, FrazilError, StaleBatch, WriterBusy
+from frazil.history.objects import Objects
+from frazil.history.supervision import Told, read_told
 from frazil.ingest.contract import RangeProgress
 from frazil.maintenance.expiry import ExpiryPlan, Pins, plan_expiry
 from frazil.partitions.completeness import Cursor
 from frazil.partitions.windows import Grain
 from frazil.spec.maintenance import Expiry
 from frazil.table.branches import head_of
+from frazil.table.local_storage import LocalStore
 
 REQUEST = parse_request({"stream": "events"})
 BRANCH = branch_name("events")
-
-
-@pytest.fixture
-def live(world: Any) -> Any:
-    """A stream that began at offset 100 of both partitions, and has read ten of each."""
-    world.starts = {("events", 0): 100, ("events", 1): 100}
-    world.committer = world.begin()
-    world.run(world.committer, {0: (100, 110), 1: (100, 110)})
-    return world
 
 
 def chunk(world: Any, lane: LaneCommitter, ranges: Mapping[int, tuple[int, int]], bad: set[tuple[int, int]]) -> Journal:
@@ -283,11 +277,39 @@ def test_a_run_that_drops_what_it_cannot_use_any_more_begins_anew(live: Any) -> 
     assert LaneCommitter.begin(live.tables, request).lane.epoch == 2
 
 
-def test_the_runs_that_were_abandoned_are_few(live: Any) -> None:
-    lane = LaneCommitter.begin(live.tables, REQUEST).lane
-    many = [f"dag/{number}" for number in range(ABANDONED_RUNS_KEPT + 5)]
-    ended = dataclasses.replace(lane, runs=tuple(many)).abandoned("ada")
-    assert ended.abandoned_runs == tuple(many[5:])
+def test_what_a_run_dropped_stays_ended_once_a_person_abandons_it_too(live: Any) -> None:
+    request = parse_request({"stream": "events", "run": "dag/first"})
+    lane = LaneCommitter.begin(live.tables, request).lane
+    assert abandon(live.tables, lane).abandoned_by == ""
+    assert abandon(live.tables, lane, by="ada").abandoned_by == "ada"
+    assert abandon(live.tables, lane, by="bob").abandoned_by == "ada", "who comes later changes nothing"
+    for table in (live.load(), live.load_dead_letters()):
+        assert read_lane(table.properties, "events").abandoned_by == "ada"
+    told, _ = read_told(Objects.of(live.load(), "events"), Told.ACTS)
+    said = ["begins, for the run dag/first", "was abandoned by ada"]
+    assert sorted(act.sentence for act in told) == [f"backfill {lane.id} {words}" for words in said]
+    with pytest.raises(BackfillAbandoned):
+        LaneCommitter.begin(live.tables, request)
+
+
+def test_a_backfill_after_which_another_one_began_is_not_abandoned(live: Any) -> None:
+    lane = LaneCommitter.begin(live.tables, REQUEST)
+    stage(live, lane)
+    publish(live, lane)
+    following = LaneCommitter.begin(live.tables, REQUEST).lane
+    with pytest.raises(FrazilError, match=f"{lane.lane.id} .* had ended, and its last one is {following.id}"):
+        abandon(live.tables, lane.lane, by="ada")
+    assert read_lane(live.load().properties, "events") == following
+
+
+def test_a_lane_names_the_last_runs(live: Any) -> None:
+    lane = LaneCommitter.begin(live.tables, parse_request({"stream": "events", "run": "dag/first"})).lane
+    others = [f"dag/{number}" for number in range(RUNS_KEPT)]
+    for run in ("dag/0", "dag/first", *others[1:], "dag/first"):
+        lane = lane.owned_by(lane.epoch + 1, run)
+    assert lane.runs == ("dag/0", *others[1:], "dag/first")[-RUNS_KEPT:]
+    before = dataclasses.replace(lane, abandoned_runs=("dag/first", "dag/older"))
+    assert before.abandoned("ada").abandoned_runs == lane.runs
 
 
 def test_a_stream_that_was_reset_since_the_audit_is_not_joined_even_when_it_stands_where_it_stood(live: Any) -> None:
@@ -307,12 +329,28 @@ def test_a_stream_that_was_reset_since_the_audit_is_not_joined_even_when_it_stan
     assert list(published(live.tables.journals, live.load().metadata, "events")) == [], "an intention is no claim"
 
 
-def test_files_of_a_schema_that_the_table_gave_up_are_not_published(live: Any) -> None:
-    lane = LaneCommitter.begin(live.tables, REQUEST)
-    stage(live, lane)
+def give_up_the_schema(live: Any) -> None:
     with live.load().update_schema(allow_incompatible_changes=True) as update:
         update.make_column_optional("ts")
     with live.load().update_schema(allow_incompatible_changes=True) as update:
         update.add_column("needed", update._schema.find_type("name"), required=True, default_value="x")
+
+
+def test_files_of_a_schema_that_the_table_gave_up_are_not_published(live: Any) -> None:
+    lane = LaneCommitter.begin(live.tables, REQUEST)
+    stage(live, lane)
+    give_up_the_schema(live)
     with pytest.raises(StaleBatch, match="no longer has"):
         publish(live, lane)
+
+
+def test_a_run_is_told_of_who_abandoned_its_backfill_although_the_schema_changed_too(
+    live: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LocalStore, "sync_files", lambda *_: None)  # as of objects, which need none
+    lane = LaneCommitter.begin(live.tables, REQUEST)
+    staged = chunk(live, lane, {0: (0, 5)}, set())
+    abandon(live.tables, lane.lane, by="ada")
+    give_up_the_schema(live)
+    with pytest.raises(BackfillAbandoned, match="ada abandoned"):
+        lane.commit(staged, planned=1)

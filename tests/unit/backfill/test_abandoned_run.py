@@ -1,0 +1,54 @@
+"""A run without a name, such as a command, ends where a person abandons its backfill: it never begins it anew."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from frazil.backfill import stage as staging
+from frazil.backfill.commit import LaneCommitter, abandon
+from frazil.backfill.request import parse_request
+from frazil.backfill.run import Backfill, BackfillPlan
+from frazil.commit.journal import Journal
+from frazil.errors import BackfillAbandoned, StaleBatch
+from frazil.offsets.spans import between
+from tests.unit.backfill.test_commit import chunk, stage
+
+
+def backfill_of(live: Any) -> Backfill:
+    opened: Any = SimpleNamespace(tables=live.tables, spec=SimpleNamespace(name="events"))
+    source: Any = SimpleNamespace(chunks=lambda spans, **_: [spans])
+    return Backfill(parse_request({"stream": "events"}), opened, source)
+
+
+def test_where_its_last_audit_was_stale(live: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    backfill, audits = backfill_of(live), iter(range(3))
+    stage(live, LaneCommitter.begin(live.tables, backfill.request))
+
+    def audit(_: Backfill, committer: LaneCommitter) -> None:
+        if next(audits) == 2:
+            abandon(live.view(), committer.lane, by="ada")
+        raise StaleBatch("landed meanwhile")
+
+    monkeypatch.setattr(Backfill, "_audit", audit)
+    with pytest.raises(BackfillAbandoned, match="ada abandoned"):
+        backfill.publish()
+    with pytest.raises(BackfillAbandoned, match="ada abandoned"):
+        staging.stage(backfill, None)  # type: ignore[arg-type] - it gets no further
+    backfill_of(live).check_wanted()  # the command given again
+
+
+def test_where_its_staged_files_are_gone_before_they_are_journaled(live: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan: Any = BackfillPlan({("events", 0): between(0, 5)}, 5, None)  # type: ignore[arg-type]
+
+    def staged(_: Backfill, __: Any, committer: LaneCommitter, *___: Any) -> tuple[Journal, list[Any]]:
+        journal = chunk(live, committer, {0: (0, 5)}, set())
+        abandon(live.view(), committer.lane, by="ada")
+        return journal, []
+
+    monkeypatch.setattr(Backfill, "plan", lambda *_: plan)
+    monkeypatch.setattr(staging, "_chunk", staged)
+    with pytest.raises(BackfillAbandoned, match="ada abandoned"):
+        staging.stage(backfill_of(live), None)  # type: ignore[arg-type] - `staged` asks no engine
