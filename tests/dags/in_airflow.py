@@ -139,6 +139,7 @@ def parse(folder: str) -> dict[str, Any]:
 def _facts(dag: Any) -> dict[str, Any]:
     return {
         "tasks": {t.task_id: type(t).__name__ for t in dag.tasks},
+        "weights": {t.task_id: [t.priority_weight, str(t.weight_rule)] for t in dag.tasks},
         "tags": sorted(dag.tags),
         "display_name": dag.dag_display_name,
         "description": dag.description,

@@ -72,6 +72,16 @@ def test_one_dag_maintains_all_tables_and_one_watches_them(parsed: dict[str, Any
     assert watched["outlets"] == {"changed": ["frazil.health"]}
 
 
+def test_in_the_spark_pool_maintenance_goes_after_what_people_wait_for(parsed: dict[str, Any]) -> None:
+    tasks = [
+        ("frazil_daily_flights_per_day", "aggregate"),
+        ("frazil_backfill", "stage"),
+        ("frazil_maintenance", "table.rewrite"),
+    ]
+    weights = [parsed["dags"][dag]["weights"][task] for dag, task in tasks]
+    assert weights == [[weight, "absolute"] for weight in (30, 20, 1)]
+
+
 @pytest.mark.usefixtures("made")
 def test_alerts_fire_once_stand_and_resolve(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     store = Store()

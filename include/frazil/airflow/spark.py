@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any, Literal
 
 SPARK_CONNECTION = "spark_default"
 PROPERTIES_FILE = f"{{{{ conn.{SPARK_CONNECTION}.extra_dejson.get('properties-file', '') }}}}"
@@ -12,5 +13,14 @@ POOL_VARIABLE = "FRAZIL_SPARK_POOL"
 is empty unless somebody created the pool."""
 
 
-def spark_pool() -> str:
-    return os.environ.get(POOL_VARIABLE) or "default_pool"
+WEIGHTS = {"aggregation": 30, "backfill": 20, "maintenance": 1}
+"""Which of the tasks that wait for a slot goes first: what people wait for, before what is due again in a while."""
+
+
+def in_spark_pool(work: Literal["aggregation", "backfill", "maintenance"]) -> dict[str, Any]:
+    """The arguments that put a task into the pool, by its weight there."""
+    return {
+        "pool": os.environ.get(POOL_VARIABLE) or "default_pool",
+        "priority_weight": WEIGHTS[work],
+        "weight_rule": "absolute",
+    }

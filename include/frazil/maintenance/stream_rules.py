@@ -199,6 +199,11 @@ def _down_s(state: StreamState, now_ms: int) -> float | None:
     return math.inf if state.ended_at_ms is None else max(now_ms - state.ended_at_ms, 0) / 1000
 
 
+def release_command(table: str, key: str) -> str:
+    """The command that signals a held window as it is."""
+    return f"frazil partitions {table} --release {key} --reason 'why'"
+
+
 def held_reading(table: str, held: Sequence[tuple[str, str]], alerts: Alerts) -> tuple[Reading, ...]:
     """Windows that quality gates hold: their keys, and what the gates found."""
     if not alerts.enabled:
@@ -210,7 +215,7 @@ def held_reading(table: str, held: Sequence[tuple[str, str]], alerts: Alerts) ->
             bool(held),
             f"{table}: quality gates hold {counted(len(held), 'window')}, not signalled. {said}. Correct the data: "
             "late rows are judged again. Or release them: DAG frazil_release, or "
-            f"`frazil partitions {table} --release {held[0][0] if held else 'KEY'}`",
+            f"`{release_command(table, held[0][0] if held else 'KEY')}`",
             f"{counted(len(held), 'window')} held",
         ),
     )

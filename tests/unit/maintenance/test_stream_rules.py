@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shlex
 import time
 from datetime import date, timedelta
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from frazil.aggregate.due import WaitingDay
+from frazil.cli.partitions import partitions
 from frazil.commit.journal import Journal
 from frazil.commit.reasons import Reason, reasons_in, reasons_of, reasons_summary
 from frazil.host.exchange import open_exchange
@@ -117,6 +119,10 @@ def test_held_windows_late_days_and_failed_runs_are_named() -> None:
     (held,) = held_reading("demo.t", [(f"2013-12-30T{n:02}", "-7") for n in range(9)], ALERTS)
     assert held.is_beyond
     assert "2013-12-30T04: -7 and 4 more" in held.sentence
+    command = shlex.split(held.sentence.split("`")[1])
+    assert command[:2] == ["frazil", "partitions"]
+    given = partitions.make_context("partitions", command[2:]).params
+    assert (given["table"], given["held"], given["reason"]) == ("demo.t", "2013-12-30T00", "why")
     day = WaitingDay(date(2013, 12, 30), "1", NOW_MS)
     assert of((late_reading("a", "demo.d", [], timedelta(hours=2)),)) == [False]
     assert "demo.d lacks 2013-12-30 (complete since" in late_reading("a", "demo.d", [day], timedelta(hours=2)).sentence

@@ -34,7 +34,7 @@ from frazil.aggregate.spec import AGGREGATIONS, AggregationSpec, find_aggregatio
 from frazil.airflow.assets import again_asset, partition_asset, reopened_asset
 from frazil.airflow.dag_profile import OnFailure, dag_profile, interval
 from frazil.airflow.declared import declared_streams
-from frazil.airflow.spark import PROPERTIES_FILE, SPARK_CONNECTION, spark_pool
+from frazil.airflow.spark import PROPERTIES_FILE, SPARK_CONNECTION, in_spark_pool
 from frazil.airflow.submit import SubmitOperator
 from frazil.airflow.task import task
 from frazil.errors import FrazilError, SpecError
@@ -154,7 +154,7 @@ def _daily_dag(found: _Declared, application: Path, on_failure: OnFailure | None
             name=daily_dag_id(found.name),
             application=str(application.absolute()),
             properties_file=PROPERTIES_FILE,
-            pool=spark_pool(),
+            **in_spark_pool("aggregation"),
             application_args=[
                 *(found.name, "--aggregations", found.folder, "--day", "{{ dag_run.partition_key }}"),
                 *("--snapshot-id", "{{ ti.xcom_pull('inputs')['snapshot_id'] }}"),

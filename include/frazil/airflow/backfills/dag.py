@@ -23,7 +23,7 @@ from airflow.sdk.exceptions import AirflowFailException
 from frazil.airflow.backfills.stage import StageOperator
 from frazil.airflow.dag_profile import OnFailure, dag_profile
 from frazil.airflow.declared import declared_streams
-from frazil.airflow.spark import PROPERTIES_FILE, SPARK_CONNECTION, spark_pool
+from frazil.airflow.spark import PROPERTIES_FILE, SPARK_CONNECTION, in_spark_pool
 from frazil.airflow.task import run_name, short_circuit_task, task
 from frazil.spark_apps import BACKFILL
 
@@ -88,7 +88,7 @@ def _stage(folder: Path, application: str | Path, conn_id: str) -> StageOperator
             "spark.driver.memory": "{{ params['driver-memory'] }}",
         },
         properties_file=PROPERTIES_FILE,
-        pool=spark_pool(),
+        **in_spark_pool("backfill"),
     )  # fmt: skip
 
 

@@ -28,7 +28,7 @@ from frazil.airflow.deadlines import OnLate, deadline
 from frazil.airflow.declared import declared_streams
 from frazil.airflow.maintenance.rewrite import RewriteOperator
 from frazil.airflow.maintenance.turns import pause_between
-from frazil.airflow.spark import PROPERTIES_FILE, SPARK_CONNECTION, spark_pool
+from frazil.airflow.spark import PROPERTIES_FILE, SPARK_CONNECTION, in_spark_pool
 from frazil.airflow.task import task
 from frazil.maintenance.due import Action
 from frazil.maintenance.tables import maintained_tables, maintained_together, routes
@@ -99,7 +99,7 @@ def _of_a_table(name: Any, folder: str, app: dict[str, Any]) -> None:
         conn_id=SPARK_CONNECTION,
         name=MAINTENANCE_DAG,
         properties_file=PROPERTIES_FILE,
-        pool=spark_pool(),
+        **in_spark_pool("maintenance"),
         map_index_template="{{ task.table }}",
         **app,
     )
