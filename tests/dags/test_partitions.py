@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import runpy
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +25,7 @@ from frazil.spec.load import load_stream
 from frazil.table.catalogs import load_catalog
 from tests.made_batches import EventTimes, MadeStream
 
+CHECKOUT = Path(__file__).resolve().parents[2]
 STREAM = """
 name: made
 source: {topics: [made], bootstrap-servers: "127.0.0.1:1"}
@@ -234,3 +236,12 @@ def test_routed_tables_whose_windows_are_declared_have_a_dag_and_an_aggregation_
     assert "frazil_reconcile_orders" in dags
     assert "frazil_reconcile_payments" not in dags
     assert "name it in route.complete" in str(dags["frazil_daily_payments"].doc_md)
+
+
+@pytest.mark.parametrize(("named", "folder"), [("/suites", "/suites"), ("", str(CHECKOUT / "include/expectations"))])
+def test_suites_are_read_where_the_environment_says(named: str, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {}
+    monkeypatch.setenv("FRAZIL_EXPECTATIONS", named)
+    monkeypatch.setattr("frazil.airflow.partition_dags", lambda _, **named: given.update(named) or {}, raising=False)
+    runpy.run_path(str(CHECKOUT / "dags" / "partitions.py"))
+    assert str(given["expectations"]) == folder
