@@ -105,10 +105,11 @@ class AirflowClient:
             body["task_ids"] = list(task_ids)
         return self.call("POST", f"/api/v2/dags/{dag_id}/clearTaskInstances", json=body)
 
-    def log(self, dag_id: str, run_id: str, task_id: str, try_number: int = 1) -> str:
-        """The events of a task's log, one per line, as the UI shows them."""
-        path = f"/api/v2/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}/logs/{try_number}"
-        lines = self.call("GET", path, params={"full_content": True})["content"]
+    def log(self, dag_id: str, run_id: str, task_id: str) -> str:
+        """The events in the log of a task's newest try, one per line, as the UI shows them."""
+        path = f"/api/v2/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}"
+        tried = self.call("GET", path)["try_number"] or 1
+        lines = self.call("GET", f"{path}/logs/{tried}", params={"full_content": True})["content"]
         return "\n".join(str(line.get("event", line)) if isinstance(line, dict) else str(line) for line in lines)
 
     def _list(self, path: str, key: str, params: Mapping[str, str | int | bool]) -> list[Json]:
