@@ -204,7 +204,10 @@ def _beside(now: Situation) -> tuple[str, ...]:
 def _abandon(now: Situation) -> tuple[str, ...]:
     return (
         f"What the backfill of {now.subject} has staged is removed. The table loses no row, for it has none of these.",
-        "A run of its DAG that is under way fails, and is not tried again. Only a new run begins it anew.",
+        (
+            "A run of its DAG that is under way fails, and is not tried again. A new run begins it anew, also one that "
+            "waits in Airflow's queue by now: end that in Airflow."
+        ),
     )
 
 

@@ -277,6 +277,10 @@ class Reporter:
         stall = self._watch.judge(sample) if state.outage is None else state.stall
         with self._lock:
             self._state = dataclasses.replace(self._state, lag=lag, stall=stall)
+            if lag and not state.lag and state.phase is Phase.WAITING:
+                # Until now it had nothing to do, and that is no time without progress.
+                advanced_ms = max(self._state.advanced_at_ms, sample.at_ms)
+                self._state = dataclasses.replace(self._state, advanced_at_ms=advanced_ms)
             if report is not None and lag == 0 and state.phase is Phase.WAITING and self._marker is marker:
                 self._state = dataclasses.replace(self._state, backpressure_ms=0)  # however late, it got to the end
         if report is not None:

@@ -121,6 +121,18 @@ def test_offsets_that_stand_reach_the_heartbeat_and_the_log_once_and_their_end_a
     ]
 
 
+def test_what_comes_after_a_long_quiet_is_no_time_without_progress(bench: Bench):
+    """Its supervisor ends a writer that makes no progress while records wait."""
+    bench.waits()
+    began_ms, quiet_s = bench.now_ms, 3_600
+    assert bench.after(quiet_s).advanced_at_ms == began_ms
+    bench.ends = {TP0: 13, TP1: 20}
+    came = bench.after(1)
+    assert (came.lag, came.advanced_at_ms) == (3, bench.now_ms)
+    bench.ends = {TP0: 99, TP1: 20}
+    assert bench.after(50).advanced_at_ms == came.advanced_at_ms, "more of them is no progress"
+
+
 def test_a_watermark_that_one_partition_holds_reaches_the_heartbeat(bench: Bench, caplog: pytest.LogCaptureFixture):
     bench.waits()
     for n in range(1, 5):
