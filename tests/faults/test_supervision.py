@@ -104,8 +104,7 @@ class SupervisedStream:
 
     def log(self, run: dict[str, Any]) -> str:
         """Of the task's latest try; empty before the first."""
-        number = self.task(run)["try_number"]
-        return self.airflow.log(self.dag_id, run["dag_run_id"], "write", number) if number else ""
+        return self.airflow.log(self.dag_id, run["dag_run_id"], "write") if self.task(run)["try_number"] else ""
 
 
 @pytest.fixture(scope="module")
