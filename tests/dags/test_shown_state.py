@@ -125,3 +125,20 @@ def test_a_long_sentence_is_cut_and_a_trigger_without_a_task_writes_nothing(boar
 
     asyncio.run(both())
     assert [len(one["says"]) for one in board.written] == [1_000]
+
+
+def test_the_state_that_stays_is_written_after_one_that_is_being_written(board: Board) -> None:
+    async def ends() -> None:
+        taken = asyncio.Event()
+        board.answer = taken.wait
+        await board.show("starting")
+        await board.show("given up")
+        ending = asyncio.create_task(board.board.conclude(TASK, "given up", "why"))
+        await asyncio.sleep(0)
+        assert board.tries == 1
+        taken.set()
+        await ending
+        await board.board.conclude(TASK, "given up", "why")
+
+    asyncio.run(ends())
+    assert [(one["state"], one["says"]) for one in board.written] == [("starting", "words"), ("given up", "why")]

@@ -55,6 +55,10 @@ class Turns:
             return False
         return (state != self._told or since_s >= RENEW_S) and min(self._left + since_s / REFILL_S, BURST) >= 1
 
+    def shows(self, state: str) -> bool:
+        """Whether that state is on the task."""
+        return state == self._told and not self._failed
+
     def tried(self, *, now_s: float) -> None:
         self._left = min(self._left + (now_s - self._tried_s) / REFILL_S, BURST) - 1
         self._tried_s = now_s
@@ -81,13 +85,24 @@ class ShownState:
     def show(self, instance: Instance | None, state: str, sentence: str) -> None:
         """Write the state if it is due. It belongs to the event loop that runs the trigger."""
         now_s = time.monotonic()
-        if state != self._state:
-            self._state, self._since = state, utc(clock.now_ms())
+        self._note(state)
         is_writing = self._writing is not None and not self._writing.done()
         if instance is None or is_writing or not self._turns.is_due(state, now_s=now_s):
             return
         self._turns.tried(now_s=now_s)
         self._writing = asyncio.create_task(self._write(instance, state, sentence))
+
+    async def conclude(self, instance: Instance | None, state: str, sentence: str) -> None:
+        """Write the state that stays, after a write that is under way: nothing is shown later that would replace it."""
+        if self._writing is not None:
+            await asyncio.wait({self._writing})
+        self._note(state)
+        if instance is not None and not self._turns.shows(state):
+            await self._write(instance, state, sentence)
+
+    def _note(self, state: str) -> None:
+        if state != self._state:
+            self._state, self._since = state, utc(clock.now_ms())
 
     async def _write(self, instance: Instance, state: str, sentence: str) -> None:
         try:

@@ -159,6 +159,8 @@ class WriterTrigger(FollowingTrigger):
             self._show(step)
             if step.decision.action == "give up":
                 await in_thread(partial(self._announce, step))
+                if step.shown is not None:
+                    await self._shown.conclude(self.task_instance, step.shown.state, step.shown.sentence)
                 await asyncio.sleep(max(settled_at_s - time.monotonic(), 0))
                 yield TriggerEvent(_event(step))  # type: ignore[no-untyped-call]
                 return
