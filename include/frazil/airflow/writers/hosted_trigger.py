@@ -77,6 +77,7 @@ class HostedStreamTrigger(FollowingTrigger):
                         return
                     if seen.given_up is not None:
                         await in_thread(partial(self._announce, seen.given_up))
+                        await task.conclude(self.task_instance, now.state, now.sentence)
                         yield TriggerEvent({"reason": seen.given_up.reason})  # type: ignore[no-untyped-call]
                         return
             except Exception as error:  # a silent catalog or a full disk must not end the task: no stream ended
