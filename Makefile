@@ -42,7 +42,7 @@ lint: venv ## Lint, format, types and import contract alone
 
 unit: venv loops ## The fast tests alone, which start nothing
 	$(if $(wildcard /dev/shm),PYTEST_DEBUG_TEMPROOT=/dev/shm) $(BIN)/pytest $(PARALLEL) \
-	  -o tmp_path_retention_policy=failed -m 'not soak and not processes' tests/unit $(PYTEST)
+	  -m 'not soak and not processes' tests/unit $(PYTEST)
 
 bench: setup ## Benchmarks, one after another (BENCH=name for one of them); see bench/README.md
 	@set -e; for name in $(or $(BENCH),$(filter-out peers growth substrates upserts upsert_reads,$(basename $(notdir $(wildcard bench/*.py))))); do \
@@ -59,7 +59,7 @@ $(INSTALLED): requirements.txt pyproject.toml | check-python
 	@[ -x $(BIN)/uv ] || echo "setup: making $(VENV) (seconds)"
 	@[ -x $(BIN)/uv ] || { $(PYTHON) -m venv $(VENV) && $(BIN)/python -m pip install --quiet uv==$(UV_VERSION); }
 	@echo "setup: installing $$(grep -c == requirements.txt) packages and compiling their bytecode (minutes, 2 GB)"
-	$(BIN)/uv pip install --quiet --compile-bytecode --requirements requirements.txt
+	$(BIN)/uv pip install --quiet --compile-bytecode --no-deps --requirements requirements.txt
 	$(BIN)/uv pip install --quiet --no-deps --editable .
 	@rm -rf include/frazil.egg-info  # the installation's metadata once more, by which Airflow would find the plugin twice
 	@touch $@

@@ -213,6 +213,8 @@ def _options(state: _State, data: Path, identities: Path) -> list[str]:
         f"-volume.port.grpc={volume_grpc}",
         # Each bucket takes seven. By default there are as many as would fit on the disk if they were full.
         "-volume.max=1000",
+        # By default it takes no object once a hundredth of the disk is left, which is gigabytes of a large disk.
+        "-volume.minFreeSpace=128MiB",
         "-volume.preStopSeconds=0",  # nobody else needs to hear of its end
         f"-filer.port={filer}",
         f"-filer.port.grpc={filer_grpc}",

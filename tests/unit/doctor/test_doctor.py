@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
@@ -152,13 +153,29 @@ def test_jars_that_are_missing_are_fetched_later_and_only_warned_of(
     assert (found.state, found.mend) == (State.WARNING, "python -m frazil.spark.jars fetch spark")
 
 
+def disk_with_room(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
+    """Let every disk have so many bytes left, whatever the tests' own has."""
+    monkeypatch.setattr(host.shutil, "disk_usage", lambda _place: SimpleNamespace(free=free))
+
+
+@pytest.mark.parametrize(("free", "state"), [(host.FREE_BYTES - 1, State.WARNING), (host.FREE_BYTES, State.OK)])
+def test_a_disk_that_is_nearly_full_is_warned_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, state: State
+) -> None:
+    monkeypatch.setenv("FRAZIL_HOME", str(tmp_path))
+    disk_with_room(monkeypatch, free)
+    assert states(list(host.folders())) == [state, state]
+
+
 def test_a_folder_that_is_a_file_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk_with_room(monkeypatch, host.FREE_BYTES)
     (tmp_path / "home").write_text("")
     monkeypatch.setenv("FRAZIL_HOME", str(tmp_path / "home"))
     assert states(list(host.folders())) == [State.WRONG, State.OK]
 
 
 def test_a_folder_that_does_not_exist_yet_is_not_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk_with_room(monkeypatch, host.FREE_BYTES)
     monkeypatch.setenv("FRAZIL_HOME", str(tmp_path / "a" / "b"))
     assert states(list(host.folders())) == [State.OK, State.OK]
     assert not (tmp_path / "a").exists()
