@@ -81,7 +81,10 @@ class Windows:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What one look at a stream gave. `silent_since_ms` is set while the look at it has not come back in time."""
+    """What one look at a stream gave. `silent_since_ms` is set while the look at it has not come back in time.
+
+    `status` is judged as of `at_ms`: its last commit was no older than it was then, however long nobody has looked.
+    """
 
     status: StreamStatus | None = None
     at_ms: int | None = None
@@ -92,8 +95,6 @@ class Seen:
     """What is wrong with the stream's file, a sentence a line: its last sound declaration is in use, if it has one."""
     conflict: str = ""
     """Why its declaration, which is sound and in use, cannot stand beside others, a sentence a line."""
-    renewed: bool = False
-    """It is old, and is looked at again: it is shown as it was then."""
     outdated: str | None = None
     """What to do, where the look failed because frazil was changed under this process."""
 
@@ -182,8 +183,6 @@ def line_of(name: str, spec: StreamSpec | None, seen: Seen, around: Around, *, n
         needs = tuple(Need(said, runbook_of("declaration")) for said in seen.broken.splitlines())
         return Line(name, None, Level.BROKEN, "declaration broken", needs)
     status = seen.status
-    if seen.at_ms is not None and seen.silent_since_ms is None and (seen.renewed or seen.problem):
-        now_ms = seen.at_ms
     condition = _condition(spec, seen, now_ms=now_ms)
     needs = (*_needs(condition, seen, windows, alerts), *_unsupervised(condition, status, around.paused_dag))
     told = Line(
@@ -205,7 +204,7 @@ def line_of(name: str, spec: StreamSpec | None, seen: Seen, around: Around, *, n
     return replace(
         told,
         notes=tuple(dict.fromkeys((*_quiet_words(condition), *status.notices))),
-        freshness_ms=freshness_ms(status, now_ms=now_ms),
+        freshness_ms=freshness_ms(status, now_ms=_known_at(seen, now_ms)),
         lag=status.lag,
         records_per_s=flow.records_per_s if flow else None,
         last_hour=flow.last_hour if flow else (),
@@ -227,7 +226,11 @@ def _condition(spec: StreamSpec, seen: Seen, *, now_ms: int) -> Condition:
         return Condition(level, "no answer", f"{said} {utc(seen.silent_since_ms)}", "unmeasured")
     if seen.status is None:
         return Condition(Level.BROKEN, "unreadable", seen.problem, "unmeasured") if seen.problem else LOOKING
-    return condition_of(seen.status, spec, now_ms=now_ms)
+    return condition_of(seen.status, spec, now_ms=_known_at(seen, now_ms))
+
+
+def _known_at(seen: Seen, now_ms: int) -> int:
+    return now_ms if seen.at_ms is None else seen.at_ms
 
 
 def _quiet_words(condition: Condition) -> tuple[str, ...]:

@@ -190,11 +190,13 @@ def test_what_takes_its_time_shows_what_was_known_or_that_it_does_not_answer_and
     assert "has not answered since" in new.notes[0]
 
 
-def test_what_is_old_and_looked_at_again_is_shown_as_it_was_then(spec: StreamSpec):
+@pytest.mark.parametrize("silent_since_ms", [None, NOW_MS - 1300])
+def test_what_nobody_looked_at_for_minutes_is_shown_as_it_was_then(spec: StreamSpec, silent_since_ms: int | None):
     waiting = status(lag=5, last_commit_at_ms=OLD_MS - 1000)
-    line = line_of("ticks", spec, Seen(waiting, OLD_MS, renewed=True), Around(), now_ms=NOW_MS)
+    seen = Seen(waiting, OLD_MS, silent_since_ms=silent_since_ms)
+    line = line_of("ticks", spec, seen, Around(), now_ms=NOW_MS)
     assert (line.word, line.level, line.freshness_ms, line.at_ms) == ("running", Level.WELL, 1000, OLD_MS)
-    assert line_of("ticks", spec, Seen(waiting, OLD_MS), Around(), now_ms=NOW_MS).word == "late"
+    assert line_of("ticks", spec, replace(seen, at_ms=NOW_MS), Around(), now_ms=NOW_MS).word == "late"
 
 
 def test_what_was_never_seen_is_being_looked_at(spec: StreamSpec):

@@ -257,9 +257,7 @@ def seen_of(one: DeclaredStream, answer: Answer[StreamStatus] | None) -> Seen:
     seen = replace(file, status=answer.value, at_ms=answer.at_ms)
     if answer.outdated:
         return replace(seen, outdated=answer.problem)
-    silent_ms = answer.silent_since_ms
-    renewed = answer.renewed and silent_ms is None
-    return replace(seen, silent_since_ms=silent_ms, problem=answer.problem, renewed=renewed)
+    return replace(seen, silent_since_ms=answer.silent_since_ms, problem=answer.problem)
 
 
 def _notes(found: Answer[list[DeclaredStream]], alerts: Answer[Measured], *, now_ms: int) -> Iterator[str]:
