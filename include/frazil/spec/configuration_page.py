@@ -8,7 +8,7 @@ from __future__ import annotations
 import types
 from collections.abc import Iterator
 from datetime import timedelta
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -106,6 +106,8 @@ def _words(annotation: Any) -> str:
     simple = {str: "text", int: "whole number", bool: "`true` or `false`"}
     if annotation in simple:
         return simple[annotation]
+    if get_origin(annotation) is Annotated:
+        return _words(get_args(annotation)[0])
     if get_origin(annotation) is Literal:
         return ", ".join(f"`{choice}`" for choice in get_args(annotation))
     if get_origin(annotation) in {Union, types.UnionType}:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from frazil.spec.values import Bytes, Model, PositiveDuration
+from frazil.spec.values import MOST_RECORDS, Bytes, Count, Model, Percentage, PositiveDuration, Several, Whole
 
 _SWITCH = {"on": True, "off": False, "true": True, "false": False}
 """YAML 1.1 reads on and off as booleans, in any case; our loader reads them as words."""
@@ -33,16 +33,14 @@ class Compaction(Switched):
         description="`sort` sorts by the table's sort order while it rewrites, at about twice the cost.",
     )
     budget: Bytes = Field(default=20 * 2**30, description="The most bytes of data files that one run rewrites.")
-    min_files: int = Field(
-        default=5, gt=1, description="A complete partition is rewritten from this many small files on."
+    min_files: Several = Field(
+        default=5, description="A complete partition is rewritten from this many small files on."
     )
-    open_files: int = Field(
-        default=200, gt=1, description="A partition that is still written to is left alone up to this many small files."
+    open_files: Several = Field(
+        default=200, description="A partition that is still written to is left alone up to this many small files."
     )
-    deleted_rows: int = Field(
+    deleted_rows: Percentage = Field(
         default=20,
-        gt=0,
-        le=100,
         description="A data file is rewritten once this percentage of its rows is deleted by delete files.",
     )
 
@@ -50,7 +48,7 @@ class Compaction(Switched):
 class Manifests(Switched):
     """Many small manifests become few, sorted by partition."""
 
-    most: int = Field(default=100, gt=1, description="From this many manifests on, they are rewritten.")
+    most: Several = Field(default=100, description="From this many manifests on, they are rewritten.")
 
 
 class Expiry(Switched):
@@ -60,10 +58,9 @@ class Expiry(Switched):
         default=timedelta(hours=6),
         description="How long readers may go back, within `at-most`: younger snapshots are kept.",
     )
-    at_least: int = Field(default=20, gt=0, description="How many of the newest snapshots are always kept.")
-    at_most: int = Field(
+    at_least: Count = Field(default=20, description="How many of the newest snapshots are always kept.")
+    at_most: Count = Field(
         default=500,
-        gt=0,
         description="How many snapshots are kept for `keep` alone at most, since commits slow down with them. At one a "
         "minute 500 are 8 hours, and at one every 5 s 41 minutes: raise it where queries take longer.",
     )
@@ -73,11 +70,11 @@ class Orphans(Switched):
     """Once a day, files below the table's location that no snapshot, journal or backfill knows are deleted."""
 
     older_than: PositiveDuration = Field(default=timedelta(days=3), description="Younger files are left alone.")
-    max_listed: int = Field(
-        default=5_000_000, gt=0, description="With more files than this below the location, nothing is deleted."
+    max_listed: Count = Field(
+        default=5_000_000, description="With more files than this below the location, nothing is deleted."
     )
-    max_share: int = Field(
-        default=20, gt=0, le=100, description="If more than this percentage of files or bytes would go, nothing does."
+    max_share: Percentage = Field(
+        default=20, description="If more than this percentage of files or bytes would go, nothing does."
     )
 
 
@@ -87,33 +84,30 @@ class Alerts(Switched):
     hold: PositiveDuration = Field(
         default=timedelta(minutes=15), description="How long a value must stay beyond its threshold."
     )
-    manifest_list_bytes_per_file: int = Field(
-        default=1_024, gt=0, description="Bytes of the manifest list for each data file."
+    manifest_list_bytes_per_file: Count = Field(
+        default=1_024, description="Bytes of the manifest list for each data file."
     )
-    manifests: int = Field(default=500, gt=0, description="Manifests of the newest snapshot: what planning reads.")
-    snapshots: int = Field(default=2_000, gt=0, description="Snapshots in the metadata: what commits carry.")
+    manifests: Count = Field(default=500, description="Manifests of the newest snapshot: what planning reads.")
+    snapshots: Count = Field(default=2_000, description="Snapshots in the metadata: what commits carry.")
     metadata_bytes: Bytes = Field(default=8 * 2**20, description="Size of `metadata.json`.")
-    small_files: int = Field(
-        default=5_000, gt=0, description="Data files while they are on average below a tenth of the target size."
+    small_files: Count = Field(
+        default=5_000, description="Data files while they are on average below a tenth of the target size."
     )
-    delete_files: int = Field(
+    delete_files: Count = Field(
         default=100,
-        gt=0,
         description="Delete files, which every reader has to apply. Of a table that a stream merges into, only those "
         "beyond one for each data file count.",
     )
-    deleted_rows: int = Field(
+    deleted_rows: Percentage = Field(
         default=30,
-        gt=0,
-        le=100,
         description="Percent of the rows in data files that are deleted: every reader reads them for nothing.",
     )
     since_compaction: Bytes = Field(default=100 * 2**30, description="Bytes added since the last compaction.")
     freshness: PositiveDuration = Field(
         default=timedelta(minutes=15), description="How long ago the last commit may be while records wait in Kafka."
     )
-    lag: int | None = Field(
-        default=None, gt=0, description="Records of one stream that wait in Kafka. Not judged unless it is declared."
+    lag: Annotated[int, Whole(1, MOST_RECORDS)] | None = Field(
+        default=None, description="Records of one stream that wait in Kafka. Not judged unless it is declared."
     )
     late_window: PositiveDuration = Field(
         default=timedelta(hours=2),
@@ -122,24 +116,22 @@ class Alerts(Switched):
     writer_down: PositiveDuration = Field(
         default=timedelta(minutes=5), description="How long a stream that should run may have no running writer."
     )
-    restarts: int = Field(
-        default=3, gt=0, description="How often in a row, within an hour, the writer may end without a commit."
+    restarts: Count = Field(
+        default=3, description="How often in a row, within an hour, the writer may end without a commit."
     )
-    waiting_batches: int = Field(
-        default=3, gt=0, description="Batches that are journaled but not committed, when the last commit is long ago."
+    waiting_batches: Count = Field(
+        default=3, description="Batches that are journaled but not committed, when the last commit is long ago."
     )
-    dead_letters: int = Field(
-        default=5, gt=0, le=100, description="Percent of the records of the last hour that are dead letters."
+    dead_letters: Percentage = Field(
+        default=5, description="Percent of the records of the last hour that are dead letters."
     )
-    dead_letters_per_minute: int | None = Field(
+    dead_letters_per_minute: Count | None = Field(
         default=None,
-        gt=0,
         description="Dead letters of one error class, a minute: the mean of five minutes, or of the longest commit "
         "interval if that is more. Not judged unless it is declared.",
     )
-    failed_runs: int = Field(
+    failed_runs: Count = Field(
         default=1,
-        gt=0,
         description="How often in a row the table's partition DAG may fail.",
     )
 

@@ -26,7 +26,19 @@ from frazil.spec.route import Route
 from frazil.spec.sensitive import Sensitive
 from frazil.spec.source import Source
 from frazil.spec.upsert import Delete, How
-from frazil.spec.values import Bytes, Duration, Model, Moment, Percent, PositiveDuration, Properties, YamlForm
+from frazil.spec.values import (
+    MOST_RECORDS,
+    Bytes,
+    Count,
+    Duration,
+    Model,
+    Moment,
+    Percent,
+    PositiveDuration,
+    Properties,
+    Whole,
+    YamlForm,
+)
 
 MERGED_RECORDS = 1_000_000
 """The most changes in one batch of an upsert, if it declares no other number."""
@@ -66,9 +78,8 @@ class Commit(Model):
         default=timedelta(seconds=60), description="How old the oldest uncommitted record may become."
     )
     size: Bytes = Field(default=128 * 2**20, description="The Parquet size at which a batch is due at once.")
-    max_records: int = Field(
+    max_records: Annotated[int, Whole(1, MOST_RECORDS)] = Field(
         default=20_000_000,
-        gt=0,
         description="The most records in one batch, after a downtime. A task of an upsert holds the changes of a batch "
         "in memory, so its default is a twentieth of that.",
     )
@@ -106,7 +117,7 @@ class Circuit(Model):
     share: Percent = Field(
         default=50, description="Percent of a batch's records: above it, nothing of the batch is committed."
     )
-    at_least: int = Field(default=1000, gt=0, description="A batch of fewer records is committed whatever it has.")
+    at_least: Count = Field(default=1000, description="A batch of fewer records is committed whatever it has.")
 
 
 class DeadLetters(Model):
@@ -134,9 +145,8 @@ class Evolution(Model):
         "column. `full`: also int becomes long, float becomes double, a decimal gets more digits, and a required "
         "column becomes optional, where a record needs it.",
     )
-    max_columns: int = Field(
+    max_columns: Count = Field(
         default=500,
-        gt=0,
         description="With so many columns, nested fields included, the table gets no more: new fields are ignored.",
     )
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from frazil.spec.values import Bytes, Model, Properties, YamlForm
+from frazil.spec.values import Bytes, Model, Properties, Whole, YamlForm
 
 LOCAL = "local[*]"
 YARN = "yarn"
@@ -18,6 +18,9 @@ IMAGES = frozenset({"spark.kubernetes.container.image", "spark.kubernetes.execut
 _STANDALONE = re.compile(r"spark://[^\s,:/]+:\d{1,5}(,[^\s,:/]+:\d{1,5})*")
 _KUBERNETES = re.compile(r"k8s://(https?://)?[^\s,:/]+(:\d{1,5})?(/[^\s,]*)?")
 _MASTERS = f"{LOCAL} for this host, or spark://host:port, yarn or k8s://https://host:port of a cluster"
+
+
+Cores = Annotated[int, Whole(1, 100_000)]
 
 
 class DeployMode(StrEnum):
@@ -62,16 +65,14 @@ class Resources(Model):
         description="Where the driver of a writer on a cluster runs. `client`: in the writer's process on this host. "
         "`cluster`: in the cluster, where it outlives this host; an agent on this host submits and follows it.",
     )
-    rest_port: int = Field(
+    rest_port: Annotated[int, Whole(1, 65_535)] = Field(
         default=6066,
-        gt=0,
-        lt=65536,
         description="On a standalone cluster, with `deploy-mode: cluster`: the port of each master's REST server.",
     )
-    cores: int = Field(default=2, gt=0, description="Tasks that run at once: on a cluster, of all executors together.")
+    cores: Cores = Field(default=2, description="Tasks that run at once: on a cluster, of all executors together.")
     driver_memory: Bytes = Field(default=1 * 2**30, description="Heap of the driver's JVM.")
-    executor_cores: int = Field(
-        default=1, gt=0, description="On a cluster: tasks that one executor runs at once; `cores` is a multiple of it."
+    executor_cores: Cores = Field(
+        default=1, description="On a cluster: tasks that one executor runs at once; `cores` is a multiple of it."
     )
     executor_memory: Bytes = Field(
         default=512 * 2**20,

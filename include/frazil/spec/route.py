@@ -7,12 +7,12 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import timedelta
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from frazil.spec.inconsistent import Problem, did_you_mean
-from frazil.spec.values import Model, PositiveDuration, Properties
+from frazil.spec.values import Model, PositiveDuration, Properties, Whole
 
 if TYPE_CHECKING:
     from frazil.spec.model import StreamSpec
@@ -51,10 +51,8 @@ class Route(Model):
         default=("*",),
         description="Patterns of values for which `template` makes tables. Records with others are dead letters.",
     )
-    limit: int = Field(
+    limit: Annotated[int, Whole(1, LIMIT_MOST)] = Field(
         default=100,
-        gt=0,
-        le=LIMIT_MOST,
         description="How many tables `template` makes at most. Records that would need more are dead letters.",
     )
     otherwise: Literal["table", "dead-letters"] = Field(

@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from frazil.spec import types
 from frazil.spec.inconsistent import Problem, did_you_mean
-from frazil.spec.values import Model, YamlForm
+from frazil.spec.values import Model, Whole, YamlForm
 
 if TYPE_CHECKING:
     from frazil.spec.model import StreamSpec
@@ -26,10 +26,8 @@ class Protection(Model):
         description="`mask`: `****` instead of the text. `hash`: HMAC-SHA-256 in hexadecimal. `tokenize`: encrypted so "
         "that equal texts stay equal, and the secret's holder can read them. `drop`: the field never becomes a column.",
     )
-    keep_last: int = Field(
+    keep_last: Annotated[int, Whole(0, 64)] = Field(
         default=0,
-        ge=0,
-        le=64,
         description="For `mask`: so many characters at the end stay, of a text that is at least twice as long.",
     )
 

@@ -7,6 +7,10 @@ from collections.abc import Sequence
 from datetime import timedelta
 from decimal import Decimal
 
+LONGEST = timedelta(days=365_000)
+"""A thousand years: with what is longer, no time could be reckoned from now."""
+LARGEST_BYTES = 2**60
+
 _SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3_600, "d": 86_400}
 _MILLISECONDS = {"d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1_000, "ms": 1}
 _DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
@@ -22,7 +26,7 @@ _BYTES = {
     "GiB": 2**30,
     "TiB": 2**40,
 }
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?B|B)")
+_SIZE = re.compile(r"(\d+)|(\d+(?:\.\d+)?)\s*([KMGT]i?B|B)")
 
 
 def counted(number: int, noun: str, verb: str = "") -> str:
@@ -52,11 +56,14 @@ def parse_duration(value: object) -> timedelta:
         if text == "0":
             duration = timedelta(0)
         elif parts and "".join(number + unit for number, unit in parts) == text:
-            duration = sum((timedelta(seconds=float(n) * _SECONDS[unit]) for n, unit in parts), timedelta(0))
+            seconds = sum(float(number) * _SECONDS[unit] for number, unit in parts)
+            duration = timedelta(seconds=min(seconds, 2 * LONGEST.total_seconds()))
         else:
             raise ValueError("is not a duration; write a number with ms, s, m, h or d: 60s, 250ms, 1h30m, 7d")
     if duration < timedelta(0):
         raise ValueError("is negative; a duration is zero or more")
+    if duration > LONGEST:
+        raise ValueError(f"is too long; a duration is at most {LONGEST.days}d")
     return duration
 
 
@@ -65,14 +72,15 @@ def parse_bytes(value: object) -> int:
 
     Raises ValueError saying what is allowed.
     """
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
-        return value
-    text = str(value).strip()
-    if text.isdecimal():
-        return int(text)
-    if match := _SIZE.fullmatch(text):
-        return int(Decimal(match[1]) * _BYTES[match[2]])
-    raise ValueError("is not a size; write bytes, or a number with KiB, MiB, GiB, TiB, KB, MB, GB or TB: 128MiB, 1GB")
+    match = _SIZE.fullmatch("" if isinstance(value, bool) else str(value).strip())
+    if match is None:
+        raise ValueError(
+            "is not a size; write bytes, or a number with KiB, MiB, GiB, TiB, KB, MB, GB or TB: 128MiB, 1GB"
+        )
+    size = Decimal(match[1] or match[2]) * _BYTES[match[3] or "B"]
+    if size > LARGEST_BYTES:
+        raise ValueError(f"is too large; a size is at most {format_bytes(LARGEST_BYTES)}")
+    return int(size)
 
 
 def format_duration(duration: timedelta) -> str:

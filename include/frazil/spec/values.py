@@ -8,13 +8,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, ConfigDict, GetCoreSchemaHandler, PlainSerializer, WithJsonSchema
+from pydantic_core import core_schema
 
-from frazil.spec.units import format_bytes, format_duration, parse_bytes, parse_duration
+from frazil.spec.units import LARGEST_BYTES, format_bytes, format_duration, parse_bytes, parse_duration
 
 PERCENT_MOST = 99
+MOST_RECORDS = 2**63 - 1
+"""As many as a Kafka partition can have offsets."""
 
 
 def _kebab(name: str) -> str:
@@ -71,6 +74,36 @@ def _texts(value: object) -> object:
     }
 
 
+def _no_switch(value: object) -> object:
+    """Refuse `true`, which pydantic takes for 1."""
+    if isinstance(value, bool):
+        raise ValueError("is not a whole number")  # noqa: TRY004
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """Marks an `int` of a declaration as a whole number from `least` to `most`, by default as Spark and Iceberg count.
+
+    Bounds belong here and not in the key's `Field`: two upper bounds at once, and one beside a validator, get lost on
+    the way into pydantic's check or its JSON Schema.
+    """
+
+    least: int = 1
+    most: int = 2**31 - 1
+
+    def __get_pydantic_core_schema__(self, _source: Any, _handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+        return core_schema.no_info_before_validator_function(
+            _no_switch, core_schema.int_schema(ge=self.least, le=self.most)
+        )
+
+
+Count = Annotated[int, Whole()]
+Several = Annotated[int, Whole(least=2)]
+Percentage = Annotated[int, Whole(most=100)]
+"""Percent as a bare number; `Percent` may be written with its sign."""
+
+
 @dataclass(frozen=True, slots=True)
 class YamlForm:
     """How a value is written in YAML, in words, for the configuration reference."""
@@ -82,7 +115,7 @@ _DURATION_JSON = WithJsonSchema({"type": "string", "pattern": r"^(0|(\d+(\.\d+)?
 _BYTES_JSON = WithJsonSchema(
     {
         "anyOf": [
-            {"type": "integer", "minimum": 1},
+            {"type": "integer", "minimum": 1, "maximum": LARGEST_BYTES},
             {"type": "string", "pattern": r"^\d+(\.\d+)?\s*([KMGT]i?B|B)?$", "examples": ["128MiB"]},
         ]
     }

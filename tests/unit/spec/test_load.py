@@ -126,7 +126,7 @@ MISTAKES: list[tuple[str, dict[str, Any], list[str]]] = [
     ("duration", {"commit": {"interval": "soon"}}, ["commit.interval: 'soon' is not a duration", "1h30m"]),
     ("zero interval", {"commit": {"interval": "0"}}, ["commit.interval: '0' is zero"]),
     ("size", {"commit": {"size": "1XB"}}, ["commit.size: '1XB' is not a size", "128MiB"]),
-    ("count", {"commit": {"max-records": 0}}, ["commit.max-records: 0 is not above 0"]),
+    ("count", {"commit": {"max-records": 0}}, ["commit.max-records: 0 is below 1"]),
     (
         "master",
         {"resources": {"master": "yarn-client"}},

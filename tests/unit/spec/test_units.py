@@ -25,6 +25,13 @@ def test_what_is_no_duration_is_refused_with_examples(text: object) -> None:
         parse_duration(text)
 
 
+@pytest.mark.parametrize("text", ["365001d", "99999999999999999d", f"{'9' * 400}ms", "365000d1ms"])
+def test_a_duration_that_no_time_could_be_reckoned_with_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="at most 365000d"):
+        parse_duration(text)
+    assert parse_duration("365000d").days == 365_000
+
+
 @given(st.integers(min_value=0, max_value=10**12))
 def test_a_formatted_duration_is_read_back(milliseconds: int) -> None:
     duration = timedelta(milliseconds=milliseconds)
@@ -39,9 +46,15 @@ def test_a_size_is_read_as_people_write_it(text: object, size: int) -> None:
     assert parse_bytes(text) == size
 
 
-@pytest.mark.parametrize("text", ["1XB", "big", "", "-1", -1, True, "1 mib"])
+@pytest.mark.parametrize("text", ["1XB", "big", "", "-1", -1, True, "1 mib", "1.5", 1.5])
 def test_what_is_no_size_is_refused_with_examples(text: object) -> None:
     with pytest.raises(ValueError, match="128MiB"):
+        parse_bytes(text)
+
+
+@pytest.mark.parametrize("text", [10**30, 2**60 + 1, "1048577TiB", "9" * 5_000])
+def test_a_size_that_no_machine_has_is_refused(text: object) -> None:
+    with pytest.raises(ValueError, match="at most 1048576TiB"):
         parse_bytes(text)
 
 

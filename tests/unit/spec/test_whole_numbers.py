@@ -1,0 +1,88 @@
+"""A whole number of a declaration is one, within its bounds, and the loader and the JSON Schema agree on which."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_origin
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+from pydantic import BaseModel, ValidationError, create_model
+from pydantic.fields import FieldInfo
+
+from frazil.errors import SpecError
+from frazil.spec import json_schema
+from frazil.spec.load import validate_stream
+from frazil.spec.values import Whole
+from tests.unit.spec.test_every_part import PARTS, Part, declared_with
+
+VALIDATOR = Draft202012Validator(json_schema.stream_schema())
+FILE = Path("rides.yaml")
+KEYS = [
+    (part, model, field) for part, model in PARTS for field in model.model_fields.values() if field.alias == part[-1]
+]
+NO_COUNTS = {"delete.values", "dead-letters.circuit.share"}
+"""Values of records, and a percentage that may be written with its sign."""
+
+
+def bounds(field: FieldInfo) -> Iterator[Whole]:
+    """The bounds of a key, if whole numbers are its values."""
+    inner = [item for part in get_args(field.annotation) if get_origin(part) is Annotated for item in get_args(part)]
+    yield from (item for item in (*field.metadata, *inner) if isinstance(item, Whole))
+
+
+def has_int(annotation: Any) -> bool:
+    return annotation is int or any(has_int(part) for part in get_args(annotation))
+
+
+BOUNDED = [(part, model, within) for part, model, field in KEYS for within in bounds(field)]
+
+
+def test_all_counts_of_a_declaration_have_bounds() -> None:
+    sizes = {part for part, _, field in KEYS if "size: " in str(field.metadata)}
+    unbounded = {part for part, _, field in KEYS if has_int(field.annotation) and not list(bounds(field))}
+    assert {".".join(map(str, part)) for part in unbounded - sizes} == NO_COUNTS
+
+
+@pytest.mark.parametrize(("part", "model", "within"), BOUNDED, ids=[".".join(map(str, p)) for p, _, _ in BOUNDED])
+def test_a_count_beyond_its_bounds_or_a_switch_is_refused_by_the_loader_and_the_schema(
+    part: Part, model: type[BaseModel], within: Whole
+) -> None:
+    key = ".".join(map(str, part))
+    for value in (within.least - 1, within.most + 1, 10**30, True, False):
+        declared = declared_with(part, model, value)
+        with pytest.raises(SpecError, match=rf"{key}: .*(is below|is above|is not a whole number)"):
+            validate_stream(declared, FILE)
+        assert any(_mentions(error, part[-1]) for error in VALIDATOR.iter_errors(declared)), value
+
+
+def _mentions(error: Any, key: object) -> bool:
+    return key in error.absolute_path or any(_mentions(inner, key) for inner in error.context)
+
+
+@given(
+    pair=st.tuples(st.integers(-(2**63), 2**63 - 1), st.integers(-(2**63), 2**63 - 1)),
+    beside=st.integers(-2, 2),
+    value=st.booleans() | st.integers() | st.none(),
+)
+def test_exactly_the_whole_numbers_within_the_bounds_are_taken(
+    pair: tuple[int, int], beside: int, value: int | bool | None
+) -> None:
+    within = Whole(min(pair), max(pair))
+    model: Any = create_model(
+        "Any", number=(Annotated[int, within], ...), perhaps=(Annotated[int, within] | None, None)
+    )
+    validator = Draft202012Validator(model.model_json_schema())
+    for tried in (value, within.least + beside, within.most + beside):
+        sound = isinstance(tried, int) and not isinstance(tried, bool) and within.least <= tried <= within.most
+        for key, is_sound in (("number", sound), ("perhaps", sound or tried is None)):
+            made = {"number": within.least, key: tried}
+            assert validator.is_valid(made) == is_sound
+            if is_sound:
+                assert getattr(model.model_validate(made), key) == tried
+            else:
+                with pytest.raises(ValidationError):
+                    model.model_validate(made)
