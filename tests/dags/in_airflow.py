@@ -401,6 +401,42 @@ def runs_of(dag_id: str) -> list[dict[str, Any]]:
         return [dict(run.conf or {}) for run in found]
 
 
+def set_run(dag_id: str, run_id: str, state: str) -> None:
+    """Let a run have come so far."""
+    from airflow.models.dagrun import DagRun  # noqa: PLC0415 - as above
+    from airflow.utils.session import create_session  # noqa: PLC0415 - as above
+    from sqlalchemy import update  # noqa: PLC0415 - as above
+
+    with create_session() as session:
+        session.execute(update(DagRun).where(DagRun.dag_id == dag_id, DagRun.run_id == run_id).values(state=state))
+
+
+def delete_runs(dag_id: str) -> None:
+    """As if none of the DAG had ever begun."""
+    from airflow.models.dagrun import DagRun  # noqa: PLC0415 - as above
+    from airflow.utils.session import create_session  # noqa: PLC0415 - as above
+    from sqlalchemy import delete  # noqa: PLC0415 - as above
+
+    with create_session() as session:
+        session.execute(delete(DagRun).where(DagRun.dag_id == dag_id))
+
+
+def ask_between(role: str, path: str, *, headers: Mapping[str, str], body: Any) -> list[dict[str, Any]]:
+    """What two people are answered who ask for the same: one of them between the other's look and the other's run."""
+    from frazil.airflow.page import acts  # noqa: PLC0415 - needs AIRFLOW_HOME
+
+    begin, answers = acts.trigger_dag, list[dict[str, Any]]()
+
+    def after_another(**asked: Any) -> Any:
+        with patch.object(acts, "trigger_dag", begin):
+            answers.append(ask(role, "POST", path, headers=headers, body=body))
+        return begin(**asked)
+
+    with patch.object(acts, "trigger_dag", after_another):
+        answers.append(ask(role, "POST", path, headers=headers, body=body))
+    return answers
+
+
 def declare_elsewhere(streams: str) -> None:
     """The API server of this process looks into another folder for streams, from now on."""
     from frazil.airflow.page.views import answers  # noqa: PLC0415 - as above

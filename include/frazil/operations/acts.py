@@ -64,6 +64,15 @@ NEEDS: Mapping[Act, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True, slots=True)
+class Run:
+    """A run in Airflow that has not ended."""
+
+    id: str
+    waits: bool
+    """In Airflow's queue. None of its tasks has begun."""
+
+
+@dataclass(frozen=True, slots=True)
 class Situation:
     """What is known of the subject when a person asks."""
 
@@ -82,6 +91,8 @@ class Situation:
     """Why the stream, as it is declared and stands, cannot have it done at all."""
     lane: str = ""
     """Its backfill or replay under way, and whether that is staged."""
+    run: Run | None = None
+    """That of the DAG which changes the subject's tables already."""
     silent: tuple[Silent, ...] = ()
     """Those of Airflow's own processes that give no sign of life."""
     staged: str = ""
@@ -137,7 +148,8 @@ def plan_of(act: Act, now: Situation, *, dry: bool = False) -> Plan:
     }[act](now)
     waits = waits_for(act, now.silent)
     retype = act in ALTERS and not (dry and act in HAS_DRY_RUN)
-    return Plan(act, (*says, *_run_words(act, now), *waits), _refused(act, now), seal=now.seal(act), retype=retype)
+    refused = _refused(act, now, dry=dry)
+    return Plan(act, (*says, *_run_words(act, now), *waits), refused, seal=now.seal(act), retype=retype)
 
 
 def waits_for(act: Act, silent: Iterable[Silent]) -> tuple[str, ...]:
@@ -258,11 +270,11 @@ def _run_words(act: Act, now: Situation) -> tuple[str, ...]:
     return (f"This starts a run of the DAG {now.dag}{waits}.",)
 
 
-def _refused(act: Act, now: Situation) -> str | None:
+def _refused(act: Act, now: Situation, *, dry: bool) -> str | None:
     if now.unfit is not None:
         return now.unfit
-    if act in RUNS_A_DAG and now.dag_paused is None:
-        return f"Airflow has no DAG {now.dag}, which would do it. Add it to the DAG folder, or see its import errors"
+    if act in RUNS_A_DAG and (said := _no_run(now, dry=dry)):
+        return said
     if act is Act.PAUSE and now.desired == "paused":
         return f"{now.subject} is paused already"
     if act is Act.RESET and now.writer_runs:
@@ -270,3 +282,21 @@ def _refused(act: Act, now: Situation) -> str | None:
     if act in {Act.RESET, Act.RELEASE, Act.SEND_AGAIN} and not now.has_table:
         return f"There is no table of {now.subject} yet"
     return None
+
+
+def _no_run(now: Situation, *, dry: bool) -> str | None:
+    """Why no run of the DAG can be asked for."""
+    if now.dag_paused is None:
+        return f"Airflow has no DAG {now.dag}, which would do it. Add it to the DAG folder, or see its import errors"
+    run = now.run
+    if run is None or dry:
+        return None
+    does, end = (
+        ("is queued", "mark that run as failed in Airflow")
+        if run.waits
+        else ("is running", "abandon what it has begun, or mark that run as failed in Airflow")
+    )
+    return (
+        f"The run {run.id} of the DAG {now.dag} {does} for {now.subject}: a second one would begin after it, also if "
+        f"somebody abandoned the first. Wait until it has ended. If you want another one instead, {end}, and ask again"
+    )

@@ -14,7 +14,9 @@ from typing import Any, TypeVar
 from urllib.parse import quote
 
 from airflow.api.common.trigger_dag import trigger_dag
+from airflow.exceptions import DagRunAlreadyExists
 from airflow.utils.types import DagRunTriggeredByType
+from sqlalchemy.exc import IntegrityError
 
 from frazil import clock
 from frazil.airflow.backfills.dag import DAG_ID as BACKFILL_DAG
@@ -22,7 +24,7 @@ from frazil.airflow.dag_ids import MAINTENANCE_DAG, partitions_dag_id
 from frazil.airflow.dead_letters.dag import DAG_ID as DEAD_LETTERS_DAG
 from frazil.airflow.page.alive import silent_now
 from frazil.airflow.page.forms import Form, Invalid, day_of, is_dry, lacking, run_form, target_of, text_of
-from frazil.airflow.page.known import paused_dags
+from frazil.airflow.page.known import next_run_id, paused_dags, run_under_way
 from frazil.airflow.page.one_table import feeders_of, find_table, views_of
 from frazil.airflow.page.views import Sees, answers, declared, writer_dag_of
 from frazil.airflow.partitions.dag import RELEASE_DAG
@@ -147,7 +149,8 @@ def _situation(act: Act, subject: Subject) -> Situation:
     if "generation" in DEPENDS[act]:
         return within(lambda: _with_desired(found, spec))
     if act in BY_THE_TABLE and not found.unfit and found.dag_paused is not None:
-        return within(lambda: _with_table(found, act, spec))
+        run = within(partial(run_under_way, subject.dag, spec.name))
+        return within(lambda: _with_table(replace(found, run=run), act, spec))
     return found
 
 
@@ -183,13 +186,15 @@ def carry_out(act: Act, subject: Subject, form: Form, *, person: str) -> Done:
 def _carried_out(act: Act, subject: Subject, form: Form, *, person: str) -> Done:
     by, reason = f"{person}, Airflow", text_of(form, "reason")
     spec = subject.spec
+    # Before the look for a run under way: one that comes between the two is found by it, or has this id.
+    run_id = within(partial(next_run_id, subject.dag, spec.name)) if act in BY_THE_TABLE else None
     plan, prepared = _looked(act, subject, form, by=by)
     if problem := plan.refused or plan.lacks:
         raise Invalid(problem)
     if plan.seal != form.get("seal"):
         raise Invalid(f"{subject.name} has moved since you looked: look again, and confirm what it says now")
     if act in RUNS_A_DAG:
-        return _begin_run(subject, run_form(act, subject.turn or subject.name, form), person=person)
+        return _begin_run(subject, run_form(act, subject.turn or subject.name, form), run_id=run_id, person=person)
     if prepared is not None:
         within(prepared.carry_out)
         return Done(_ended(act, subject.name))
@@ -198,13 +203,19 @@ def _carried_out(act: Act, subject: Subject, form: Form, *, person: str) -> Done
     return Done(within(lambda: _set_desired(act, spec, by=by, reason=reason)))
 
 
-def _begin_run(subject: Subject, asked: dict[str, Any], *, person: str) -> Done:
-    run = trigger_dag(
-        dag_id=subject.dag,
-        triggered_by=DagRunTriggeredByType.UI,
-        triggering_user_name=person,
-        conf=asked,
-    )
+def _begin_run(subject: Subject, asked: dict[str, Any], *, run_id: str | None, person: str) -> Done:
+    try:
+        run = trigger_dag(
+            dag_id=subject.dag,
+            run_id=run_id,
+            triggered_by=DagRunTriggeredByType.UI,
+            triggering_user_name=person,
+            conf=asked,
+        )
+    except (DagRunAlreadyExists, IntegrityError) as error:
+        raise Invalid(
+            f"Somebody asked for the same just now: {subject.dag} has the run {run_id}. Look at what that one does"
+        ) from error
     if run is None:
         raise Invalid(f"Airflow did not start {subject.dag}")
     path = f"/dags/{quote(subject.dag)}/runs/{quote(run.run_id, safe='')}"

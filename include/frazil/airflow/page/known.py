@@ -10,10 +10,12 @@ from airflow.models.dag import DagModel
 from airflow.models.dagrun import DagRun
 from airflow.models.xcom import XComModel
 from airflow.utils.session import create_session
-from sqlalchemy import select
+from airflow.utils.state import DagRunState
+from sqlalchemy import func, select
 
 from frazil.airflow.health.dag import DAG_ID as HEALTH_DAG
 from frazil.maintenance.rules import runbook_of
+from frazil.operations.acts import Run
 from frazil.operations.overview import StandingAlert
 
 
@@ -86,3 +88,28 @@ def newest_run(dag_id: str) -> str | None:
     newest = select(DagRun.run_id).where(DagRun.dag_id == dag_id).order_by(DagRun.id.desc()).limit(1)
     with create_session() as session:
         return session.scalar(newest)
+
+
+def next_run_id(dag_id: str, stream: str) -> str:
+    """An id for the stream's next run that is asked for here; another one once there is that run.
+
+    No two runs have the same, so of two people who ask at the same moment only one gets a run.
+    """
+    ours = f"manual__{stream}."  # no stream has a dot in its name
+    newest = select(func.max(DagRun.id)).where(DagRun.dag_id == dag_id, DagRun.run_id.startswith(ours, autoescape=True))
+    with create_session() as session:
+        return f"{ours}{session.scalar(newest) or 0}"
+
+
+def run_under_way(dag_id: str, stream: str) -> Run | None:
+    """The oldest run that is queued or running and changes a stream's tables; a dry run changes nothing."""
+    unfinished = (
+        select(DagRun.run_id, DagRun.state, DagRun.conf)
+        .where(DagRun.dag_id == dag_id, DagRun.state.in_((DagRunState.QUEUED, DagRunState.RUNNING)))
+        .order_by(DagRun.id)
+    )
+    with create_session() as session:
+        for run_id, state, conf in session.execute(unfinished):
+            if isinstance(conf, Mapping) and conf.get("stream") == stream and not conf.get("dry-run", True):
+                return Run(run_id, waits=state == DagRunState.QUEUED)
+    return None

@@ -1,0 +1,100 @@
+"""A backfill, or a replay, that a person asks for on the page: one run of its DAG at a time for each stream."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from frazil.spec.load import find_stream
+from tests.dags import in_airflow
+from tests.dags.in_airflow import AirflowProcess
+from tests.made_batches import MadeStream
+
+OURS = {"X-Frazil": "page", "Origin": "http://airflow.example", "Sec-Fetch-Site": "same-origin"}
+FORMS: dict[str, dict[str, Any]] = {"backfill": {"from-time": "2020-01-01T00:00:00Z"}, "replay": {}}
+DAGS = {"backfill": "frazil_backfill", "replay": "frazil_dead_letters"}
+Post = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def airflow(tmp_path_factory: pytest.TempPathFactory, airflow_database: Path) -> Iterator[AirflowProcess]:
+    """With two streams that have begun, and nothing that runs what is queued."""
+    home = tmp_path_factory.mktemp("airflow-page-runs")
+    streams = home / "streams"
+    streams.mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FRAZIL_HOME", str(home / "frazil"))
+        for name in ("ticks", "quotes"):
+            declared = {
+                "name": name,
+                "source": {"topics": [name], "bootstrap-servers": "127.0.0.1:1"},
+                "table": f"demo.{name}",
+                "schema": {"id": "long"},
+                "event-time": "kafka_timestamp",
+            }
+            (streams / f"{name}.yaml").write_text(json.dumps(declared))
+            MadeStream(find_stream(streams, name), 1_700_000_000_000, partitions=1).begin()
+    process = AirflowProcess(
+        home / "airflow",
+        database=airflow_database,
+        FRAZIL_HOME=str(home / "frazil"),
+        FRAZIL_STREAMS=str(streams),
+        AIRFLOW__API_AUTH__JWT_SECRET="s" * 64,
+    )
+    process.call(in_airflow.store_dags)
+    yield process
+    process.end()
+
+
+@pytest.fixture
+def post(airflow: AirflowProcess) -> Iterator[Post]:
+    def posted(what: str, act: str, stream: str = "ticks", **form: Any) -> dict[str, Any]:
+        at, body = f"/frazil/ops/api/{what}/{act}/{stream}", {**FORMS[act], "dry-run": False, **form}
+        return dict(airflow.call(in_airflow.ask, "OP", "POST", at, headers=OURS, body=body))
+
+    yield posted
+    for dag_id in DAGS.values():
+        airflow.call(in_airflow.delete_runs, dag_id)
+
+
+def asked(post: Post, act: str, stream: str = "ticks", **form: Any) -> dict[str, Any]:
+    """An act that is confirmed as its dialog shows it."""
+    seal = post("plan", act, stream, **form)["body"]["seal"]
+    return post("act", act, stream, seal=seal, **form)
+
+
+@pytest.mark.parametrize("act", FORMS)
+def test_who_asks_again_while_a_run_waits_or_runs_is_told_which_one_and_what_to_do(
+    post: Post, airflow: AirflowProcess, act: str
+) -> None:
+    said = asked(post, act)["body"]["said"]
+    run = said.split()[2]
+    for state, does, end in (
+        ("queued", "is queued", "mark that run as failed in Airflow"),
+        ("running", "is running", "abandon what it has begun, or mark that run as failed in Airflow"),
+    ):
+        airflow.call(in_airflow.set_run, DAGS[act], run, state)
+        refused = post("plan", act)["body"]["refused"]
+        assert refused.startswith(f"The run {run} of the DAG {DAGS[act]} {does} for ticks: ")
+        assert refused.endswith(f"If you want another one instead, {end}, and ask again")
+        again = asked(post, act)
+        assert (again["status"], again["body"]["detail"]) == (422, refused)
+    assert len(airflow.call(in_airflow.runs_of, DAGS[act])) == 1
+    assert asked(post, act, "quotes")["status"] == 200, "another stream"
+    assert asked(post, act, **{"dry-run": True})["status"] == 200, "a dry run changes nothing"
+    airflow.call(in_airflow.set_run, DAGS[act], run, "failed")
+    assert asked(post, act)["status"] == 200, "that run has ended, and a dry run is in nobody's way"
+
+
+def test_of_two_who_ask_at_the_same_moment_one_gets_a_run(post: Post, airflow: AirflowProcess) -> None:
+    seal = post("plan", "backfill")["body"]["seal"]
+    body = {**FORMS["backfill"], "dry-run": False, "seal": seal}
+    answers = airflow.call(in_airflow.ask_between, "OP", "/frazil/ops/api/act/backfill/ticks", headers=OURS, body=body)
+    assert sorted(answer["status"] for answer in answers) == [200, 422]
+    (refused,) = (answer["body"]["detail"] for answer in answers if answer["status"] == 422)
+    assert refused.startswith("Somebody asked for the same just now: frazil_backfill has the run manual__ticks.")
+    assert len(airflow.call(in_airflow.runs_of, "frazil_backfill")) == 1
