@@ -15,7 +15,15 @@ _MOST_PORT = 65_535
 
 
 def servers_problem(text: str) -> str | None:
-    """Why a list of brokers cannot be used, as the rest of a sentence; None if it can."""
+    """Why a list of brokers cannot be used, as the rest of a sentence; None if it can.
+
+    What has an `@` may hold credentials, anywhere around it, and none of it is repeated.
+    """
+    if "@" in text:
+        return (
+            "has '@', as credentials before a host have; write host:port, and give the credentials by "
+            "source.properties (sasl.username, sasl.password)"
+        )
     return next((problem for server in text.split(",") if (problem := _server_problem(server.strip()))), None)
 
 
@@ -24,7 +32,8 @@ def _server_problem(server: str) -> str | None:
         return "names no server beside a comma; write host:port, separated by commas"
     bare = _PROTOCOL.sub("", server, count=1)
     if "://" in bare:
-        return f"names {server!r}, which is a URL; write host:port, such as {urlsplit(bare).hostname or 'host'}:9092"
+        host = re.split(r"[\s:/?#\[\]]", bare.partition("://")[2], maxsplit=1)[0] or "host"
+        return f"names {server!r}, which is a URL; write host:port, such as {host}:9092"
     match = _SERVER.fullmatch(bare)
     if match is None:
         return f"names {server!r}, which is no host:port"

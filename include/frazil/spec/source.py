@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
+from frazil.spec.addresses import servers_problem
 from frazil.spec.formats import Format, Header, JsonFormat, Key
 from frazil.spec.topics import TopicPattern
 from frazil.spec.values import Model, Properties, Start, YamlForm
@@ -59,7 +60,10 @@ class Source(Model):
     @classmethod
     def _one_text(cls, value: object) -> object:
         if isinstance(value, list):
-            raise ValueError(f"is a list; write one text, with commas: {','.join(map(str, value))}")  # noqa: TRY004
+            texts = ",".join(part if isinstance(part, str) else "" for part in value)
+            if servers_problem(texts):
+                texts = "host:port,host:port"  # what was written may hold credentials
+            raise ValueError(f"is a list; write one text, with commas: {texts}")  # noqa: TRY004
         return value
 
     @field_validator("topic_pattern")

@@ -56,7 +56,6 @@ _ICEBERG_NAMES = {
     "float64": "double",
     "bool": "boolean",
     "varchar": "string",
-    "char": "string",
     "text": "string",
     "str": "string",
     "datetime": "timestamptz",
@@ -72,6 +71,18 @@ _ICEBERG_NAMES = {
     "row": "struct<name: type>",
     "struct": "struct<name: type>",
 }
+
+_SQL_NAMES = {
+    re.compile(rf"(?:{words})\b", re.IGNORECASE): name
+    for words, name in (
+        (r"timestamp (?:\( \d+ \) )?with time zone", "timestamptz"),
+        (r"timestamp (?:\( \d+ \) )?without time zone", "timestamp"),
+        ("double precision", "double"),
+        ("(?:national )?char(?:acter)?(?: varying| large object)?", "string"),
+        ("binary (?:varying|large object)", "binary"),
+    )
+}
+"""SQL's types of several words, as tokens with a space between them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,9 +171,6 @@ def parse_type(text: str) -> Type:
     return parsed
 
 
-_ZONED = re.compile(r"timestamp\b.* (with|without) time zone\b", re.IGNORECASE)
-
-
 def _tokens(text: str) -> list[str]:
     tokens, position = [], 0
     stripped = text.rstrip()
@@ -183,6 +191,7 @@ class _Reader:
         self._position = 0
 
     def type(self) -> Type:
+        self._no_sql()
         name = self._next("a type")
         if self._peek() == "<":
             return self._nested(name)
@@ -193,6 +202,14 @@ class _Reader:
         if name in PRIMITIVES:
             return Primitive(name)
         raise _unknown(name)
+
+    def _no_sql(self) -> None:
+        """Refuse a name of several words, which would be refused at its second one."""
+        rest = " ".join(self._tokens[self._position :])
+        for pattern, name in _SQL_NAMES.items():
+            if found := pattern.match(rest):
+                written = re.sub(r" \( \d+ \)", "", found[0])
+                raise ValueError(f"has SQL's {written!r}, which Iceberg writes as {name!r}")
 
     def _nested(self, name: str) -> Type:
         if name == "struct":
@@ -205,9 +222,6 @@ class _Reader:
 
     def end(self) -> None:
         if rest := self._tokens[self._position :]:
-            if found := _ZONED.match(" ".join(self._tokens)):
-                kind = "timestamptz" if found[1] == "with" else "timestamp"
-                raise ValueError(f"is written as in SQL; Iceberg's name is {kind!r}")
             raise ValueError(f"has {' '.join(rest)!r} after the type's end; a required column ends with 'not null'")
 
     def _struct(self) -> Struct:

@@ -415,6 +415,32 @@ def test_what_a_secret_was_written_as_by_mistake_is_not_repeated(declare: Declar
     assert "hunter2" not in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    "servers",
+    [
+        "user:hunter2@k:9092",
+        "SASL_SSL://user:hunter2@k:9092",
+        "kafka://user:hunter2@k",
+        "user:hunter2,x@k:9092",
+        ["user:hunter2@k:9092", "b"],
+        [["user:hunter2@k:9092"]],
+        [{"host": "k", "sasl.password": "hunter2"}],
+        {"user:hunter2@k": 9092},
+    ],
+    ids=repr,
+)
+def test_credentials_between_the_servers_are_not_repeated(declare: Declare, servers: object) -> None:
+    path = declare(source={"bootstrap-servers": servers, "topics": "x"})
+    with pytest.raises(SpecError, match=r"source\.bootstrap-servers: .*(host:port|is not text)") as refused:
+        load_stream(path)
+    assert "hunter2" not in str(refused.value)
+
+
+def test_a_server_that_is_hardly_a_url_is_told_with_its_key(declare: Declare) -> None:
+    with pytest.raises(SpecError, match=r"source\.bootstrap-servers: names 'kafka://\[k', which is a URL"):
+        load_stream(declare(source={"bootstrap-servers": "kafka://[k", "topics": "x"}))
+
+
 def test_a_secret_for_spark_is_a_secret_too(declare: Declare) -> None:
     path = declare(resources={"spark": {"spark.hadoop.fs.s3a.secret.key": "hunter2"}})
     with pytest.raises(
