@@ -245,11 +245,19 @@ def test_a_backfill_under_way_is_abandoned_after_the_page_said_what_is_staged(op
 def test_a_window_that_a_gate_holds_is_released_with_a_reason(open_page: Open, server: ApiServer):
     page = open_page(f"{PAGE}#/table/shop.shipments", role="OP")
     settled(page, "shop.shipments")
+    dialog = asked(page, "Release a window …")
+    window, why = dialog.get_by_label("Window", exact=True), dialog.get_by_label("Why")
+    held = page.locator(".calendar .cell.held").get_attribute("aria-label") or ""
+    assert held.startswith(f"{window.input_value()}: ")
+    why.fill("the carrier is known to be wrong")
+    for typed, said in (("2099-01-01 00:00", "it is not complete yet"), ("2000-01-01 00:00", "it is history")):
+        window.fill(typed)
+        expect(dialog.get_by_text(f"Window: no gate holds {typed}: {said}")).to_be_visible()
+        expect(dialog.locator("button.go")).to_be_disabled()
+    page.keyboard.press("Escape")
     act(page, "Release a window …", {"Why": "the carrier is known to be wrong"})
     (run,) = server.process.call(in_airflow.runs_of, "frazil_release")
     assert (run["table"], run["reason"]) == ("shop.shipments", "the carrier is known to be wrong")
-    held = page.locator(".calendar .cell.held").get_attribute("aria-label")
-    assert held is not None
     shown = recorded(server, "release")[2]["partition"]
     assert held.startswith(f"{shown}: ")
     assert run["partition"] == shown.replace(" ", "T").removesuffix(":00")

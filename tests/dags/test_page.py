@@ -13,6 +13,8 @@ import pytest
 from frazil.backfill.request import parse_request
 from frazil.backfill.run import open_backfill
 from frazil.errors import SpecError
+from frazil.partitions.completeness import Cursor
+from frazil.partitions.windows import Grain, Window
 from frazil.spec.load import load_stream
 from tests.dags import in_airflow
 from tests.dags.in_airflow import CHECKOUT, AirflowProcess
@@ -395,6 +397,30 @@ def test_what_is_wrong_in_a_form_is_said_by_the_name_of_its_field_before_it_is_c
 
     found = lacking(Act(act), "ticks", form, now_ms=1_577_923_200_000)
     assert (found is None) if said is None else said in (found or "")
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("2020-01-01 05:00", None),
+        ("2020-01-01 04:00", "no gate holds 2020-01-01T04: it is signalled already. Held are: 2020-01-01T05"),
+        ("2020-01-01 09:00", "no gate holds 2020-01-01T09: it is not complete yet, and its gate judges it once it is"),
+        ("2019-12-31 23:00", "it is history, for signals begin with 2020-01-01T00"),
+        ("2020-01-01", "what completes of this table are hours"),
+    ],
+)
+def test_a_window_that_no_gate_holds_is_not_released_and_the_form_says_why(typed: str, said: str | None) -> None:
+    from frazil.airflow.page.forms import not_held  # noqa: PLC0415 - needs AIRFLOW_HOME
+
+    start, fifth, end = (Window.parse(f"2020-01-01T{hour}").start_us for hour in ("00", "05", "09"))
+    found = not_held({"partition": typed}, Cursor(Grain.HOUR, start, end, 1, frozenset({fifth}), "table"))
+    assert (found is None) if said is None else said in (found or "")
+
+
+def test_before_the_first_window_of_a_table_is_signalled_none_is_held() -> None:
+    from frazil.airflow.page.forms import not_held  # noqa: PLC0415 - needs AIRFLOW_HOME
+
+    assert "none is held" in (not_held({"partition": "2020-01-01T05"}, None) or "")
 
 
 def test_a_table_is_maintained_from_its_page_without_the_others() -> None:

@@ -37,9 +37,10 @@ from frazil.operations.offers import Standing
 from frazil.operations.overview import Windows
 from frazil.operations.stream_view import History, history_of
 from frazil.operations.table_view import Shape, shape_of
-from frazil.partitions.completeness import complete_to, moment
+from frazil.partitions.completeness import Cursor, complete_to, moment
 from frazil.partitions.windows import Window
 from frazil.signals.completion import assess
+from frazil.signals.signal_table import TableSignals
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import kafka_properties
 from frazil.status.stream import StreamStatus, stream_status
@@ -154,6 +155,11 @@ def look_at_calendar(specs: Sequence[StreamSpec]) -> Calendar | None:
     signals = seen.signals.newest(from_us=since_us, to_us=cursor.through_us)
     now_us = clock.now_ms() * 1000
     return calendar_of(seen.grain, signals, through_us=cursor.through_us, now_us=now_us, waits_for=seen.decision.reason)
+
+
+def look_at_signals(spec: StreamSpec) -> Cursor | None:
+    """How far a table's windows are signalled, and which of them their gates hold; None before the first."""
+    return TableSignals.load(existing_catalog(spec.table.catalog), spec.table.identifier).cursor
 
 
 def look_at_writers(spec: StreamSpec) -> Observation:

@@ -23,7 +23,7 @@ from frazil.airflow.backfills.dag import DAG_ID as BACKFILL_DAG
 from frazil.airflow.dag_ids import MAINTENANCE_DAG, partitions_dag_id
 from frazil.airflow.dead_letters.dag import DAG_ID as DEAD_LETTERS_DAG
 from frazil.airflow.page.alive import silent_now
-from frazil.airflow.page.forms import Form, Invalid, day_of, is_dry, lacking, run_form, target_of, text_of
+from frazil.airflow.page.forms import Form, Invalid, day_of, is_dry, lacking, not_held, run_form, target_of, text_of
 from frazil.airflow.page.known import next_run_id, paused_dags, run_under_way
 from frazil.airflow.page.one_table import feeders_of, find_table, views_of
 from frazil.airflow.page.views import Sees, answers, declared, writer_dag_of
@@ -45,7 +45,7 @@ from frazil.operations.acts import (
     plan_of,
     waits_for,
 )
-from frazil.operations.look import look_at_standing
+from frazil.operations.look import look_at_signals, look_at_standing
 from frazil.operations.offers import Standing, refusal
 from frazil.operations.resetting import plan_reset
 from frazil.partitions.windows import Grain, windows_between
@@ -121,9 +121,11 @@ def _looked(act: Act, subject: Subject, form: Form, *, by: str) -> tuple[Plan, P
     """The plan, and what the table makes of it where it decides."""
     plan = plan_of(act, _situation(act, subject), dry=is_dry(form))
     plan = replace(plan, lacks=lacking(act, subject.turn or subject.name, form, now_ms=clock.now_ms()))
+    spec = subject.spec
+    if act is Act.RELEASE and not (plan.refused or plan.lacks):
+        plan = replace(plan, lacks=not_held(form, within(partial(look_at_signals, spec))))
     if act not in PREPARED or plan.refused or plan.lacks:
         return plan, None
-    spec = subject.spec
     prepared = within(
         lambda: plan_reset(spec, target_of(form), by=by) if act is Act.RESET else plan_abandon(spec, by=by)
     )

@@ -10,12 +10,15 @@ from typing import Any
 from frazil.backfill.request import check_not_ahead, parse_request
 from frazil.errors import SpecError
 from frazil.operations.acts import RUNS_A_DAG, Act
+from frazil.partitions.completeness import Cursor
 from frazil.partitions.windows import Grain, Window
 from frazil.status.reset_target import ResetTarget
 
 TARGETS = ("marker", "earliest", "latest", "table", "timestamp")
 LABELS = {"from-time": "From", "to-time": "To, and before", "at": "That time", "partition": "Window", "day": "Day"}
 """As the dialogs name the fields."""
+HELD_NAMED = 5
+"""The most held windows that one sentence names."""
 Form = Mapping[str, Any]
 
 
@@ -40,6 +43,26 @@ def lacking(act: Act, name: str, form: Form, *, now_ms: int) -> str | None:
     except SpecError as error:
         return _labelled(str(error))
     return None
+
+
+def not_held(form: Form, cursor: Cursor | None) -> str | None:
+    """Why the window that a form names cannot be released; None if its gate holds it. `cursor` is its table's."""
+    window, label = _window(form, "partition"), LABELS["partition"]
+    if cursor is None:
+        return f"{label}: no window of this table has been judged by a gate yet, so none is held"
+    held = sorted(Window(us, cursor.grain) for us in cursor.held)
+    if window in held:
+        return None
+    if window.grain is not cursor.grain:
+        is_so = f"what completes of this table are {cursor.grain}s"
+    elif window.start_us >= cursor.through_us:
+        is_so = "it is not complete yet, and its gate judges it once it is"
+    elif window.start_us < cursor.from_us:
+        is_so = f"it is history, for signals begin with {Window.of(cursor.from_us, cursor.grain)}"
+    else:
+        is_so = "it is signalled already"
+    named = ", ".join(one.key for one in held[:HELD_NAMED]) + (" and others" if len(held) > HELD_NAMED else "")
+    return f"{label}: no gate holds {window}: {is_so}. " + (f"Held are: {named}" if held else "No window is held")
 
 
 def is_dry(form: Form) -> bool:
