@@ -157,6 +157,48 @@ def waits_for(act: Act, silent: Iterable[Silent]) -> tuple[str, ...]:
     return tuple(f"{one.words}: this waits until it is back." for one in silent if one.component in NEEDS.get(act, ()))
 
 
+def moved(act: Act, before: str, now: str) -> str:
+    """What is another than it was, of two seals of an act's plans, as a sentence without its end."""
+    then, _, then_table = before.partition("/")
+    parts, _, by_table = now.partition("/")
+    was = dict(one.partition("=")[::2] for one in then.split(","))
+    said = [
+        _MOVED[name](was[name], value)
+        for name, _, value in (one.partition("=") for one in parts.split(",") if one)
+        if was.get(name, value) != value
+    ]
+    if then_table != by_table and then_table and by_table:
+        said.append(_MOVED_TABLE[act])
+    return ", and ".join(said) or "what was confirmed is none of its plans"
+
+
+def _moved_dag(was: str, now: str) -> str:
+    if was == "None":
+        return "Airflow has its DAG now"
+    return {
+        "True": "its DAG was paused in Airflow",
+        "False": "its DAG is not paused in Airflow any more",
+    }.get(now, "Airflow has no DAG of it any more")
+
+
+def _moved_lane(was: str, now: str) -> str:
+    if not now:
+        return f"the backfill or replay {was} ended"
+    return f"the backfill or replay is {now} now, and was {was}" if was else f"the backfill or replay {now} began"
+
+
+_MOVED: Mapping[str, Callable[[str, str], str]] = {
+    "generation": lambda _, __: "somebody paused, resumed or restarted it",
+    "dag_paused": _moved_dag,
+    "lane": _moved_lane,
+}
+_MOVED_TABLE: Mapping[Act, str] = {
+    Act.RESET: "its position moved, or another target was asked for",
+    Act.ABANDON: "its backfill or replay under way is another one",
+}
+"""Of acts that are prepared."""
+
+
 def _pause(now: Situation) -> tuple[str, ...]:
     stops = "Its writer stops after the current batch, which is committed first." if now.writer_runs else NO_WRITER_NOW
     return (

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from frazil.operations.acts import ALTERS, DEPENDS, HAS_DRY_RUN, RUNS_A_DAG, Act, Situation, plan_of
+from frazil.operations.acts import ALTERS, DEPENDS, HAS_DRY_RUN, RUNS_A_DAG, Act, Situation, moved, plan_of
 from frazil.operations.silence import Silent
 
 
@@ -37,6 +37,41 @@ def test_what_a_person_confirms_is_what_they_saw_unless_only_a_process_began_or_
     for name, value in CHANGED.items():
         assert (plan_of(act, replace(SEEN, **{name: value})).seal != seal) == (name in DEPENDS[act])
     assert plan_of(act, replace(SEEN, writer_runs=True)).seal == seal
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"generation": 4}, "somebody paused, resumed or restarted it"),
+        ({"dag_paused": True}, "its DAG was paused in Airflow"),
+        ({"dag_paused": None}, "Airflow has no DAG of it any more"),
+        (
+            {"generation": 4, "dag_paused": True},
+            "somebody paused, resumed or restarted it, and its DAG was paused in Airflow",
+        ),
+    ],
+)
+def test_who_confirms_too_late_is_told_what_moved(change: dict[str, Any], said: str):
+    assert moved(Act.RESTART, SEEN.seal(Act.RESTART), replace(SEEN, **change).seal(Act.RESTART)) == said
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "said"),
+    [
+        ("", "b-1 staging", "the backfill or replay b-1 staging began"),
+        ("b-1 staging", "b-1 staged", "the backfill or replay is b-1 staged now, and was b-1 staging"),
+        ("b-1 staged", "", "the backfill or replay b-1 staged ended"),
+    ],
+)
+def test_who_confirms_a_backfill_too_late_is_told_how_another_one_went_on(was: str, now: str, said: str):
+    before, after = (replace(SEEN, lane=lane).seal(Act.BACKFILL) for lane in (was, now))
+    assert moved(Act.BACKFILL, before, after) == said
+
+
+def test_who_confirms_a_reset_or_an_end_too_late_is_told_that_the_table_moved():
+    before = SEEN.seal(Act.RESET)
+    assert moved(Act.RESET, f"{before}/a", f"{before}/b").startswith("its position moved")
+    assert moved(Act.ABANDON, "/b-1", "/b-2") == "its backfill or replay under way is another one"
 
 
 def test_a_backfill_under_way_is_told_before_a_second_one_is_queued():

@@ -42,6 +42,7 @@ from frazil.operations.acts import (
     Plan,
     Prepared,
     Situation,
+    moved,
     plan_of,
     waits_for,
 )
@@ -193,8 +194,12 @@ def _carried_out(act: Act, subject: Subject, form: Form, *, person: str) -> Done
     plan, prepared = _looked(act, subject, form, by=by)
     if problem := plan.refused or plan.lacks:
         raise Invalid(problem)
-    if plan.seal != form.get("seal"):
-        raise Invalid(f"{subject.name} has moved since you looked: look again, and confirm what it says now")
+    seal = text_of(form, "seal")
+    if not seal and plan.seal:
+        raise Invalid(f"Nobody has looked at what it would do to {subject.name}: look, and confirm what it says")
+    if plan.seal != seal:
+        what = moved(act, seal, plan.seal)
+        raise Invalid(f"{subject.name} has moved since you looked: {what}. Look again, and confirm what it says now")
     if act in RUNS_A_DAG:
         return _begin_run(subject, run_form(act, subject.turn or subject.name, form), run_id=run_id, person=person)
     if prepared is not None:
