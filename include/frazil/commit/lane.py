@@ -51,7 +51,11 @@ class Lane:
     bytes: int = 0
     files: int = 0
     runs: tuple[str, ...] = ()
-    """The last ones that took part and have a name, such as Airflow's. The last to take part is the last here."""
+    """The last ones that took part and have a name, such as Airflow's. The last to take part is the last here.
+
+    Earlier versions named none. Where a person abandons such a lane, a run that took part is not known from a new one,
+    and begins once more; its name is kept from then on.
+    """
     abandoned_by: str = ""
     """The person who abandoned it. Empty if nobody did, also where its own run dropped it."""
     abandoned_runs: tuple[str, ...] = ()

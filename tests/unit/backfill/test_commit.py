@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
@@ -13,7 +14,7 @@ from pyiceberg.table.update import RemoveSnapshotsUpdate
 from frazil.backfill.commit import LaneCommitter, abandon
 from frazil.backfill.request import parse_request
 from frazil.commit.journal import Journal
-from frazil.commit.lane import RUNS_KEPT, Lane, LaneState, branch_name, read_lane
+from frazil.commit.lane import RUNS_KEPT, Lane, LaneState, branch_name, property_name, read_lane
 from frazil.commit.lane_records import Record, published
 from frazil.commit.late_rows import late_rows
 from frazil.commit.marker_change import reset
@@ -269,6 +270,24 @@ def test_a_run_whose_backfill_a_person_abandoned_begins_none_anew_and_a_new_run_
     check_landed(live)
     with pytest.raises(BackfillAbandoned):
         LaneCommitter.begin(live.tables, first)
+
+
+def test_a_run_that_an_earlier_version_did_not_name_begins_anew_once_after_it_was_abandoned(live: Any) -> None:
+    """Nothing tells it from a new run, which a person may want: refused it could never begin."""
+    request = parse_request({"stream": "events", "run": "dag/first"})
+    begun = LaneCommitter.begin(live.tables, request).lane
+    earlier = {k: v for k, v in begun.to_json().items() if k not in {"runs", "abandoned_by", "abandoned_runs"}}
+    for table in (live.load(), live.load_dead_letters()):
+        if property_name("events") in table.properties:
+            table.transaction().set_properties({property_name("events"): json.dumps(earlier)}).commit_transaction()
+    unnamed = read_lane(live.load().properties, "events")
+    assert unnamed == dataclasses.replace(begun, runs=())
+    abandon(live.tables, unnamed, by="ada")
+    anew = LaneCommitter.begin(live.tables, request).lane
+    assert anew.id != begun.id
+    abandon(live.tables, anew, by="ada")
+    with pytest.raises(BackfillAbandoned, match="what run dag/first had begun"):
+        LaneCommitter.begin(live.tables, request)
 
 
 def test_a_run_that_drops_what_it_cannot_use_any_more_begins_anew(live: Any) -> None:
