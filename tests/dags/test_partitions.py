@@ -238,6 +238,21 @@ def test_routed_tables_whose_windows_are_declared_have_a_dag_and_an_aggregation_
     assert "name it in route.complete" in str(dags["frazil_daily_payments"].doc_md)
 
 
+def test_the_page_of_a_tables_dag_says_whether_its_windows_are_gated(tmp_path: Path) -> None:
+    streams, suites = tmp_path / "streams", tmp_path / "suites"
+    streams.mkdir()
+    (streams / "shop.yaml").write_text(ROUTED)
+
+    def said(expectations: Path | None) -> str:
+        return str(partition_dags(streams, expectations=expectations)["frazil_partitions_shop.orders"].doc_md)
+
+    assert "have no quality gate: `partition_dags` is given no" in said(None)
+    assert f"have no quality gate: `{suites}` has no suite `shop.orders.json`." in said(suites)
+    suites.mkdir()
+    (suites / "shop.orders.json").write_text("{}")
+    assert f"gate of its windows is `{suites / 'shop.orders.json'}`." in said(suites)
+
+
 @pytest.mark.parametrize(("named", "folder"), [("/suites", "/suites"), ("", str(CHECKOUT / "include/expectations"))])
 def test_suites_are_read_where_the_environment_says(named: str, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     given: dict[str, Any] = {}

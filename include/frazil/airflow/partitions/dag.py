@@ -23,6 +23,7 @@ from frazil.airflow.dag_profile import OnFailure, dag_profile
 from frazil.airflow.declared import all_streams, streams_feeding
 from frazil.airflow.partitions.wait import CompletionOperator
 from frazil.airflow.task import task
+from frazil.quality.gate import find_suite
 from frazil.spec.model import StreamSpec
 from frazil.spec.routed_stream import with_windows
 
@@ -77,7 +78,7 @@ def _dag(
     with DAG(
         partitions_dag_id(table),
         description=f"Which {specs[0].window}s of {table} are complete",
-        doc_md=_page(table, specs),
+        doc_md=_page(table, specs, folders[1]),
         schedule="@continuous" if every else None,
         max_active_runs=1,
         **dag_profile(
@@ -165,7 +166,7 @@ def release(streams: str) -> None:
     completion.release(stream_catalog(spec), spec, window, note=note, clock_ms=clock.now_ms())
 
 
-def _page(table: str, specs: list[StreamSpec]) -> str:
+def _page(table: str, specs: list[StreamSpec], suites: Path | None) -> str:
     """The DAG's page."""
     lateness = ", ".join(f"{spec.name} {spec.lateness}" for spec in specs)
     return f"""### Complete {specs[0].window}s of {table}
@@ -175,7 +176,18 @@ A {specs[0].window} of event time is complete when every stream that feeds the t
 `{"2013-01-01T05" if specs[0].window == "hour" else "2013-01-01"}`; and `{reopened_asset(table).name}` one each time
 that late rows reopen it. The events' extra says, by key: revision, rows, dead letters, late rows, watermark, snapshot.
 
+{_gate(table, suites)}
+
 - `frazil partitions {table}`: how far it is, and what the next window waits for.
 - `frazil partitions {table} --send-again 2013-01-01`: for consumers that were paused.
 - The DAG `{RELEASE_DAG}`: signals a window that its quality gate holds.
 """
+
+
+def _gate(table: str, suites: Path | None) -> str:
+    """Whether its windows are gated: a suite of a misspelt name gates nothing, and nobody else says so."""
+    if suites is None:
+        return "Its windows have no quality gate: `partition_dags` is given no `expectations`."
+    if suite := find_suite(suites, table):
+        return f"The quality gate of its windows is `{suite}`."
+    return f"Its windows have no quality gate: `{suites}` has no suite `{table}.json`."
