@@ -22,6 +22,11 @@ def home() -> Path:
     return Path(os.environ.get("FRAZIL_HOME") or ".frazil").expanduser().absolute()
 
 
+def dev_airflow() -> Path:
+    """The AIRFLOW_HOME of the Airflow that `frazil dev up --airflow` starts; not created here."""
+    return home() / "dev" / "airflow"
+
+
 def run_folder(name: str) -> Path:
     """The run folder of a stream, or of an application that streams share, on this machine; not created here."""
     return home() / "streams" / name

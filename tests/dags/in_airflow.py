@@ -476,6 +476,22 @@ def forget_answers() -> None:
     views.answers.cache_clear()
 
 
+def pause(dag_id: str, paused: bool) -> None:
+    """Let Airflow have such a DAG, and it be paused; or have it no longer."""
+    from airflow.models.dag import DagModel  # noqa: PLC0415 - as above
+    from airflow.models.dagbundle import DagBundleModel  # noqa: PLC0415 - as above
+    from airflow.utils.session import create_session  # noqa: PLC0415 - as above
+    from sqlalchemy import delete  # noqa: PLC0415 - as above
+
+    with create_session() as session:
+        if not paused:
+            session.execute(delete(DagModel).where(DagModel.dag_id == dag_id))
+            return
+        session.merge(DagBundleModel(name="of-tests"))
+        session.flush()
+        session.add(DagModel(dag_id=dag_id, bundle_name="of-tests", is_stale=False, is_paused=True))
+
+
 def give_to_team(team: str, dag_id: str) -> None:
     """Let Airflow have several teams, and a DAG be one's."""
     from airflow.models.dag import DagModel  # noqa: PLC0415 - as above

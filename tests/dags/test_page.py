@@ -286,6 +286,17 @@ def test_a_scheduler_that_died_is_told_on_each_view_and_by_each_act_that_waits_f
     airflow_process.call(in_airflow.forget_answers)
 
 
+@pytest.mark.usefixtures("declared")
+def test_the_overview_says_that_the_dag_of_maintenance_is_paused(ask: Ask, airflow_process: AirflowProcess):
+    def said() -> list[str]:
+        return [note for note in ask("VIEWER", "api/overview")["body"]["notes"] if "frazil_maintenance" in note]
+
+    for paused in (True, False):
+        airflow_process.call(in_airflow.pause, "frazil_maintenance", paused)
+        airflow_process.call(in_airflow.forget_answers)
+        eventually(lambda paused=paused: bool(said()) == paused, within_s=60)
+
+
 VIEWS = ("overview", "stream/ticks", "table/demo.ticks")
 MOVED = "ticks has moved since you looked"
 
@@ -429,6 +440,15 @@ def test_a_table_is_maintained_from_its_page_without_the_others() -> None:
     from frazil.operations.acts import Act  # noqa: PLC0415 - beside it
 
     assert run_form(Act.MAINTAIN, "demo.ticks", {"dry-run": False}) == {"tables": ["demo.ticks"], "dry-run": False}
+
+
+def test_the_airflow_of_frazil_dev_is_started_again_as_it_was_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    from frazil.airflow.components import silent_components  # noqa: PLC0415 - needs AIRFLOW_HOME
+
+    monkeypatch.setenv("FRAZIL_HOME", "/srv/frazil")
+    for home, start in (("/srv/frazil/dev/airflow", "frazil dev up --airflow"), ("/srv/airflow", "airflow scheduler")):
+        monkeypatch.setenv("AIRFLOW_HOME", home)
+        assert silent_components({})[0].start == start
 
 
 @pytest.mark.usefixtures("frazil_home")

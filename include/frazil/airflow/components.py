@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from airflow.jobs.job import Job
 from sqlalchemy import func, select
 
-from frazil.operations.silence import Beat
+from frazil import clock
+from frazil.home import dev_airflow
+from frazil.operations.silence import Beat, Silent, silent
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
 COMPONENTS = {"SchedulerJob": "scheduler", "DagProcessorJob": "dag-processor", "TriggererJob": "triggerer"}
+
+
+def silent_components(beats: Mapping[str, Beat]) -> tuple[Silent, ...]:
+    """Those of this Airflow that give no sign of life now."""
+    home = os.environ.get("AIRFLOW_HOME")
+    return silent(beats, now_ms=clock.now_ms(), dev=home is not None and Path(home).absolute() == dev_airflow())
 
 
 def last_beats(session: Session) -> dict[str, Beat]:

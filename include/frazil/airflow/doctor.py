@@ -21,11 +21,9 @@ from airflow.utils.session import create_session
 from sqlalchemy import select
 from sqlalchemy.exc import SQLAlchemyError
 
-from frazil import clock
-from frazil.airflow.components import COMPONENTS, last_beats
+from frazil.airflow.components import COMPONENTS, last_beats, silent_components
 from frazil.airflow.spark import POOL_VARIABLE, SPARK_CONNECTION
 from frazil.doctor.finding import Finding, State
-from frazil.operations.silence import silent
 from frazil.spec.load import stream_files
 from frazil.spec.units import counted
 
@@ -74,10 +72,11 @@ def _settings(streams: Path) -> Iterator[Finding]:
 
 
 def _components(session: Session) -> Iterator[Finding]:
-    gone = {one.component: one.words for one in silent(last_beats(session), now_ms=clock.now_ms())}
+    gone = {one.component: one for one in silent_components(last_beats(session))}
     for component in COMPONENTS.values():
         if component in gone:
-            yield Finding(component, State.WRONG, gone[component], f"start it: airflow {component}")
+            one = gone[component]
+            yield Finding(component, State.WRONG, one.words, f"start it: {one.start}")
         else:
             yield Finding(component, State.OK, "it runs")
 

@@ -19,7 +19,7 @@ from frazil.dev.object_store import LAKE, EmbeddedObjectStore
 from frazil.dev.postgres import EmbeddedPostgres
 from frazil.dev.registry import EmbeddedRegistry
 from frazil.dev.spark_cluster import EmbeddedSparkCluster, SparkMaster
-from frazil.home import home
+from frazil.home import dev_airflow, home
 
 DEFAULT_KAFKA_PORT = 9092
 DEFAULT_AIRFLOW_PORT = 8080
@@ -244,7 +244,7 @@ def _registry(port: int | None) -> EmbeddedRegistry:
 
 
 def _airflow(port: int | None, bootstrap: str | None) -> EmbeddedAirflow:
-    folder = home() / "dev" / "airflow"
+    folder = dev_airflow()
     extra = {"FRAZIL_KAFKA": bootstrap} if bootstrap else {}
     port = port or EmbeddedAirflow.last_port(folder) or DEFAULT_AIRFLOW_PORT
     return EmbeddedAirflow(folder, _checkout(), port=port, extra=extra)

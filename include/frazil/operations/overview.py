@@ -158,17 +158,23 @@ class Around:
     """The DAG of its writer, where that is paused in Airflow."""
 
 
-def headline(lines: Sequence[Line]) -> str:
-    """How these streams are together."""
-    levels, one = Counter(line.level for line in lines), len(lines) == 1
-    needing, well = levels[Level.BROKEN] + levels[Level.TROUBLE], levels[Level.WELL]
-    of = counted(len(lines), "stream")
+def headline(lines: Sequence[Line], *, airflow: Collection[str] = ()) -> str:
+    """How these streams are together. `airflow`: what is said of those of its processes that give no sign of life."""
+    levels = Counter(line.level for line in lines)
+    needing, of = levels[Level.BROKEN] + levels[Level.TROUBLE], counted(len(lines), "stream")
     if not lines:
         return ""
     if needing:
         return f"{needing:,} of {of} {'needs' if needing == 1 else 'need'} a person"
     if looking := levels[Level.UNKNOWN]:
         return f"Looking at {counted(looking, 'stream')}"
+    return "No stream needs a person, but Airflow does" if airflow else _calm(lines)
+
+
+def _calm(lines: Sequence[Line]) -> str:
+    """How they are where none needs a person."""
+    one, of = len(lines) == 1, counted(len(lines), "stream")
+    well = sum(line.level is Level.WELL for line in lines)
     if all(line.word == NOT_BEGUN for line in lines):
         return "The stream has not begun yet" if one else f"None of {of} has begun yet"
     if well < len(lines):

@@ -15,6 +15,9 @@ MEANS = {
 }
 """What it means for frazil while none of a kind runs."""
 
+DEV_START = "frazil dev up --airflow"
+"""It starts each component that does not run."""
+
 
 @dataclass(frozen=True, slots=True)
 class Beat:
@@ -31,17 +34,23 @@ class Silent:
 
     component: str
     words: str
+    start: str
+    """The command that starts it."""
 
     def sentence(self, alerts_at_ms: int | None = None) -> str:
         """What it means, and what to do. `alerts_at_ms`: when alerts were measured last."""
         as_of = f" Alerts are as of {utc(alerts_at_ms)}." if alerts_at_ms and self.component == "scheduler" else ""
-        return f"{self.words}: {MEANS[self.component]}.{as_of} Start it: `airflow {self.component}`"
+        return f"{self.words}: {MEANS[self.component]}.{as_of} Start it: `{self.start}`"
 
 
-def silent(beats: Mapping[str, Beat], *, now_ms: int) -> tuple[Silent, ...]:
-    """Those that a person has to start."""
+def silent(beats: Mapping[str, Beat], *, now_ms: int, dev: bool = False) -> tuple[Silent, ...]:
+    """Those that a person has to start. `dev`: the Airflow is that of `frazil dev up --airflow`."""
     return tuple(
-        Silent(component, f"Airflow's {component} {_words(beats.get(component), now_ms)}")
+        Silent(
+            component,
+            f"Airflow's {component} {_words(beats.get(component), now_ms)}",
+            DEV_START if dev else f"airflow {component}",
+        )
         for component in MEANS
         if not _lives(beats.get(component), now_ms)
     )

@@ -82,7 +82,9 @@ def test_a_backfill_under_way_is_told_before_a_second_one_is_queued():
 
 
 def test_an_act_says_which_of_airflows_processes_has_to_be_started_before_it_has_its_effect():
-    gone = tuple(Silent(name, f"Airflow's {name} has never run") for name in ("scheduler", "triggerer"))
+    gone = tuple(
+        Silent(name, f"Airflow's {name} has never run", f"airflow {name}") for name in ("scheduler", "triggerer")
+    )
     waits = {
         act: {gone[i].component for i in (0, 1) if f"{gone[i].words}: this waits until it is back." in says}
         for act in Act

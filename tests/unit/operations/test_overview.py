@@ -343,6 +343,16 @@ def test_all_streams_together_are_well_only_if_each_is(words: dict[str, Level], 
     assert headline(lines) == said
 
 
+def test_no_stream_is_called_well_below_an_airflow_that_needs_a_person():
+    well = Line("a", None, Level.WELL, "running")
+    dead = ("Airflow's triggerer was stopped",)
+    assert headline([well], airflow=dead) == headline([well, well], airflow=dead)
+    assert headline([well], airflow=dead) == "No stream needs a person, but Airflow does"
+    late = Line("b", None, Level.TROUBLE, "late")
+    assert headline([well, late], airflow=dead) == "1 of 2 streams needs a person"
+    assert headline([], airflow=dead) == ""
+
+
 def test_streams_that_have_all_not_begun_are_not_called_well():
     lines = [Line(name, None, Level.QUIET, "not begun") for name in "abc"]
     assert headline(lines) == "None of 3 streams has begun yet"

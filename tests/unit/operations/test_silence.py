@@ -21,6 +21,12 @@ def test_a_dead_scheduler_is_told_with_since_when_what_it_means_and_what_to_do()
     )
 
 
+def test_what_frazil_dev_up_started_is_started_again_by_it():
+    found = silent({}, now_ms=NOW_MS, dev=True)
+    assert {one.start for one in found} == {"frazil dev up --airflow"}
+    assert found[0].sentence().endswith("Start it: `frazil dev up --airflow`")
+
+
 def test_what_was_stopped_or_never_ran_is_told_too():
     beats = {"scheduler": Beat(NOW_MS - 20_000, runs=False), "dag-processor": Beat(NOW_MS)}
     assert [one.words for one in silent(beats, now_ms=NOW_MS)] == [

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from airflow.utils.session import create_session
 
-from frazil import clock
-from frazil.airflow.components import last_beats
+from frazil.airflow.components import last_beats, silent_components
 from frazil.airflow.page.known import standing_alerts
 from frazil.airflow.page.views import KEEP_S, answers
-from frazil.operations.silence import Beat, Silent, silent
+from frazil.operations.silence import Beat, Silent
 
 WITHIN_S = 0.2
 
@@ -16,7 +15,7 @@ WITHIN_S = 0.2
 def silent_now() -> tuple[Silent, ...]:
     """None of them where Airflow's database does not answer."""
     found = answers().one("Airflow", "components", _look, keep_s=KEEP_S, within_s=WITHIN_S)
-    return () if found.value is None else silent(found.value, now_ms=clock.now_ms())
+    return () if found.value is None else silent_components(found.value)
 
 
 def sentences() -> tuple[str, ...]:

@@ -46,9 +46,9 @@ def operations_page() -> FastAPI:
 
     @app.get("/api/overview")
     def overview(user: GetUserDep) -> Response:
-        from frazil.airflow.page import views  # noqa: PLC0415 - Airflow's other processes load plugins too
+        from frazil.airflow.page import alive, views  # noqa: PLC0415 - Airflow's other processes load plugins too
 
-        return _shown(views.overview(partial(visible, user)))
+        return answered(views.overview(partial(visible, user), airflow=alive.sentences()))
 
     @app.get("/api/stream/{name}")
     def stream(name: str, user: GetUserDep, hours: int = 6, tables: str = "") -> Response:
@@ -172,7 +172,7 @@ def _warm() -> None:
 
 
 def _shown(view: Any) -> Response:
-    """A view, with what is to be said on each of them."""
+    """A view of one stream or table, with what is to be said on each of them."""
     from frazil.airflow.page import alive  # noqa: PLC0415 - as above
 
     return answered(replace(view, airflow=alive.sentences()))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from frazil import clock
-from frazil.airflow.dag_ids import writer_dag_id
+from frazil.airflow.dag_ids import MAINTENANCE_DAG, writer_dag_id
 from frazil.airflow.declared import DeclaredStream, declared_streams
 from frazil.airflow.page.known import Measured, paused_dags, standing_alerts
 from frazil.home import home
@@ -72,8 +72,11 @@ def declared() -> Answer[list[DeclaredStream]]:
     return answers().one("declarations", "declarations", look, keep_s=KEEP_DECLARED_S, within_s=WITHIN_S)
 
 
-def overview(sees: Sees) -> Overview:
-    """One line for each stream that the user may see."""
+def overview(sees: Sees, *, airflow: tuple[str, ...] = ()) -> Overview:
+    """One line for each stream that the user may see.
+
+    `airflow`: what is to be said of those of its processes that give no sign of life.
+    """
     found = declared()
     everything = found.value or []
     may = set(sees({one.name: writer_dag_of(one) for one in everything}))
@@ -81,7 +84,8 @@ def overview(sees: Sees) -> Overview:
     kept, keep_s = answers(), max(KEEP_S, len(shown) / LOOKS_A_SECOND)
     measured = kept.ask("Airflow", "alerts", standing_alerts, keep_s=KEEP_S)
     writers = sorted({writer_dag_of(one) for one in everything})
-    dags = kept.ask("Airflow", ("writers", *writers), partial(paused_dags, writers), keep_s=KEEP_S)
+    known_by = [*writers, MAINTENANCE_DAG]
+    dags = kept.ask("Airflow", ("dags of all", *known_by), partial(paused_dags, known_by), keep_s=KEEP_S)
     _recall(everything)
     statuses = {one.name: ask_status(one.spec, keep_s=keep_s) for one in shown if one.spec}
     feeds = feeding(everything)
@@ -101,10 +105,11 @@ def overview(sees: Sees) -> Overview:
         around = care(one, complete.value if complete else None, paused.value)
         lines.append(line_of(one.name, one.spec, seen_of(one, answered.get(one.name)), around, now_ms=now_ms))
     pending = any(answer.pending for answer in answered.values()) or any(answer.pending for answer in known.values())
-    notes = tuple(_notes(found, alerts, now_ms=now_ms))
+    notes = tuple(_notes(found, alerts, paused.value or {}, now_ms=now_ms))
     # Whoever may not see all streams is not told of what several of them may share.
     needs = care.about_none if len(shown) == len(everything) else ()
-    return Overview(now_ms, ordered(lines), pending, notes, needs, headline=headline(lines))
+    said = headline(lines, airflow=airflow)
+    return Overview(now_ms, ordered(lines), pending, notes, needs, airflow, said)
 
 
 def _recall(streams: Iterable[DeclaredStream]) -> None:
@@ -260,12 +265,16 @@ def seen_of(one: DeclaredStream, answer: Answer[StreamStatus] | None) -> Seen:
     return replace(seen, silent_since_ms=answer.silent_since_ms, problem=answer.problem)
 
 
-def _notes(found: Answer[list[DeclaredStream]], alerts: Answer[Measured], *, now_ms: int) -> Iterator[str]:
-    """What concerns no single stream."""
+def _notes(
+    found: Answer[list[DeclaredStream]], alerts: Answer[Measured], dags: Mapping[str, bool], *, now_ms: int
+) -> Iterator[str]:
+    """What concerns no single stream. `dags`: whether each is paused."""
     if found.problem:
         yield f"The declarations in {streams_folder()} cannot be read: {found.problem}"
     elif not found.value and not found.pending:
         yield f"The API server finds no stream in {streams_folder()}: declare one there, or set FRAZIL_STREAMS for it"
+    if found.value and dags.get(MAINTENANCE_DAG):
+        yield f"The DAG {MAINTENANCE_DAG} is paused in Airflow: no table is maintained before you unpause it"
     measured = alerts.value
     if measured is None or not found.value:
         return
