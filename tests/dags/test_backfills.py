@@ -41,6 +41,29 @@ def test_the_form_asks_for_a_declared_stream_and_is_a_dry_run_unless_told_otherw
     assert {name for name, value in dag["params"].items() if value is None} == {*bounds, "files"}
 
 
+def test_the_form_lists_the_streams_that_can_be_backfilled_and_no_others(tmp_path: Path) -> None:
+    kinds: dict[str, dict[str, Any]] = {
+        "ticks": {},
+        "quotes": {"mode": "upsert", "key": "id"},
+        "orders": {"route": {"by": "field", "name": "id", "template": "demo.orders_{value}"}},
+        "trades": {"dedupe": {"key": "id", "within": "1h"}},
+        "counts": {"coordinates": False},
+    }
+    for name, kind in kinds.items():
+        declared = {
+            "name": name,
+            "source": {"topics": [name], "bootstrap-servers": "127.0.0.1:1"},
+            "table": f"demo.{name}",
+            "schema": {"id": "string not null", "at": "timestamptz not null"},
+            "event-time": "at",
+            **kind,
+        }
+        (tmp_path / f"{name}.yaml").write_text(json.dumps(declared))
+        find_stream(tmp_path, name)  # it is sound
+    form = backfills.backfill_dag(tmp_path).params
+    assert (form.get_param("stream").schema["enum"], form["stream"]) == (["ticks"], "ticks")
+
+
 @pytest.fixture
 def made(frazil_home: Path, tmp_path: Path) -> MadeStream:  # noqa: ARG001 - the catalog is there
     declared = {

@@ -21,43 +21,6 @@ from frazil.spec.model import StreamSpec
 _MOVES = frozenset({"reset", "adopt", "forget"})
 
 
-def check_backfilled(spec: StreamSpec, *, routed: bool = False) -> None:
-    """Check that the stream can be backfilled: that each of its records is a row of its table. Raises SpecError.
-
-    `routed`: whether its marker says that it has, or had, a route.
-    """
-    if spec.mode == "upsert":
-        raise SpecError(
-            f"stream {spec.name!r} has mode: upsert: a backfill looks for records that the table lacks, and the table "
-            "of an upsert lacks every change that a later one replaced. Nothing was changed. To apply records again "
-            f"that Kafka still has, move the stream back: `frazil reset {spec.name}`"
-        )
-    if spec.route is not None or routed:
-        raise SpecError(
-            f"stream {spec.name!r} has, or had, a route: what its table lacks may be in other tables, which a backfill "
-            "does not know. Let a second stream with tables of its own read those records (source.start), and copy "
-            "what is missing by an engine"
-        )
-    _check_keeps_repeats(spec, "a backfill")
-    check_coordinates(spec)
-
-
-def check_replayed(spec: StreamSpec) -> None:
-    """Check that dead letters of the stream can be decoded again. Raises SpecError."""
-    _check_keeps_repeats(spec, "a replay of dead letters")
-    check_coordinates(spec)
-
-
-def check_coordinates(spec: StreamSpec, *, table_has: bool = True) -> None:
-    """Check that the table tells which records it has. Raises SpecError."""
-    if not (spec.coordinates and table_has):
-        where = "its table lacks the columns" if spec.coordinates else "coordinates: false"
-        raise SpecError(
-            f"stream {spec.name!r} keeps no Kafka coordinates ({where}): nothing can tell which records its "
-            "table has, so it can neither be backfilled nor have its dead letters replayed"
-        )
-
-
 def check_begun(spec: StreamSpec, marker: Marker | None) -> Marker:
     """The marker, before which a backfill reads. Raises AdoptionRequired if there is none."""
     if marker is None:
@@ -73,16 +36,6 @@ def check_has_own(spec: StreamSpec, marker: Marker | None) -> Marker:
     if marker is None:
         raise AdoptionRequired(f"stream {spec.name!r} has no marker: nothing tells which letters are its own")
     return marker
-
-
-def _check_keeps_repeats(spec: StreamSpec, act: str) -> None:
-    """Check that the stream drops no records that `act` would bring back."""
-    if spec.dedupe is not None:
-        raise SpecError(
-            f"stream {spec.name!r} has dedupe: {act} looks for records that the table lacks, and would bring back the "
-            "repeats that were dropped. Nothing was changed. To read records again that Kafka still has, move the "
-            f"stream back: `frazil reset {spec.name}` drops those that the table has"
-        )
 
 
 def check_no_replay(lane: Lane | None) -> None:

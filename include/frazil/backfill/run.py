@@ -25,11 +25,10 @@ from frazil.backfill import audit as backfill_audit
 from frazil.backfill.audit import Staged, spans_of
 from frazil.backfill.changes import gone, merging_of, settled_meanwhile, tally_changes
 from frazil.backfill.commit import LaneCommitter, abandon, clear_ended
+from frazil.backfill.eligible import check_backfilled, check_coordinates
 from frazil.backfill.files import FileSource
 from frazil.backfill.lane_rules import (
-    check_backfilled,
     check_begun,
-    check_coordinates,
     check_declared,
     check_not_abandoned,
     check_wanted,

@@ -13,7 +13,7 @@ import click
 
 from frazil import clock
 from frazil.backfill.commit import unfinished
-from frazil.backfill.lane_rules import check_replayed
+from frazil.backfill.eligible import check_replayed
 from frazil.cli.light import allow_pandas
 from frazil.cli.options import json_option, stream_argument, streams_option
 from frazil.cli.output import ask, echo_json, echo_table, working

@@ -18,8 +18,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from frazil.backfill.commit import clear_ended, unfinished
+from frazil.backfill.eligible import check_replayed
 from frazil.backfill.files import FileSource
-from frazil.backfill.lane_rules import check_no_backfill, check_replayed, check_wanted
+from frazil.backfill.lane_rules import check_no_backfill, check_wanted
 from frazil.backfill.request import BackfillRequest, parse_request
 from frazil.backfill.routes import LettersRoute
 from frazil.backfill.run import Backfill

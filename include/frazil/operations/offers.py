@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from frazil.backfill.eligible import check_backfilled, check_replayed
 from frazil.backfill.lane_rules import (
-    check_backfilled,
     check_begun,
     check_has_own,
     check_no_backfill,
     check_no_replay,
-    check_replayed,
 )
 from frazil.commit.lane import Lane
 from frazil.commit.marker import Marker

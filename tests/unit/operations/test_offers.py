@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from frazil.backfill.lane_rules import check_backfilled, check_replayed
+from frazil.backfill.eligible import check_backfilled, check_replayed
 from frazil.commit.lane import Lane, LaneState
 from frazil.commit.marker import BatchKey, Marker
 from frazil.errors import FrazilError

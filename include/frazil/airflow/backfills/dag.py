@@ -25,6 +25,7 @@ from frazil.airflow.dag_profile import OnFailure, dag_profile
 from frazil.airflow.declared import declared_streams
 from frazil.airflow.spark import PROPERTIES_FILE, SPARK_CONNECTION, in_spark_pool
 from frazil.airflow.task import run_name, short_circuit_task, task
+from frazil.backfill.eligible import has_backfill
 from frazil.spark_apps import BACKFILL
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def backfill_dag(
     conn_id: str = SPARK_CONNECTION,
     on_failure: OnFailure | None = None,
 ) -> DAG:
-    """The DAG that backfills any declared stream. Its runs queue: together they use the resources of one.
+    """The DAG that backfills any declared stream that can be. Its runs queue: together they use the resources of one.
 
     :param streams: folder of the declared streams.
     :param application: the PySpark file, by default the package's own.
@@ -60,7 +61,7 @@ def backfill_dag(
         doc_md=__doc__,
         schedule=None,
         max_active_runs=1,
-        params=_form([found.name for found in declared_streams(folder) if found.spec is not None]),
+        params=_form([one.name for one in declared_streams(folder) if one.spec is not None and has_backfill(one.spec)]),
         **dag_profile(
             "Backfill a stream", purpose="backfill", on_failure=on_failure, retries=RETRIES, retry_delay=RETRY_DELAY
         ),
