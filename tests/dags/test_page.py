@@ -217,16 +217,16 @@ def test_the_tables_of_a_route_and_of_dead_letters_have_views_and_are_found_from
         answer = ask("VIEWER", f"api/table/{name}")["body"]
         assert (answer["kind"], answer["streams"], answer["calendar"]) == (kind, ["orders"], None)
     assert ask("VIEWER", "api/table/frazil.signals")["status"] == 404
-    plan = ask("OP", "api/plan/maintain/default.demo.orders_of_2", method="POST", headers=OURS, body={})["body"]
+    plan = ask("OP", "api/plan/maintain/demo.orders_of_2", method="POST", headers=OURS, body={})["body"]
     assert plan["says"][0].startswith("Of the route of orders, each table that needs it is compacted")
-    for act, name in (("maintain", "demo.orders_dead_letters"), ("release", "default.demo.orders_of_2")):
+    for act, name in (("maintain", "demo.orders_dead_letters"), ("release", "demo.orders_of_2")):
         assert ask("OP", f"api/plan/{act}/{name}", method="POST", headers=OURS, body={})["status"] == 404
 
 
-KINDS_OF_TABLES = {  # with its catalog before it, where no declaration names it and there are several
+KINDS_OF_TABLES = {
     "demo.orders": "main",
     "demo.orders_one": "routed",
-    "default.demo.orders_of_2": "routed",
+    "demo.orders_of_2": "routed",
     "demo.orders_dead_letters": "dead letters",
 }
 OF_TABLES = ("maintain", "release", "send-again")

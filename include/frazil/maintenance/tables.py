@@ -96,9 +96,18 @@ def routes(specs: Iterable[StreamSpec]) -> dict[str, StreamSpec]:
 
 def made_table(spec: StreamSpec, identifier: str, specs: Iterable[StreamSpec]) -> MaintainedTable:
     """A table that the template of a stream's route may have made, among the tables of all streams."""
-    several = len({each.table.catalog for each in specs}) > 1
-    name = f"{spec.table.catalog or 'default'}.{identifier}" if several else identifier
-    return MaintainedTable(name, identifier, spec.table.catalog, TableKind.ROUTED, spec.maintenance, (spec,))
+    catalog = spec.table.catalog
+    elsewhere = any(each.table.catalog != catalog and _may_have(each, identifier) for each in specs)
+    name = f"{catalog or 'default'}.{identifier}" if elsewhere else identifier
+    return MaintainedTable(name, identifier, catalog, TableKind.ROUTED, spec.maintenance, (spec,))
+
+
+def _may_have(spec: StreamSpec, identifier: str) -> bool:
+    """Whether a table of that name may be the stream's, in its catalog."""
+    if identifier in {spec.table.identifier, spec.dead_letter_table}:
+        return True
+    route = spec.route
+    return route is not None and (identifier in route.tables.values() or may_have_made(route, identifier))
 
 
 def find_maintained(specs: Iterable[StreamSpec], name: str, *, problems: Sequence[str] = ()) -> MaintainedTable:

@@ -17,7 +17,14 @@ from frazil.maintenance.measure import measure
 from frazil.maintenance.orphan_cleanup import all_folders, clean_orphans
 from frazil.maintenance.plans import MaintenancePlanner
 from frazil.maintenance.routed import judged_of_route, tables_of_route
-from frazil.maintenance.tables import TableKind, find_maintained, maintained_tables, maintained_together, routes
+from frazil.maintenance.tables import (
+    TableKind,
+    find_maintained,
+    made_table,
+    maintained_tables,
+    maintained_together,
+    routes,
+)
 from frazil.table.catalogs import load_catalog
 from tests.made_routes import MadeRoute, shop
 
@@ -67,6 +74,28 @@ def test_what_the_declarations_name_is_told_without_a_catalog() -> None:
     for name in ("shop.raw_", "shop.a", "route of shop"):
         with pytest.raises(SpecError, match="no declared stream has a part"):
             find_maintained([spec], name)
+
+
+@pytest.mark.parametrize(
+    ("elsewhere", "made", "named"),
+    [
+        ({"table": {"identifier": "far.ticks", "catalog": "away"}, "route": None}, "shop.raw_a", "shop.orders"),
+        (
+            {"table": {"identifier": "shop.raw_a", "catalog": "away"}, "route": None},
+            "default.shop.raw_a",
+            "shop.orders",
+        ),
+        ({"table": {"identifier": "shop.other", "catalog": "away"}}, "default.shop.raw_a", "default.shop.orders"),
+    ],
+)
+def test_a_table_that_was_made_is_named_with_its_catalog_where_a_declared_one_would_be(
+    elsewhere: dict[str, Any], made: str, named: str
+) -> None:
+    specs = [shop(), shop(name="elsewhere", **elsewhere)]
+    assert made_table(specs[0], "shop.raw_a", specs).name == made
+    for name in (made, named):
+        assert (found := find_maintained(specs, name)).kind is TableKind.ROUTED
+        assert (found.name, found.catalog) == (name, None)
 
 
 def test_a_table_that_two_routes_name_belongs_to_one_of_them() -> None:
