@@ -84,6 +84,15 @@ def test_what_has_no_exception_has_no_arrow(page: Page, values: list[float]) -> 
     expect(page.locator(".beyond path")).to_have_count(0)
 
 
+@pytest.mark.parametrize(("usual_ms", "lines"), [(20_000, 1), (5_000, 0), (500_000, 1)])
+def test_a_promise_has_a_line_unless_the_values_were_flat_below_it_and_is_said_in_any_case(
+    page: Page, usual_ms: int, lines: int
+) -> None:
+    draw(page, *[usual_ms] * 30, say="duration", limit=300_000)
+    expect(page.locator("line.limit")).to_have_count(lines)
+    expect(page.locator("h3")).to_have_text("It, 5 min promised")
+
+
 def test_nothing_but_zero_is_said_in_words(page: Page) -> None:
     draw(page, *[0] * 40, bars=True)
     expect(page.locator("figure")).to_contain_text("Always 0 since")

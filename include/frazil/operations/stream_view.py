@@ -300,6 +300,12 @@ def partitions_of(
     )
 
 
+def waiting_in(partitions: Sequence[Partition]) -> int | None:
+    """How many records wait in all of them; None if that is not known of each."""
+    lags = [one.lag for one in partitions if one.lag is not None]
+    return sum(lags) if partitions and len(lags) == len(partitions) else None
+
+
 def shown_partitions(partitions: Sequence[Partition]) -> tuple[Partition, ...]:
     """As many as a page can show: those that hold the watermark or lag most, in their order."""
     if len(partitions) <= PARTITIONS_MOST:

@@ -27,6 +27,7 @@ from frazil.operations.stream_view import (
     runs_of,
     shown_partitions,
     topics_of,
+    waiting_in,
     without_repeats,
 )
 from frazil.spec.load import validate_stream
@@ -69,6 +70,14 @@ def test_each_partition_has_its_lag_and_the_watermark_waits_for_the_one_furthest
         (1, 20, 0, 9000, False),
         (2, None, None, None, False),  # Kafka has it, and nothing of it was read yet
     ]
+
+
+def test_what_waits_in_all_is_what_waits_in_each_and_is_not_told_where_one_is_unknown(spec: StreamSpec):
+    ends = {("ticks", 0): 12, ("ticks", 1): 25}
+    assert waiting_in(partitions_of(marker(), ends, spec)) == 7
+    assert waiting_in(partitions_of(marker(), {**ends, ("ticks", 2): 3}, spec)) is None
+    assert waiting_in(partitions_of(marker(), None, spec)) is None
+    assert waiting_in(()) is None
 
 
 def test_while_kafka_is_silent_the_offsets_are_known_and_the_lag_is_not(spec: StreamSpec):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Self, TypeVar
 from urllib.parse import quote
@@ -39,6 +39,7 @@ from frazil.operations.stream_view import (
     runs_of,
     shown_partitions,
     topics_of,
+    waiting_in,
     without_repeats,
 )
 from frazil.spec.model import StreamSpec
@@ -113,6 +114,8 @@ def _view(one: DeclaredStream, spec: StreamSpec, wish: Wish, *, may_act: bool) -
     unread = views.unread({KAFKA: ends, "The table": told, "The run folder": runs})
     partitions = partitions_of(found.marker, None if KAFKA in unread else ends.value, spec)
     line = line_of(spec.name, spec, seen_of(one, seen), around, now_ms=clock.now_ms())
+    if (waiting := waiting_in(partitions)) is not None:  # the number agrees with what each partition shows
+        line = replace(line, lag=waiting)
     return StreamView(
         at_ms=clock.now_ms(),
         line=line,

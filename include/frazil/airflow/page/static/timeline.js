@@ -24,19 +24,21 @@ export function timelines(pictures, now) {
 
 /**
  * A figure of `points` [{at, value, bad, span}], oldest first; `bad` is the part of value that is drawn in the colour of
- * trouble, and a value with a `span` holds for so long after `at`. `options`: title, say(value) as text, now, bars (else a line), limit (a line that should not be crossed).
+ * trouble, and a value with a `span` holds for so long after `at`. `options`: title, say(value) as text, now, bars (else a line), limit (what should not be
+ * crossed: a line, unless the values would be flat below it, and words in any case).
  */
 export function timeline(points, options) {
   const { title, say = short, now, bars = false, limit } = options;
   const shown = points.filter(({ value }) => value !== null && value !== undefined);
   const last = shown.at(-1);
   const read = h("output", { class: "read" }, last ? say(last.value) : "");
-  const head = h("figcaption", {}, h("h3", {}, title), read);
+  const head = h("figcaption", {}, h("h3", {}, title, limit > 0 && h("small", {}, `, ${say(limit)} promised`)), read);
   if (shown.length < 2) return h("figure", { class: "chart" }, head, h("p", { class: "faint" }, "Not enough commits yet."));
   const from = shown[0].at;
   const to = Math.max(now, last.at + (last.span || 0), from + 1);
   if (!shown.some(({ value }) => value)) return h("figure", { class: "chart" }, head, h("p", { class: "faint" }, `Always ${say(0)} since ${moment(from, now)}.`));
-  const top = niceTop(Math.max(readable(shown), limit && limit < 4 * last.value ? limit : 0), say);
+  const most = readable(shown);
+  const top = niceTop(limit && limit <= FLAT * most ? Math.max(most, limit) : most, say);
   const beyond = shown.filter(({ value }) => value > top);
   const roof = TOP + (beyond.length ? ROOM : 0);
   const inset = bars && !last.span ? BAR / 2 : 0; // half a bar, which has its time in its middle
