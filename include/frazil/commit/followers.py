@@ -37,9 +37,10 @@ from frazil.commit.rules import check_ancestry, files_fit
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.swap import Done, Patience, TableCommit, TableHandle, commit_snapshots
 from frazil.commit.sweep import bare_path
-from frazil.errors import CommitUnavailable, MarkerUnreadable, RolledBack, SchemaIncompatible, TableLost, words_of
+from frazil.errors import CommitUnavailable, MarkerUnreadable, RolledBack, SchemaIncompatible, TableLost
 from frazil.ingest.contract import StagedFile, Target
 from frazil.spec.units import counted
+from frazil.table.catalogs import words_of_table
 
 log = logging.getLogger(__name__)
 
@@ -388,4 +389,4 @@ def told_error(error: Exception, stream: str, target: Target) -> str:
             "it is not in the catalog: it was dropped or renamed. Put it back, or let it go on, empty: "
             f"`frazil route {stream} --give-up {target}`"
         )
-    return words_of(error)
+    return words_of_table(error)

@@ -28,7 +28,7 @@ from frazil.spec.model import StreamSpec
 from frazil.spec.route import Route, may_have_made, value_property
 from frazil.spec.units import counted
 from frazil.stream.dropped_tables import dropped_sentence, is_of_others, still_has
-from frazil.table.catalogs import catalog_errors, load_catalog
+from frazil.table.catalogs import catalog_errors, load_catalog, words_of_table
 from frazil.table.declared import name_of
 from frazil.table.made_tables import made_for, named_like, routed_table
 from frazil.table.parallel import in_parallel
@@ -226,7 +226,7 @@ class RoutedTables:
         except Exception as error:  # catalogs' clients raise anything
             if self._in_one_step(target):
                 raise
-            reason = words_of(error)
+            reason = words_of_table(error)
             if target not in self.absent:
                 log.warning("table %s is not there: %s. Its rows wait beside home", target, reason)
             write_note(self.tables, Note(target, value, reason))
@@ -331,9 +331,11 @@ class RoutedTables:
     def _check_whole(self, identifier: str) -> None:
         """Check that no rows wait for a table that is about to get its first marker: they would be lost."""
         if identifier in self.behind:
+            behind = self.behind[identifier]
+            mend = "Put the table back as it was" if behind.gone else "Mend that"
             raise RouteBehind(
-                f"stream {self.spec.name!r}: {self.behind[identifier]}. Put the table back as it was, or let it go on "
-                f"without them: `frazil route {self.spec.name} --give-up {identifier}`"
+                f"stream {self.spec.name!r}: {behind}. {mend}, or let it go on without them: "
+                f"`frazil route {self.spec.name} --give-up {identifier}`"
             )
 
     def _side_by_side(self, act: Callable[[str], None], names: list[str]) -> None:

@@ -38,7 +38,7 @@ from sqlalchemy import Engine as SqlEngine
 from sqlalchemy.exc import DBAPIError, OperationalError
 from urllib3.exceptions import TimeoutError as HttpTimeout
 
-from frazil.errors import AccessDenied, CommitRefused, CommitUnavailable, FrazilError, SpecError, TableLost
+from frazil.errors import AccessDenied, CommitRefused, CommitUnavailable, FrazilError, SpecError, TableLost, words_of
 from frazil.extras import extras_named
 from frazil.home import home
 from frazil.table.catalog_mistakes import check_storage, client_error, loading_error
@@ -184,6 +184,13 @@ def names_in(catalog: Catalog, namespace: str) -> list[str]:
         return [f"{namespace}.{identifier[-1]}" for identifier in catalog.list_tables(namespace)]
     except NoSuchNamespaceError:
         return []
+
+
+def words_of_table(error: Exception) -> str:
+    """Why one table could not be loaded or changed; of a forbidden one also what to do."""
+    if isinstance(error, ForbiddenError | PermissionError) and not has_expired(error):
+        return f"it is forbidden ({words_of(error)}): let frazil's user read and change it"
+    return words_of(error)
 
 
 @contextmanager

@@ -6,12 +6,13 @@ import dataclasses
 from collections.abc import Mapping
 
 from pyiceberg.catalog import Catalog
-from pyiceberg.exceptions import NoSuchTableError
+from pyiceberg.exceptions import ForbiddenError, NoSuchTableError
 from pyiceberg.table import Table
 
+from frazil.errors import AccessDenied
 from frazil.spec.model import StreamSpec
 from frazil.spec.route import Route, may_have_made, value_property
-from frazil.table.catalogs import names_in
+from frazil.table.catalogs import names_in, words_of_table
 from frazil.table.declared import DeclaredTable, declared_table
 from frazil.table.parallel import in_parallel
 
@@ -37,7 +38,10 @@ def named_like(catalog: Catalog, route: Route) -> list[str]:
 
 
 def tables_of(catalog: Catalog, route: Route, *, stream: str) -> dict[str, Table]:
-    """The tables of a route that are there, by identifier: those that it names, and those that its template made."""
+    """The tables of a route that are there, by identifier: those that it names, and those that its template made.
+
+    Raises AccessDenied, which names the table that the catalog forbids, and what else the catalog raises.
+    """
     declared = set(route.tables.values())
 
     def load(identifier: str) -> Table | None:
@@ -45,6 +49,8 @@ def tables_of(catalog: Catalog, route: Route, *, stream: str) -> dict[str, Table
             table = catalog.load_table(identifier)
         except NoSuchTableError:
             return None
+        except ForbiddenError as error:
+            raise AccessDenied(f"table {identifier}: {words_of_table(error)}") from error
         ours = identifier in declared or made_for(table.properties, identifier, route, stream=stream) is not None
         return table if ours else None
 

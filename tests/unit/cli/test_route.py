@@ -30,7 +30,7 @@ from frazil.commit import marker_change
 from frazil.commit.followers import COMING_MS, Followers
 from frazil.commit.marker import property_name
 from frazil.commit.members import forget_member, member_names
-from frazil.errors import CommitUnavailable, SpecError, TableLost
+from frazil.errors import AccessDenied, CommitUnavailable, SpecError, TableLost
 from frazil.spec.load import load_stream
 from frazil.table.catalogs import load_catalog
 from tests.made_batches import MadeStream
@@ -288,6 +288,46 @@ def test_a_table_that_was_dropped_and_made_again_is_missed_until_a_person_lets_i
     assert made.begin_route().absent == {}
     theirs = property_name("shop") not in load_catalog(None).load_table(table).properties
     assert theirs == (table == "shop.raw_a"), "what the template did not make stays as it is"
+
+
+@pytest.mark.parametrize("table", ["shop.raw_a", "shop.orders"])
+def test_a_table_that_was_renamed_and_whose_name_another_one_took_is_renamed_back_as_the_sentence_says(
+    made: MadeRoute, tmp_path: Path, table: str
+) -> None:
+    made.batch({"main": 1, table: 2})
+    catalog = load_catalog(None)
+    catalog.rename_table(table, "shop.moved")
+    catalog.create_table(table, catalog.load_table("shop.moved").schema())
+    (behind,) = told(tmp_path, "route", "shop")["behind"]
+    assert (behind["target"], behind["rows"]) == (table, 2)
+    assert "if the first one was renamed, rename it back" in behind["reason"]
+    catalog.drop_table(table)
+    catalog.rename_table("shop.moved", table)
+    made.__dict__.pop("tables", None)
+    made.begin_route("a")
+    made.follow()
+    found = told(tmp_path, "route", "shop")
+    assert (found["behind"], found["coming"], found["dropped"]) == ([], [], [])
+
+
+@pytest.mark.parametrize("table", ["shop.raw_a", "shop.orders"])
+def test_a_table_that_the_catalog_forbids_is_named_with_what_to_do(
+    made: MadeRoute, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: str
+) -> None:
+    made.batch({"main": 1, table: 2})
+    load = SqlCatalog.load_table
+
+    def refusing(catalog: SqlCatalog, identifier: Any) -> Any:
+        if table in (identifier, ".".join(identifier)):
+            raise ForbiddenError("not yours")
+        return load(catalog, identifier)
+
+    monkeypatch.setattr(SqlCatalog, "load_table", refusing)
+    refused = call(tmp_path, "route", "shop").exception
+    assert isinstance(refused, AccessDenied)
+    assert str(refused) == (
+        f"table {table}: it is forbidden (ForbiddenError: not yours): let frazil's user read and change it"
+    )
 
 
 def test_what_is_said_of_a_table_that_was_made_again_brings_the_first_one_back(made: MadeRoute, tmp_path: Path) -> None:
