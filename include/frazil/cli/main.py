@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ast
+import errno
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,8 +17,9 @@ from click.shell_completion import CompletionItem
 from frazil import __version__
 from frazil.cli import light
 from frazil.cli.options import JSON
-from frazil.errors import FrazilError
+from frazil.errors import EnvironmentUnusable, FrazilError
 from frazil.extras import extras_named
+from frazil.home import home
 from frazil.table.configuration import check_configuration
 
 COMMANDS = {
@@ -97,6 +101,20 @@ def frazil() -> None:
     """Kafka streams into Apache Iceberg tables, exactly once."""
 
 
+@contextmanager
+def _full_disk_named() -> Iterator[None]:
+    """Let a disk without room be a fault of this machine that has a sentence, whichever file met it."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
+            raise
+        raise EnvironmentUnusable(
+            f"{error.filename or 'a file'} cannot be written: {error.strerror}. Make room on its disk, then run this "
+            f"again (FRAZIL_HOME is {home()})"
+        ) from error
+
+
 def main() -> None:
     """Entry point: an error of ours is one sentence and its own exit code, never a traceback.
 
@@ -104,7 +122,7 @@ def main() -> None:
     """
     light.begin_light()
     try:
-        with extras_named():
+        with extras_named(), _full_disk_named():
             frazil()
     except FrazilError as error:
         click.echo(f"{type(error).__name__}: {error}", err=True)

@@ -135,7 +135,10 @@ def in_foreground(
     os.close(lifeline)
     code = follower.follow(writer, hear)
     if launch := read_launch(folder):
-        record_exit(folder, launch, code=code, ended_at_ms=clock.now_ms(), error=follower.ended_by)
+        try:
+            record_exit(folder, launch, code=code, ended_at_ms=clock.now_ms(), error=follower.ended_by)
+        except OSError as error:  # the writer's exit code is told all the same
+            follower.terminal.complain(f"{folder} cannot be written, so `frazil status` will not know of this: {error}")
     lock.release()
     # The terminal may take nothing for hours; the writer has ended, and is known to have.
     signal.signal(signal.SIGINT, signal.SIG_DFL)

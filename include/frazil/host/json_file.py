@@ -10,12 +10,19 @@ from typing import Any
 
 
 def replace_json(path: Path, value: Any) -> None:
-    """Replace a file, creating its folder if missing. A reader sees either the old content or the new."""
+    """Replace a file, creating its folder if missing. A reader sees either the old content or the new.
+
+    Raises OSError; on a disk without room, for example.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     # Named by thread as well: a step that Airflow cancelled runs on beside the next supervisor's.
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
-    temporary.write_text(json.dumps(value))
-    temporary.replace(path)
+    try:
+        temporary.write_text(json.dumps(value))
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def read_json(path: Path) -> Any:

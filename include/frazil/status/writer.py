@@ -9,7 +9,7 @@ from frazil.host.given_up import standing_given_up
 from frazil.host.heartbeat import Phase
 from frazil.host.launcher import Observation, ProcessState
 from frazil.host.launchers import open_launcher
-from frazil.host.records import ExitRecord
+from frazil.host.records import ExitRecord, LaunchKind
 from frazil.supervise.liveness import beating
 from frazil.supervise.observed import error_name
 from frazil.timetext import ago
@@ -88,6 +88,7 @@ def writer_status(observation: Observation, *, now_ms: int) -> WriterStatus:
             crashes=crashes,
             epoch=epoch,
         )
+    application = launch.application if launch.kind is LaunchKind.HOSTED else None
     end = next((e for e in reversed(observation.exits) if e.launch_id == launch.id), None)
     if end is None:  # its process is about to record it
         ended_well = beat is not None and beat.phase is Phase.ENDED and beat.error is None
@@ -96,7 +97,7 @@ def writer_status(observation: Observation, *, now_ms: int) -> WriterStatus:
             exit_code=0 if ended_well else None,
             ended_at_ms=beat.written_at_ms if beat else None,
             error=beat.error if beat else None,
-            application=launch.application,
+            application=application,
             crashes=crashes,
             epoch=epoch,
         )
@@ -106,7 +107,7 @@ def writer_status(observation: Observation, *, now_ms: int) -> WriterStatus:
         exit_name=error_name(end.code) or None if end.code else None,
         ended_at_ms=end.ended_at_ms,
         error=end.error,
-        application=launch.application,
+        application=application,
         crashes=crashes,
         epoch=epoch,
     )
@@ -136,7 +137,7 @@ def exit_words(writer: WriterStatus) -> str:
         return "an error"
     if writer.exit_code is None:
         with_it = f", with the application {writer.application}" if writer.application else ""
-        return f"no exit code: it was killed{with_it}, or its host went down"
+        return f"no exit code: it was killed{with_it}, its host went down, or its disk was full"
     if writer.exit_code > 128:
         return f"{writer.exit_code} (signal {writer.exit_code - 128})"
     return f"{writer.exit_code} ({writer.exit_name})" if writer.exit_name else str(writer.exit_code)

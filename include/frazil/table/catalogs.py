@@ -66,6 +66,8 @@ METADATA_FILE = ".metadata.json"
 _REFUSED = (UnauthorizedError, ForbiddenError, AuthorizationExpiredError, OAuthError, SignError, PermissionError)
 _UNREACHABLE = (ServerError, ServiceUnavailableError, TooManyRequestsError, requests.ConnectionError, requests.Timeout)
 _ERRNO = re.compile(r"\[Errno -?\d+\] ([\w ,]+)")
+_OF_A_FULL_DISK = ("disk I/O error", "disk is full")
+"""What SQLite says where its file, or its log, cannot grow."""
 _REFUSED_BY_DATABASE = ("authentication failed", "permission denied", "readonly database", "no password supplied")
 
 
@@ -220,6 +222,7 @@ def catalog_errors(catalog: str) -> Iterator[None]:
             raise AccessDenied(f"the database of the catalog {catalog!r} refuses us: {reason}") from error
         raise CommitUnavailable(
             f"the database of the catalog {catalog!r} cannot be used: {' '.join(reason.split())}"
+            + ("; look for room on its disk first" if any(sign in reason for sign in _OF_A_FULL_DISK) else "")
         ) from error
     except FileNotFoundError as error:
         if METADATA_FILE not in str(error):

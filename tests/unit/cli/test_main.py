@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 
+import pytest
+
+from frazil.cli import main
 from frazil.cli.main import COMMANDS
 
 HELP = """
@@ -24,3 +28,17 @@ def test_the_help_names_every_command_and_imports_none() -> None:
     assert told.keys() == COMMANDS.keys()
     assert told["validate"].startswith("Check declared streams")
     assert loaded == "[]"
+
+
+def test_a_disk_without_room_is_said_in_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def meets_it() -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(main, "frazil", meets_it)
+    with pytest.raises(SystemExit) as ended:
+        main.main()
+    said = capsys.readouterr().err
+    assert said.startswith("EnvironmentUnusable: a file cannot be written: No space left on device. Make room")
+    assert (ended.value.code, said.count("\n")) == (1, 1)

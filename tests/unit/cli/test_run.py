@@ -116,6 +116,18 @@ def test_an_error_is_shown_logged_and_left_with_its_code_and_name(start: Start):
     assert status.error == "OffsetGap: ticks[0] begins at 7"
 
 
+def test_a_writer_s_end_that_cannot_be_written_down_hides_neither_its_error_nor_its_code(start: Start):
+    stands_in_the_way = run_folder("ticks") / "exit.json"
+    stands_in_the_way.mkdir(parents=True)
+    process = start('    raise errors.OffsetGap("ticks[0] begins at 7")')
+    _, complaints = process.communicate(timeout=30)
+    stands_in_the_way.rmdir()
+    error, unwritten = complaints.splitlines()
+    assert error == "OffsetGap: ticks[0] begins at 7"
+    assert "cannot be written, so `frazil status` will not know of this" in unwritten
+    assert process.returncode == 11
+
+
 def test_a_second_ctrl_c_is_said_as_what_ended_it(start: Start, tmp_path: Path):
     process = start("    signal.signal(signal.SIGTERM, signal.SIG_IGN); asked.wait()")
     began(tmp_path)

@@ -289,7 +289,18 @@ def test_a_writer_that_was_killed_with_its_application_is_said_to_be(streams: Pa
     replace_json(run_folder("ticks") / "lock", hosted.to_json())
     append_exit(run_folder("ticks"), ExitRecord("launch-1", None, NOW_MS - 60_000, NOW_MS, "f", 0, committed=False))
     done = CliRunner().invoke(frazil, ["status", "ticks", "--streams", str(streams)])
-    assert "ago with no exit code: it was killed, with the application small, or its host went down" in done.output
+    assert (
+        "ago with no exit code: it was killed, with the application small, its host went down, or its disk was full"
+        in done.output
+    )
+
+
+def test_a_writer_of_one_stream_was_killed_with_no_application(streams: Path):
+    alone = Launch("launch-1", LaunchKind.FOREGROUND, NOW_MS - 60_000, application="ticks", streams=("ticks",))
+    replace_json(run_folder("ticks") / "lock", alone.to_json())
+    append_exit(run_folder("ticks"), ExitRecord("launch-1", None, NOW_MS - 60_000, NOW_MS, "f", 0, committed=False))
+    done = CliRunner().invoke(frazil, ["status", "ticks", "--streams", str(streams)])
+    assert "no exit code: it was killed, its host went down, or its disk was full" in done.output
 
 
 def test_a_restart_of_a_writer_in_the_foreground_changes_nothing(streams: Path):

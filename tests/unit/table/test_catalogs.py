@@ -29,6 +29,7 @@ from pyiceberg.exceptions import (
 )
 from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField
+from sqlalchemy.exc import OperationalError
 
 from frazil.errors import AccessDenied, CommitUnavailable, FrazilError, SpecError
 from frazil.spark import jars
@@ -146,6 +147,12 @@ def test_a_moment_without_credentials_or_network_does_not_end_a_writer_for_good(
 ) -> None:
     with pytest.raises(meant, match="the catalog 'lake'"), catalog_errors("lake"):
         raise error
+
+
+@pytest.mark.parametrize("said", ["disk I/O error", "database or disk is full"])
+def test_what_sqlite_says_of_a_full_disk_leads_to_the_disk(said: str) -> None:
+    with pytest.raises(CommitUnavailable, match=f"{said}; look for room on its disk"), catalog_errors("lake"):
+        raise OperationalError("commit", None, sqlite3.OperationalError(said))
 
 
 def test_a_catalog_of_glue_without_region_or_a_metastore_out_of_reach_is_told_at_its_first_use() -> None:
