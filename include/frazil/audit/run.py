@@ -160,23 +160,17 @@ def audit_stream(  # noqa: PLR0913 - what is audited, and by what
     The main table is read first, at one snapshot: dead letters and commit records are written before it, and the tables
     of a route follow it.
     """
-    table = tables.main.refresh()
-    marker = marker_of(tables, table)
-    run = _Run(tables, table, marker, window, ask_kafka, drops_repeats, named)
-    claimed = run.claims()
-    before = _before(table, marker, claimed)
-    if not (coordinates and has_coordinates(table)):
-        return _result(run, claimed, (), (*before, *_without_coordinates(run, claimed)))
-    evidence, notes = run.evidence(claimed)
-    if _replayed_meanwhile(run):
-        return audit_stream(
-            tables,
-            coordinates=coordinates,
-            window=window,
-            ask_kafka=ask_kafka,
-            drops_repeats=drops_repeats,
-            named=named,
-        )
+    while True:
+        table = tables.main.refresh()
+        marker = marker_of(tables, table)
+        run = _Run(tables, table, marker, window, ask_kafka, drops_repeats, named)
+        claimed = run.claims()
+        before = _before(table, marker, claimed)
+        if not (coordinates and has_coordinates(table)):
+            return _result(run, claimed, (), (*before, *_without_coordinates(run, claimed)))
+        evidence, notes = run.evidence(claimed)
+        if not _replayed_meanwhile(run):
+            break
     evidence = _looked_at_twice(run, claimed, evidence)
     return _result(run, claimed, evidence, (*before, *notes, *(f for e in evidence for f in compare(e))))
 

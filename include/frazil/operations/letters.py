@@ -15,7 +15,7 @@ from frazil.commit.letter_counts import HOUR_MS, NOTHING, Changes, Counts, in_sp
 from frazil.commit.reasons import Reason, Reasons, reasons_in
 from frazil.history.points import Happened, Kind
 from frazil.spec.units import counted
-from frazil.status.flow import DAY_MS
+from frazil.status.flow import DAY_MS, expired_before_ms
 
 COMMITTED_MS = 600_000
 """How long after the rejection of a record its batch commits, at most as a rule."""
@@ -91,7 +91,8 @@ def rejected_of(main: TableMetadata, stream: str, treatments: Sequence[Treated],
     that has not expired: no others are counted as rejected. What is left is never more than the dead letters of the day
     and of the hours that a treatment tells together with its first.
     """
-    begin_ms = _begin_ms(main, now_ms=now_ms)
+    day_ms = now_ms - DAY_MS
+    begin_ms = expired_before_ms(main, since_ms=day_ms) or day_ms
     since = [one for one in treatments if one.at_ms >= begin_ms]
     span = max((one.changes.span for one in since), default=NOTHING.span)
     first, last = (span_of(ms // HOUR_MS, span) for ms in (begin_ms - COMMITTED_MS, begin_ms))
@@ -110,16 +111,6 @@ def rejected_of(main: TableMetadata, stream: str, treatments: Sequence[Treated],
                 reasons[name] = Reason(known.count)
     rejected = [Rejected(name, found.count, found.places, there[name]) for name, found in reasons.items()]
     return sorted(rejected, key=lambda one: (-one.count, one.reason))
-
-
-def _begin_ms(main: TableMetadata, *, now_ms: int) -> int:
-    """When the day began, or what is known of the table's history."""
-    day_ms = oldest_ms = now_ms - DAY_MS
-    for snapshot in ancestors(main):
-        if snapshot.timestamp_ms < day_ms:
-            return day_ms
-        oldest_ms = snapshot.timestamp_ms
-    return oldest_ms
 
 
 def _changes(
