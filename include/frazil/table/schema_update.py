@@ -110,9 +110,10 @@ def refuse_unreadable(coming: Schema, table: str) -> None:
 def undeclared_columns(table: Table, spec: StreamSpec) -> tuple[str, ...]:
     """The top-level columns that a stream fills beside the declared ones and frazil's own, as a declaration has them:
     `gate: string`."""
-    declared = _as_renamed(declared_table(spec), table).schema
-    known = {field.name for field in declared.fields} | RESERVED
-    return tuple(declaration(field) for field in table.schema().fields if field.name not in known)
+    names = {column.name for column in spec.columns}
+    if former_columns(table.properties):  # else no schema is made of the declaration: an open page asks for many streams
+        names = {field.name for field in _as_renamed(declared_table(spec), table).schema.fields}
+    return tuple(declaration(field) for field in table.schema().fields if field.name not in names | RESERVED)
 
 
 def evolve(table: Table, spec: StreamSpec, asked: Sequence[Change]) -> Growth:
