@@ -111,7 +111,7 @@ def undeclared_columns(table: Table, spec: StreamSpec) -> tuple[str, ...]:
     """The top-level columns that a stream fills beside the declared ones and frazil's own, as a declaration has them:
     `gate: string`."""
     names = {column.name for column in spec.columns}
-    if former_columns(table.properties):  # else no schema is made of the declaration: an open page asks for many streams
+    if former_columns(table.properties):  # else no schema is made: an open page asks this of hundreds of streams
         names = {field.name for field in _as_renamed(declared_table(spec), table).schema.fields}
     return tuple(declaration(field) for field in table.schema().fields if field.name not in names | RESERVED)
 
