@@ -17,6 +17,8 @@ from frazil.spec import iceberg
 from frazil.spec.model import StreamSpec
 from frazil.table.catalogs import load_catalog
 from frazil.table.evolution import ACCEPTED_SCHEMA
+from frazil.table.renamed import PROPERTY
+from frazil.table.schema_update import undeclared_columns
 from frazil.table.tables import data_location, ensure_dead_letters, ensure_table, state_location
 
 Stream = Callable[..., StreamSpec]
@@ -103,6 +105,20 @@ def test_a_required_column_that_is_not_declared_is_refused(catalog: Catalog, str
     ensure_table(catalog, stream(schema=COLUMNS | {"id": "long not null"}))
     with pytest.raises(SchemaIncompatible, match="column id is long not null in the table and is not declared"):
         ensure_table(catalog, stream())
+
+
+def test_what_a_stream_fills_beside_its_declaration_is_told_by_the_names_that_columns_have_now(
+    catalog: Catalog, stream: Stream
+) -> None:
+    table = ensure_table(catalog, stream(schema=COLUMNS | {"gate": "string"}))
+    assert undeclared_columns(table, stream(schema=COLUMNS | {"gate": "string"})) == ()
+    assert undeclared_columns(table, stream()) == ("gate: string",)
+    with table.update_schema() as update:
+        update.rename_column("delay", "late_by")
+    delay = table.schema().find_field("late_by").field_id
+    with table.transaction() as transaction:
+        transaction.set_properties({PROPERTY: json.dumps({"delay": delay})})
+    assert undeclared_columns(table, stream()) == ("gate: string",)
 
 
 def test_an_optional_column_of_the_table_need_not_be_declared(catalog: Catalog, stream: Stream) -> None:
