@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field, model_validator
 
-from frazil.spec.values import MOST_RECORDS, Bytes, Count, Model, Percentage, PositiveDuration, Several, Whole
+from frazil.spec.values import Bytes, Count, Model, Percentage, PositiveDuration, Records, Several
 
 _SWITCH = {"on": True, "off": False, "true": True, "false": False}
 """YAML 1.1 reads on and off as booleans, in any case; our loader reads them as words."""
@@ -106,7 +106,7 @@ class Alerts(Switched):
     freshness: PositiveDuration = Field(
         default=timedelta(minutes=15), description="How long ago the last commit may be while records wait in Kafka."
     )
-    lag: Annotated[int, Whole(1, MOST_RECORDS)] | None = Field(
+    lag: Records | None = Field(
         default=None, description="Records of one stream that wait in Kafka. Not judged unless it is declared."
     )
     late_window: PositiveDuration = Field(

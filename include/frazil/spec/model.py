@@ -27,7 +27,6 @@ from frazil.spec.sensitive import Sensitive
 from frazil.spec.source import Source
 from frazil.spec.upsert import Delete, How
 from frazil.spec.values import (
-    MOST_RECORDS,
     Bytes,
     Count,
     Duration,
@@ -36,7 +35,7 @@ from frazil.spec.values import (
     Percent,
     PositiveDuration,
     Properties,
-    Whole,
+    Records,
     YamlForm,
 )
 
@@ -78,7 +77,7 @@ class Commit(Model):
         default=timedelta(seconds=60), description="How old the oldest uncommitted record may become."
     )
     size: Bytes = Field(default=128 * 2**20, description="The Parquet size at which a batch is due at once.")
-    max_records: Annotated[int, Whole(1, MOST_RECORDS)] = Field(
+    max_records: Records = Field(
         default=20_000_000,
         description="The most records in one batch, after a downtime. A task of an upsert holds the changes of a batch "
         "in memory, so its default is a twentieth of that.",

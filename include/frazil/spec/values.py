@@ -16,8 +16,6 @@ from pydantic_core import core_schema
 from frazil.spec.units import LARGEST_BYTES, format_bytes, format_duration, parse_bytes, parse_duration
 
 PERCENT_MOST = 99
-MOST_RECORDS = 2**63 - 1
-"""As many as a Kafka partition can have offsets."""
 
 
 def _kebab(name: str) -> str:
@@ -100,6 +98,8 @@ class Whole:
 
 Count = Annotated[int, Whole()]
 Several = Annotated[int, Whole(least=2)]
+Records = Annotated[int, Whole(most=2**63 - 1)]
+"""As many as a Kafka partition can have offsets."""
 Percentage = Annotated[int, Whole(most=100)]
 """Percent as a bare number; `Percent` may be written with its sign."""
 

@@ -39,7 +39,11 @@ class Policy:
     hung_grace_ms: int = 30 * SECOND_MS
     """From the request to a hung writer to stop until it is killed."""
     removal_grace_ms: int = 10 * SECOND_MS
-    """A declaration may be missing for a moment while files are replaced."""
+    """A declaration may be missing for a moment while files are replaced.
+
+    Commands and DAGs keep it for longer (`frazil.spec.last_sound.MOMENT_MS`), for whoever waits for a DAG's run loses
+    it with the DAG. A writer that was stopped too early loses nothing: it starts again where it stood.
+    """
     first_backoff_ms: int = SECOND_MS
     longest_backoff_ms: int = MINUTE_MS
     longest_denied_backoff_ms: int = 15 * MINUTE_MS
