@@ -175,7 +175,7 @@ class Backfill:
         for attempt in range(ATTEMPTS):
             try:
                 committer = self.begin(lane)
-                audited = self._audit(committer)
+                audited = self._audited(committer)
                 if self.request.target == "branch":
                     return committer.lane
                 routed = {target: seen(of) for target, of in audited.routed.items()}
@@ -258,6 +258,16 @@ class Backfill:
     def _by_letters(self) -> bool:
         """Whether the dead-letter table tells what is still to land, because the table alone does not."""
         return self._merges or self.route is not None
+
+    def _audited(self, committer: LaneCommitter) -> _Audited:
+        """What the audit saw. What fails in it because the files that it compares were abandoned is told as that."""
+        try:
+            return self._audit(committer)
+        except StaleBatch:
+            raise
+        except (OSError, FrazilError):
+            self.check_wanted()
+            raise
 
     def _audit(self, committer: LaneCommitter) -> _Audited:
         """Compare what was staged with main, its journals and its source."""

@@ -58,7 +58,7 @@ def record_unseen_exit(folder: Path, launch: Launch) -> None:
     ended_well = heartbeat is not None and heartbeat.phase is Phase.ENDED and heartbeat.error is None
     code = 0 if ended_well else None
     ended_at_ms = heartbeat.written_at_ms if heartbeat else launch.launched_at_ms
-    error = None if ended_well else _last_words(folder, launch, heartbeat, least=logging.WARNING)
+    error = None if ended_well else _unseen(folder, launch, heartbeat)
     if _was_killed_agent(folder, launch, heartbeat):
         error = AGENT_KILLED
     # Which of its streams made a process die is unknown, and no stream is given up for another one's sake.
@@ -76,16 +76,28 @@ def _killed(folder: Path, launch: Launch) -> str:
     """Of a process that could not say why it ends: what its log ends with is the reason only if it warns of it."""
     asked = _asked(folder, launch.id)
     how = f"it was killed after it had been asked to stop: {asked.reason}" if asked else KILLED
+    warned = _warned(folder, launch)
+    return f"{how}. {warned}" if warned else how
+
+
+def _unseen(folder: Path, launch: Launch, heartbeat: Heartbeat | None) -> str | None:
+    """What a writer said of its end, or warned of before it; None if neither."""
+    said = heartbeat.error if heartbeat else None
+    if said is None and (warned := _warned(folder, launch)):
+        return f"nobody saw why it ended. {warned}"
+    return said
+
+
+def _warned(folder: Path, launch: Launch) -> str | None:
+    """The log of a hosted writer is its application's, and tells of others too."""
     warned = None if launch.kind is LaunchKind.HOSTED else last_error(folder, least=logging.WARNING)
-    return f"{how}. It warned of this last: {warned}" if warned else how
+    return f"It warned of this last: {warned}" if warned else None
 
 
-def _last_words(
-    folder: Path, launch: Launch, heartbeat: Heartbeat | None, *, least: int = logging.NOTSET
-) -> str | None:
+def _last_words(folder: Path, launch: Launch, heartbeat: Heartbeat | None) -> str | None:
     """What a writer said last; the log of a hosted one is its application's, and tells of others too."""
     said = heartbeat.error if heartbeat else None
-    return said or (None if launch.kind is LaunchKind.HOSTED else last_error(folder, least=least))
+    return said or (None if launch.kind is LaunchKind.HOSTED else last_error(folder))
 
 
 def _asked(folder: Path, launch_id: str) -> StopRequest | None:

@@ -26,6 +26,7 @@ ERROR_CHARACTERS = 2000
 _LEVELS = {"WARN": logging.WARNING, "FATAL": logging.CRITICAL, "TRACE": logging.DEBUG, **logging.getLevelNamesMapping()}
 _LEVEL = re.compile(r"\S+ \S+ (" + "|".join(_LEVELS) + r") ")
 """Our lines and Spark's begin with date, time and level."""
+_CUT = "... "
 _COPIED_AT_ONCE = 1024**2
 
 
@@ -116,7 +117,7 @@ def _lines(path: Path, start: int, limit_bytes: int) -> tuple[tuple[str, ...], i
         whole = data
     lines = whole.decode(errors="replace").splitlines()
     if skipped:
-        lines = [f"... {skipped} bytes are not shown here; the whole log is {path}", *lines[1:]]
+        lines = [f"{_CUT}{skipped} bytes are not shown here; the whole log is {path}", *lines[1:]]
     return tuple(lines), start + skipped + len(whole)
 
 
@@ -139,7 +140,9 @@ def last_error(folder: Path, *, least: int = logging.NOTSET) -> str | None:
     lines = _last_lines(folder / LOG_FILE)
     if CONTINUES in lines[:ERROR_LINES]:  # few lines since it was truncated
         lines = [*_last_lines(folder / f"{LOG_FILE}.1"), *(line for line in lines if line != CONTINUES)]
-    lines = [line for level, line in leveled(lines, level=logging.CRITICAL) if level >= least]
+    # What was cut off in the middle may be a traceback; a log begins with what Java and Spark greet with.
+    first = logging.CRITICAL if lines and lines[0].startswith(_CUT) else logging.INFO
+    lines = [line for level, line in leveled(lines, level=first) if level >= least]
     return "\n".join(lines[-ERROR_LINES:])[-ERROR_CHARACTERS:] or None
 
 

@@ -12,7 +12,7 @@ from frazil.backfill.commit import LaneCommitter, abandon
 from frazil.backfill.request import parse_request
 from frazil.backfill.run import Backfill, BackfillPlan
 from frazil.commit.journal import Journal
-from frazil.errors import BackfillAbandoned, StaleBatch
+from frazil.errors import BackfillAbandoned, FrazilError, StaleBatch
 from frazil.offsets.spans import between
 from tests.unit.backfill.test_commit import chunk, stage
 
@@ -38,6 +38,20 @@ def test_where_its_last_audit_was_stale(live: Any, monkeypatch: pytest.MonkeyPat
     with pytest.raises(BackfillAbandoned, match="ada abandoned"):
         staging.stage(backfill, None)  # type: ignore[arg-type] - it gets no further
     backfill_of(live).check_wanted()  # the command given again
+
+
+@pytest.mark.parametrize("met", [FileNotFoundError("part-0.parquet"), FrazilError("a file lacks rows")])
+def test_where_the_files_that_it_compares_are_gone(live: Any, monkeypatch: pytest.MonkeyPatch, met: Exception) -> None:
+    backfill = backfill_of(live)
+    stage(live, LaneCommitter.begin(live.tables, backfill.request))
+
+    def audit(_: Backfill, committer: LaneCommitter) -> None:
+        abandon(live.view(), committer.lane, by="ada")
+        raise met
+
+    monkeypatch.setattr(Backfill, "_audit", audit)
+    with pytest.raises(BackfillAbandoned, match="ada abandoned"):
+        backfill.publish()
 
 
 def test_where_its_staged_files_are_gone_before_they_are_journaled(live: Any, monkeypatch: pytest.MonkeyPatch) -> None:

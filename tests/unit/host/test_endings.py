@@ -11,6 +11,7 @@ from frazil.host.writer_log import LOG_FILE
 
 LAUNCH = Launch("launch-1", LaunchKind.SUPERVISED, 0)
 WORKS = "2026-01-01 00:00:00,000 INFO batch 7 is staged\n"
+GREETS = "WARNING: Using incubator modules: jdk.incubator.vector\n"
 WARNS = "2026-01-01 00:00:01,000 WARNING the memory is nearly full\n"
 
 
@@ -33,9 +34,10 @@ def test_a_writer_that_its_supervisor_killed_is_said_to_have_been_asked_first(tm
 
 
 def test_of_a_writer_whose_end_nobody_saw_only_warnings_are_its_last_words(tmp_path: Path):
-    (tmp_path / LOG_FILE).write_text(WORKS)
-    record_unseen_exit(tmp_path, LAUNCH)
-    assert read_exits(tmp_path)[-1].error is None
+    for log in (WORKS, GREETS + WORKS):
+        (tmp_path / LOG_FILE).write_text(log)
+        record_unseen_exit(tmp_path, LAUNCH)
+        assert read_exits(tmp_path)[-1].error is None
     (tmp_path / LOG_FILE).write_text(WARNS + WORKS)
     record_unseen_exit(tmp_path, LAUNCH)
-    assert read_exits(tmp_path)[-1].error == WARNS.strip()
+    assert read_exits(tmp_path)[-1].error == f"nobody saw why it ended. It warned of this last: {WARNS.strip()}"
