@@ -140,7 +140,7 @@ def test_a_second_ctrl_c_is_said_as_what_ended_it(start: Start, tmp_path: Path):
 
 
 def test_a_writer_that_was_killed_is_not_blamed_on_the_end_of_its_log(start: Start, tmp_path: Path):
-    process = start('    print("the last word", flush=True)\n    asked.wait()')
+    process = start('    print("2026-01-01 00:00:00,000 WARNING the last word", flush=True)\n    asked.wait()')
     os.kill(began(tmp_path), signal.SIGKILL)
     status = ended(process)
     assert (process.returncode, status.exit_code) == (137, 137)
@@ -187,14 +187,17 @@ def test_a_writer_whose_run_was_killed_ends_in_order_and_is_known_to_have_ended(
 
 
 def test_a_writer_and_its_run_killed_together_are_an_end_that_nobody_saw(start: Start, tmp_path: Path):
-    process = start('    print("the last word", flush=True)\n    asked.wait()')
+    process = start('    print("2026-01-01 00:00:00,000 WARNING the last word", flush=True)\n    asked.wait()')
     writer = began(tmp_path)
     eventually(lambda: "the last word" in (run_folder("ticks") / "writer.log").read_text(), within_s=30)
     process.send_signal(signal.SIGSTOP)
     os.kill(writer, signal.SIGKILL)
     process.kill()
     status = ended()
-    assert (status.exit_code, status.error) == (None, "the last word")
+    assert (status.exit_code, status.error) == (
+        None,
+        "nobody saw why it ended. It warned of this last: 2026-01-01 00:00:00,000 WARNING the last word",
+    )
 
 
 @pytest.mark.parametrize("is_stopped", [False, True], ids=["a terminal that takes nothing", "a stopped process"])
