@@ -21,7 +21,7 @@ from frazil.commit.marker import BatchKey, Marker
 from frazil.commit.marker_change import reset
 from frazil.commit.merging import Merging, in_process
 from frazil.commit.reasons import Reasons
-from frazil.commit.reset import standing
+from frazil.commit.reset import before_reset
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.sweep import batch_folder, sweep_batch
 from frazil.commit.target import change_target, target_table
@@ -96,7 +96,7 @@ class MadeStream:
     def reset(self, target: Mapping[int, int]) -> Committer:
         """Move the stream as `frazil reset` does, and take it over again."""
         offsets = {(self.topic, p): offset for p, offset in target.items()}
-        reset(self.tables, target=offsets, source=self.source, seen=standing(self.tables))
+        reset(self.tables, target=offsets, source=self.source, seen=before_reset(self.tables))
         return self.begin()
 
     def land(  # noqa: PLR0913 - keywords, each with a default

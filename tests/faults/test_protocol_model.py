@@ -36,7 +36,7 @@ from frazil.commit import held_letters, marker_change
 from frazil.commit.adoption import rows_of
 from frazil.commit.marker import BatchKey, Fate, Marker
 from frazil.commit.marker_change import reset
-from frazil.commit.reset import standing
+from frazil.commit.reset import before_reset
 from frazil.commit.rules import check_ancestry
 from frazil.commit.sweep import bare_path, sweep
 from frazil.errors import (
@@ -419,7 +419,7 @@ class Protocol(RuleBasedStateMachine):
         target = {(stream, p): max(position.get((stream, p), 0), topic.first.get(p, 0)) for p in topic.ends}
         self.resetting = True
         with self._leaves_the_other(stream):
-            reset(process.tables, target=target, source=topic.identity, seen=standing(process.tables))
+            reset(process.tables, target=target, source=topic.identity, seen=before_reset(process.tables))
         self._give_up_below(stream, position)
         self._check_markers()
         self.resetting = False

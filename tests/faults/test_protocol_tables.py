@@ -37,7 +37,7 @@ from frazil.commit.following import give_up
 from frazil.commit.marker import BatchKey, Fate, Marker
 from frazil.commit.marker_change import reset
 from frazil.commit.members import write_member
-from frazil.commit.reset import standing
+from frazil.commit.reset import before_reset
 from frazil.commit.swap import Patience
 from frazil.commit.sweep import sweep
 from frazil.errors import CommitUnavailable, Fenced, RolledBack, RouteBehind, StaleBatch
@@ -240,7 +240,7 @@ class Tables(RuleBasedStateMachine):
         assert head is not None
         process, self.resetting = Process(self.world), True
         target = {TP: self.world.positions[head.snapshot_id]}
-        reset(process.tables, target=target, source=SOURCE, seen=standing(process.tables))
+        reset(process.tables, target=target, source=SOURCE, seen=before_reset(process.tables))
         self._check_markers()
         self.resetting = False
 

@@ -362,17 +362,19 @@ def _spans_named(found: list[tuple[int, int]]) -> str:
     return ", ".join(named) + (", …" if len(found) > SPANS_NAMED else "")
 
 
-def compare_counts(
-    *, rows: int, claimed: int, other_streams: int, stream: str, adopted: int = 0
+def compare_counts(  # noqa: PLR0913 - all that is counted, and why nothing else is
+    *, rows: int, claimed: int, other_streams: int, stream: str, adopted: int = 0, declared: bool = False
 ) -> tuple[Finding, ...]:
     """For a stream without Kafka coordinates: compare the number of rows with the sum of the commit records. Pure.
 
-    `adopted` is the number of rows that the table had before the stream.
+    `adopted` is the number of rows that the table had before the stream. `declared`: whether the stream is declared
+    with coordinates, which its table then lacks.
     """
+    where = "its table lacks the columns" if declared else "coordinates: false"
     found = [
         Finding(
             FindingKind.UNCHECKED, 1,
-            "the stream keeps no Kafka coordinates (coordinates: false): it cannot be audited by offset, only by count",
+            f"the stream keeps no Kafka coordinates ({where}): it cannot be audited by offset, only by count",
             stream,
         )
     ]  # fmt: skip

@@ -166,8 +166,8 @@ def audit_stream(  # noqa: PLR0913 - what is audited, and by what
         run = _Run(tables, table, marker, window, ask_kafka, drops_repeats, named)
         claimed = run.claims()
         before = _before(table, marker, claimed)
-        if not (coordinates and has_coordinates(table)):
-            return _result(run, claimed, (), (*before, *_without_coordinates(run, claimed)))
+        if not (coordinates and has_coordinates(table.schema())):
+            return _result(run, claimed, (), (*before, *_without_coordinates(run, claimed, declared=coordinates)))
         evidence, notes = run.evidence(claimed)
         if not _replayed_meanwhile(run):
             break
@@ -285,8 +285,11 @@ def _changed(table: Table, *, stream: str, window: Period | None) -> tuple[Findi
     return (Finding(FindingKind.CHANGED, len(found), sentence, stream),)
 
 
-def _without_coordinates(run: _Run, claimed: Claims) -> tuple[Finding, ...]:
-    """By count alone, which says little if others write to the table too, and nothing about a period."""
+def _without_coordinates(run: _Run, claimed: Claims, *, declared: bool) -> tuple[Finding, ...]:
+    """By count alone, which says little if others write to the table too, and nothing about a period.
+
+    `declared`: whether the stream is declared with coordinates, which its table then lacks.
+    """
     stream, properties = run.marker.stream, run.table.properties
     if run.window is not None:
         sentence = (
@@ -304,5 +307,6 @@ def _without_coordinates(run: _Run, claimed: Claims) -> tuple[Finding, ...]:
         adopted=run.marker.adopted_rows,
         other_streams=len(others),
         stream=stream,
+        declared=declared,
     )
     return (*notes, *found)

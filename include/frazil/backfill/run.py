@@ -217,7 +217,7 @@ class Backfill:
         marker = check_begun(self.spec, read_marker(table.metadata.properties, self.spec.name))
         if not self.request.dead_letters:
             check_backfilled(self.spec, routed=marker.routed is not None)
-        check_coordinates(self.spec, table_has=has_coordinates(table))
+        check_coordinates(self.spec, table_has=has_coordinates(table.schema()))
         return table, marker
 
     def _check_one_generation(self, wanted: Spans, claimed: Claims) -> None:

@@ -22,7 +22,7 @@ from frazil.commit.catalog_probe import check_can_hold
 from frazil.commit.lacking import lacking
 from frazil.commit.marker import nested, of_same_topics, property_name
 from frazil.commit.opened import open_kafka, open_stream, read_stream
-from frazil.commit.reset import Available, Move, Standing, moves, standing
+from frazil.commit.reset import Available, BeforeReset, Move, before_reset, moves
 from frazil.commit.stream_tables import StreamTables
 from frazil.errors import AdoptionRequired, MarkerUnreadable, SpecError, TableLost
 from frazil.home import run_folder
@@ -81,7 +81,7 @@ def reset(stream: str, streams_folder: Path, *, yes: bool, as_json: bool, **want
     spec = find_stream(streams_folder, stream)
     opened = read_stream(spec)
     with open_kafka(spec) as kafka:
-        seen = standing(opened.tables)
+        seen = before_reset(opened.tables)
         _check_started(seen, stream=stream, table=spec.table.identifier)
         now = available_now(kafka, seen.marker)
         try:
@@ -109,7 +109,7 @@ def goes_on(stream: str, epoch: int, writer: ProcessState) -> str:
     )
 
 
-def _tell_moves(plan: tuple[Move, ...], spec: StreamSpec, seen: Standing, now: Available, teller: Teller) -> None:
+def _tell_moves(plan: tuple[Move, ...], spec: StreamSpec, seen: BeforeReset, now: Available, teller: Teller) -> None:
     """What a reset skips and reads again, and what follows from that."""
     _show(plan, teller)
     merged: Merged = "dropped" if spec.dedupe else "no"
@@ -241,7 +241,7 @@ def _check_none_wait(tables: StreamTables, stream: str) -> None:
         )
 
 
-def _check_started(seen: Standing, *, stream: str, table: str) -> None:
+def _check_started(seen: BeforeReset, *, stream: str, table: str) -> None:
     if seen.marker_text is None:
         raise AdoptionRequired(
             f"stream {stream!r} has no marker in table {table}: there is nothing to reset. Its first start begins at "

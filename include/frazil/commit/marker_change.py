@@ -28,8 +28,8 @@ from frazil.commit.open_branch import BranchChange, released
 from frazil.commit.open_branch_reset import after_reset
 from frazil.commit.reset import (
     NO_OFFSETS,
+    BeforeReset,
     Offsets,
-    Standing,
     is_rolled_back,
     moved,
 )
@@ -51,7 +51,7 @@ def reset(
     *,
     target: Offsets,
     source: SourceIdentity,
-    seen: Standing,
+    seen: BeforeReset,
     cut: Offsets = NO_OFFSETS,
 ) -> Marker:
     """Move the stream to `target` with the next epoch, in all tables. `cut` is where Kafka's logs were cut before it.
@@ -91,7 +91,7 @@ def _delete_dropped(tables: StreamTables, files: list[str]) -> None:
         tables.store.delete([path for path in files if bare_path(path) not in needed])
 
 
-def _reset_dead_letters(tables: StreamTables, seen: Standing, *, epoch: int, source: SourceIdentity) -> None:
+def _reset_dead_letters(tables: StreamTables, seen: BeforeReset, *, epoch: int, source: SourceIdentity) -> None:
     """Write the epoch to the dead-letter table, with offsets that cover everything that was ever read.
 
     Accepts a rollback of that table, and an unreadable marker in it.

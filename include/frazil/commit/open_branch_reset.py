@@ -14,7 +14,7 @@ from frazil.commit.journal import Journal
 from frazil.commit.marked_update import OPEN_SNAPSHOT
 from frazil.commit.marker import BatchKey, of_same_topics, open_branch
 from frazil.commit.open_branch import BranchChange, files_of
-from frazil.commit.reset import Offsets, Standing
+from frazil.commit.reset import BeforeReset, Offsets
 from frazil.commit.stream_tables import StreamTables
 from frazil.errors import RolledBack
 from frazil.kafka.identity import SourceIdentity
@@ -22,7 +22,7 @@ from frazil.table.branches import head_of
 
 
 def after_reset(
-    table: Table, tables: StreamTables, seen: Standing, *, target: Offsets, source: SourceIdentity
+    table: Table, tables: StreamTables, seen: BeforeReset, *, target: Offsets, source: SourceIdentity
 ) -> BranchChange | None:
     """The change of the open branch when the stream continues at `target` of `source`; None if it has none.
 
@@ -48,7 +48,7 @@ def after_reset(
     return BranchChange(base, stays, files_of(again, table.io), drops=True, ends=not stays)
 
 
-def _expected(metadata: TableMetadata, seen: Standing, *, accepted: bool) -> int | None:
+def _expected(metadata: TableMetadata, seen: BeforeReset, *, accepted: bool) -> int | None:
     """The head of the open branch that belongs to main's state; None if unknown."""
     if seen.marker is None:
         return None

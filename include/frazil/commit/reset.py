@@ -33,7 +33,7 @@ class Available:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class BeforeReset:
     """A stream's state before a reset."""
 
     marker: Marker | None
@@ -85,7 +85,7 @@ class Move:
         return 0 if self.held is None or self.cut is None else max(self.held - max(self.cut, self.target), 0)
 
 
-def standing(tables: StreamTables) -> Standing:
+def before_reset(tables: StreamTables) -> BeforeReset:
     """Read the table: the stream's marker, and how much of it the branch holds."""
     table = tables.main.refresh()
     text = table.metadata.properties.get(property_name(tables.stream))
@@ -95,13 +95,13 @@ def standing(tables: StreamTables) -> Standing:
         marker = None
     rolled_back = marker is not None and is_rolled_back(table, marker, name=tables.main.identifier)
     if marker is not None and not rolled_back:
-        return Standing(marker, text, marker.offsets, marker.source, rolled_back=False)
+        return BeforeReset(marker, text, marker.offsets, marker.source, rolled_back=False)
     try:
         record = table_position(table.metadata, tables.journals, stream=tables.stream, table=tables.main.identifier)
     except RolledBack as error:
-        return Standing(marker, text, {}, None, rolled_back=rolled_back, unknown=str(error))
+        return BeforeReset(marker, text, {}, None, rolled_back=rolled_back, unknown=str(error))
     held, source = (record.offsets_after, record.source) if record else first_offsets(tables.journals)
-    return Standing(marker, text, held, source, rolled_back=rolled_back)
+    return BeforeReset(marker, text, held, source, rolled_back=rolled_back)
 
 
 def is_rolled_back(table: Table, marker: Marker, *, name: str) -> bool:
@@ -145,7 +145,7 @@ def moves(target: Offsets, *, held: Offsets, available: Available) -> tuple[Move
 
 
 def moved(  # noqa: PLR0913 - the state, the target and Kafka
-    seen: Standing, *, stream: str, epoch: int, target: Offsets, source: SourceIdentity, cut: Offsets = NO_OFFSETS
+    seen: BeforeReset, *, stream: str, epoch: int, target: Offsets, source: SourceIdentity, cut: Offsets = NO_OFFSETS
 ) -> Marker:
     """The marker after a reset. The watermark stays, because it never goes back. `cut` is where Kafka's logs were cut.
 
@@ -179,7 +179,7 @@ def _rewritten(before: Marker, target: Offsets, source: SourceIdentity, cut: Off
     return _with_spans(before.rewritten, {tp: (begin, same[tp]) for tp, begin in begins.items()}, same)
 
 
-def _given_up(seen: Standing, before: Marker, target: Offsets, source: SourceIdentity) -> Spans:
+def _given_up(seen: BeforeReset, before: Marker, target: Offsets, source: SourceIdentity) -> Spans:
     """Offsets that a rollback removed from the table and that the stream does not read again."""
     same = of_same_topics(before.offsets, before.source, source)
     held = of_same_topics(seen.held, seen.source, source) if seen.rolled_back and not seen.unknown else {}

@@ -46,6 +46,7 @@ from frazil.spec.references import kafka_properties
 from frazil.status.stream import StreamStatus, stream_status
 from frazil.table.branches import MAIN, head_of
 from frazil.table.catalogs import existing_catalog
+from frazil.table.landed_offsets import has_coordinates
 from frazil.table.tables import load_stream_table
 
 KAFKA_ANSWERS_WITHIN_S = 5.0
@@ -98,7 +99,7 @@ def look_at_standing(spec: StreamSpec) -> Standing:
     """What a stream's table tells of what can be done with it. Raises what `read_stream` and the markers raise."""
     table = read_stream(spec).tables.main.current()
     marker, lane = read_marker(table.properties, spec.name), read_lane(table.properties, spec.name)
-    return Standing(looked=True, marker=marker, lane=lane)
+    return Standing(looked=True, marker=marker, lane=lane, coordinates=has_coordinates(table.schema()))
 
 
 def look_at_routed(spec: StreamSpec, specs: Sequence[StreamSpec]) -> dict[str, str]:

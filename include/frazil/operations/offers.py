@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from frazil.backfill.eligible import check_backfilled, check_replayed
+from frazil.backfill.eligible import check_backfilled, check_coordinates, check_replayed
 from frazil.backfill.lane_rules import (
     check_begun,
     check_has_own,
@@ -34,6 +34,8 @@ class Standing:
     """Its last backfill or replay."""
     letters: bool = True
     """Whether its dead-letter table may have some."""
+    coordinates: bool = True
+    """Whether its table, as far as that is known, has the columns that tell which records it has."""
 
 
 def standing_of(status: StreamStatus | None, history: History | None, *, looked: bool) -> Standing:
@@ -48,6 +50,7 @@ def standing_of(status: StreamStatus | None, history: History | None, *, looked:
         marker=found.marker,
         lane=found.lane,
         letters=found.letters,
+        coordinates=found.coordinates,
     )
 
 
@@ -78,11 +81,13 @@ def refusal(act: Act, spec: StreamSpec, now: Standing) -> str | None:
     try:
         if act is Act.BACKFILL:
             check_backfilled(spec, routed=now.marker is not None and now.marker.routed is not None)
+            check_coordinates(spec, table_has=now.coordinates)
             check_no_replay(now.lane)
             if now.looked:
                 check_begun(spec, now.marker)
         elif act is Act.REPLAY:
             check_replayed(spec)
+            check_coordinates(spec, table_has=now.coordinates)
             check_no_backfill(now.lane)
             if now.looked:
                 check_has_own(spec, now.marker)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from frazil.commit import marker_change
 from frazil.commit.marker import Marker, of_same_topics
 from frazil.commit.opened import open_kafka, open_stream, read_stream
-from frazil.commit.reset import Available, Move, Offsets, Standing, moves, standing
+from frazil.commit.reset import Available, BeforeReset, Move, Offsets, before_reset, moves
 from frazil.commit.stream_tables import StreamTables
 from frazil.errors import AdoptionRequired
 from frazil.history.supervision import tell_act
@@ -26,7 +26,7 @@ def plan_reset(spec: StreamSpec, wanted: ResetTarget, *, by: str = "somebody") -
     """
     opened = read_stream(spec)
     with open_kafka(spec) as kafka:
-        seen = standing(opened.tables)
+        seen = before_reset(opened.tables)
         if seen.marker_text is None:
             raise AdoptionRequired(f"stream {spec.name!r} has not begun: there is no position to reset")
         now = available_now(kafka, seen.marker)
@@ -53,7 +53,7 @@ def carry_out_reset(  # noqa: PLR0913 - all that a reset is about
     target: Offsets,
     *,
     plan: Sequence[Move],
-    seen: Standing,
+    seen: BeforeReset,
     now: Available,
     by: str,
 ) -> Marker:

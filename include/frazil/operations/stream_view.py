@@ -34,6 +34,7 @@ from frazil.status.flow import DAY_MS
 from frazil.status.stream import LAG_UNKNOWN, StreamStatus
 from frazil.supervise.observed import error_name
 from frazil.table.branches import head_of, live_rows
+from frazil.table.landed_offsets import has_coordinates
 
 COMMITS_MOST = 240
 WRITERS_MOST = 12
@@ -123,6 +124,8 @@ class History:
     """Whether its dead-letter table has any."""
     unreadable: bool = False
     """Whether there is a marker that cannot be read."""
+    coordinates: bool = True
+    """Whether the table has the columns that tell which records it has."""
 
     @property
     def backfill(self) -> UnderWay | None:
@@ -236,6 +239,7 @@ def history_of(  # noqa: PLR0913 - all that is known of a stream's past
         lane=_lane(metadata, spec.name),
         letters=there is not None and live_rows(there) != 0,
         unreadable=marker is None and property_name(spec.name) in metadata.properties,
+        coordinates=has_coordinates(metadata.schema()),
     )
 
 

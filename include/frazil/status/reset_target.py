@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Literal
 
 from frazil.commit.marker import Marker, of_same_topics, of_topics
-from frazil.commit.reset import Available, Move, Offsets, Standing, before_cuts, clamped
+from frazil.commit.reset import Available, BeforeReset, Move, Offsets, before_cuts, clamped
 from frazil.errors import MarkerUnreadable, RolledBack
 from frazil.kafka.admin import KafkaOffsets
 from frazil.kafka.log_watch import find_cut
@@ -46,7 +46,9 @@ def available_now(kafka: KafkaOffsets, marker: Marker | None) -> Available:
     return Available(topics.identity, first, end, cut)
 
 
-def target_of(wanted: ResetTarget, *, seen: Standing, now: Available, kafka: KafkaOffsets) -> dict[TopicPartition, int]:
+def target_of(
+    wanted: ResetTarget, *, seen: BeforeReset, now: Available, kafka: KafkaOffsets
+) -> dict[TopicPartition, int]:
     """The offset to go on at, for every topic-partition that Kafka has.
 
     Raises MarkerUnreadable or RolledBack if `to` starts from a position that is unknown, NotInKafka for offsets that
@@ -68,7 +70,7 @@ def target_of(wanted: ResetTarget, *, seen: Standing, now: Available, kafka: Kaf
     return _marker_target(seen, now)
 
 
-def _marker_target(seen: Standing, now: Available, *, named: Offsets | None = None) -> dict[TopicPartition, int]:
+def _marker_target(seen: BeforeReset, now: Available, *, named: Offsets | None = None) -> dict[TopicPartition, int]:
     if seen.marker is None:
         if named is not None and named.keys() == now.first.keys():
             return {}
@@ -103,7 +105,7 @@ _AGAIN: Mapping[str, str] = {
 Merged = Literal["no", "by order", "by arrival", "dropped"]
 
 
-def consequences(plan: Sequence[Move], *, seen: Standing, now: Available, merged: Merged = "no") -> list[str]:
+def consequences(plan: Sequence[Move], *, seen: BeforeReset, now: Available, merged: Merged = "no") -> list[str]:
     """What a reset costs, in sentences: what the table never gets, and what it may hold twice. Pure.
 
     `merged`: how an upsert tells that a change is newer; `no` if each record is a row, `dropped` for a stream
@@ -135,7 +137,7 @@ def consequences(plan: Sequence[Move], *, seen: Standing, now: Available, merged
     return said
 
 
-def _made_again(seen: Standing, now: Available) -> list[str]:
+def _made_again(seen: BeforeReset, now: Available) -> list[str]:
     if seen.source is None:
         return []
     topics = sorted(now.source.topic_ids)

@@ -22,7 +22,7 @@ from frazil.commit.committer import Committer
 from frazil.commit.marker import Marker, of_topics, property_name, read_marker
 from frazil.commit.marker_change import reset
 from frazil.commit.merging import MERGED_CONTENT, Merging
-from frazil.commit.reset import standing
+from frazil.commit.reset import before_reset
 from frazil.commit.rules import check_fence
 from frazil.commit.settle import highest_epoch, settle
 from frazil.commit.stream_tables import StreamTables
@@ -365,7 +365,7 @@ class Epoch:
             check_not_cut(read, cut, stream=stream)
             return marker
         if cut:
-            tables, seen = self.parts.tables, standing(self.parts.tables)
+            tables, seen = self.parts.tables, before_reset(self.parts.tables)
             check_fence(seen.marker, stream=stream, epoch=committer.epoch)
             target = {**read, **cut}
             moved = reset(tables, target=target, source=topics.identity, seen=seen, cut=cut)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from pyiceberg.expressions import AlwaysTrue
 from pyiceberg.io import FileIO
 from pyiceberg.io.pyarrow import ArrowScan
+from pyiceberg.schema import Schema
 from pyiceberg.table import DataScan, FileScanTask, Table
 
 from frazil.offsets.spans import TopicPartition
@@ -65,8 +66,9 @@ class Wanted:
         return tuple(name for name, is_asked in asked.items() if is_asked and name in names)
 
 
-def has_coordinates(table: Table) -> bool:
-    names = {field.name for field in table.schema().fields}
+def has_coordinates(schema: Schema) -> bool:
+    """Whether a table has the columns that tell which record each of its rows came from."""
+    names = {field.name for field in schema.fields}
     return names.issuperset(COORDINATES)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from pyroaring import BitMap64
@@ -206,6 +207,12 @@ def test_a_log_that_was_cut_is_off_with_the_records_that_no_table_has(world: Wor
     harmed = replace(evidence, kafka=InKafka(0, evidence.kafka.offsets, cut))
     others = sum(o >= cut for o in world.kafka)
     assert wrong(compare(harmed)) == [(FindingKind.LOG_CUT, max(others, 1))]
+
+
+@pytest.mark.parametrize(("declared", "said"), [(False, "coordinates: false"), (True, "its table lacks the columns")])
+def test_why_a_stream_cannot_be_audited_by_offset_is_what_is_so(declared: bool, said: str):
+    (found,) = compare_counts(rows=1, claimed=1, other_streams=0, stream="s", declared=declared)
+    assert f"keeps no Kafka coordinates ({said})" in found.sentence
 
 
 def test_rows_that_were_adopted_are_counted_beside_the_commit_records():

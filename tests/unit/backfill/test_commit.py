@@ -19,7 +19,7 @@ from frazil.commit.lane_records import Record, published
 from frazil.commit.late_rows import late_rows
 from frazil.commit.marker_change import reset
 from frazil.commit.period import Period
-from frazil.commit.reset import standing
+from frazil.commit.reset import before_reset
 from frazil.commit.sweep import batch_folder
 from frazil.errors import BackfillAbandoned, Fenced, FrazilError, StaleBatch, WriterBusy
 from frazil.history.objects import Objects
@@ -336,7 +336,7 @@ def test_a_stream_that_was_reset_since_the_audit_is_not_joined_even_when_it_stan
     stage(live, lane)
     audited = head_of(live.load().metadata).snapshot_id
     back = {("events", 0): 0, ("events", 1): 0}
-    reset(live.tables, target=back, source=live.source, seen=standing(live.tables))
+    reset(live.tables, target=back, source=live.source, seen=before_reset(live.tables))
     record = Record(lane.lane, {})
     with pytest.raises(StaleBatch, match="was moved"):
         lane.publish(record, audited_at=audited)

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from frazil.cli.output import ask
 from frazil.cli.positions import MomentText, OffsetsText
 from frazil.commit.marker import BatchKey, Marker
-from frazil.commit.reset import Available, Standing, moves
+from frazil.commit.reset import Available, BeforeReset, moves
 from frazil.errors import MarkerUnreadable, RolledBack
 from frazil.kafka.identity import SourceIdentity
 from frazil.status.reset_target import NotInKafka, ResetTarget, check_available, consequences, target_of
@@ -23,15 +23,15 @@ from frazil.timetext import utc
 SOURCE = SourceIdentity("cluster", {"t": "id-1"})
 NOW = Available(SOURCE, {("t", 0): 10, ("t", 1): 0}, {("t", 0): 100, ("t", 1): 50})
 MARKER = Marker("s", BatchKey(1, 1), None, {("t", 0): 5, ("t", 1): 40}, SOURCE)
-SEEN = Standing(MARKER, "text", MARKER.offsets, SOURCE, rolled_back=False)
+SEEN = BeforeReset(MARKER, "text", MARKER.offsets, SOURCE, rolled_back=False)
 NO_KAFKA: Any = None
 
 
-def target(to: str, seen: Standing = SEEN, **more: Any) -> dict[tuple[str, int], int]:
+def target(to: str, seen: BeforeReset = SEEN, **more: Any) -> dict[tuple[str, int], int]:
     return target_of(ResetTarget(to, **more), seen=seen, now=NOW, kafka=NO_KAFKA)
 
 
-def said(to: str, seen: Standing = SEEN) -> str:
+def said(to: str, seen: BeforeReset = SEEN) -> str:
     plan = moves(target(to, seen), held=seen.held, available=NOW)
     return " ".join(consequences(plan, seen=seen, now=NOW))
 
@@ -47,14 +47,14 @@ def test_to_earliest_says_what_will_be_there_twice_and_to_latest_what_will_never
 
 
 def test_after_a_rollback_costs_are_counted_from_what_the_table_holds():
-    back = Standing(MARKER, "text", {("t", 0): 10, ("t", 1): 15}, SOURCE, rolled_back=True)
+    back = BeforeReset(MARKER, "text", {("t", 0): 10, ("t", 1): 15}, SOURCE, rolled_back=True)
     assert target("table", back) == {("t", 0): 10, ("t", 1): 15}
     assert "skips nothing, and reads nothing again" in said("table", back)
     assert "skips 25 offsets" in said("marker", back)
 
 
 def test_positions_that_rest_on_something_unknown_are_refused():
-    unread = Standing(None, "edited", {}, None, rolled_back=False, unknown="its history was expired")
+    unread = BeforeReset(None, "edited", {}, None, rolled_back=False, unknown="its history was expired")
     with pytest.raises(MarkerUnreadable, match="--to offsets with every partition"):
         target("marker", unread)
     with pytest.raises(MarkerUnreadable):

@@ -20,7 +20,7 @@ from frazil.commit.committer import Committer
 from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey, Marker, open_branch
 from frazil.commit.marker_change import reset
-from frazil.commit.reset import standing
+from frazil.commit.reset import before_reset
 from frazil.commit.sweep import bare_path, referenced
 from frazil.partitions.open_windows import Alignment
 from frazil.partitions.windows import Grain
@@ -98,7 +98,7 @@ class Aligned:
 
     def reset(self, target: dict[tuple[str, int], int]) -> None:
         world = self.world
-        reset(world.tables, target=target, source=world.source, seen=standing(world.tables))
+        reset(world.tables, target=target, source=world.source, seen=before_reset(world.tables))
         self.begin()
 
     def head(self, branch: str = BRANCH) -> int | None:

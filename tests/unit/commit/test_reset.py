@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frazil.commit.marker import BatchKey, Fate, Marker, first_marker, of_same_topics
-from frazil.commit.reset import Available, Standing, clamped, moved, moves
+from frazil.commit.reset import Available, BeforeReset, clamped, moved, moves
 from frazil.kafka.identity import SourceIdentity
 
 SOURCE = SourceIdentity("cluster", {"t": "id-1"})
@@ -52,7 +52,7 @@ def test_a_reset_takes_the_epoch_and_keeps_the_watermark():
         "s", BatchKey(3, 7), BatchKey(3, 7), {("t", 0): 10, ("old", 0): 5}, source,
         max_event_times_us={("t", 0): 99}, idle=frozenset({("t", 0)}), watermark_us=99, batches={3: 7},
     )  # fmt: skip
-    seen = Standing(before, "text", before.offsets, before.source, rolled_back=False)
+    seen = BeforeReset(before, "text", before.offsets, before.source, rolled_back=False)
     after = moved(seen, stream="s", epoch=4, target={("t", 0): 2}, source=SOURCE)
     assert after.at == BatchKey(4, 0)
     assert after.offsets == {("t", 0): 2, ("old", 0): 5}
@@ -63,7 +63,7 @@ def test_a_reset_takes_the_epoch_and_keeps_the_watermark():
 def test_a_topic_made_again_takes_its_offsets_and_event_times_with_it():
     remade = SourceIdentity("cluster", {"t": "id-2"})
     before = Marker("s", BatchKey(1, 1), None, {("t", 0): 10}, SOURCE, max_event_times_us={("t", 0): 99})
-    seen = Standing(before, "text", before.offsets, before.source, rolled_back=False)
+    seen = BeforeReset(before, "text", before.offsets, before.source, rolled_back=False)
     after = moved(seen, stream="s", epoch=2, target={("t", 0): 0}, source=remade)
     assert after.max_event_times_us == {}
     assert after.source == remade
@@ -72,7 +72,7 @@ def test_a_topic_made_again_takes_its_offsets_and_event_times_with_it():
 
 
 def test_a_marker_without_a_past_commits_no_journal_of_earlier_epochs():
-    seen = Standing(None, "edited", {}, None, rolled_back=False)
+    seen = BeforeReset(None, "edited", {}, None, rolled_back=False)
     after = moved(seen, stream="s", epoch=9, target={("t", 0): 2}, source=SOURCE)
     assert after.fate(BatchKey(8, 1)) is Fate.UNKNOWN
     assert after.offsets == {("t", 0): 2}
@@ -84,7 +84,7 @@ def test_a_reset_to_where_a_log_was_cut_remembers_which_offsets_have_two_records
         first_marker("s", epoch=3, offsets={("t", 0): 100, ("t", 1): 40}, source=source),
         leader_epochs={("t", 0): 2, ("t", 1): 2},
     )
-    seen = Standing(before, "text", before.offsets, source, rolled_back=False)
+    seen = BeforeReset(before, "text", before.offsets, source, rolled_back=False)
     target = {("t", 0): 90, ("t", 1): 45}
     after = moved(seen, stream="s", epoch=4, target=target, source=source, cut={("t", 0): 90})
     assert after.rewritten == {("t", 0): ((90, 100),)}
@@ -96,7 +96,7 @@ def test_a_reset_to_where_a_log_was_cut_remembers_which_offsets_have_two_records
 def test_a_reset_after_a_rollback_remembers_what_was_given_up():
     source = SourceIdentity("cluster", {"t": "id-1"})
     before = first_marker("s", epoch=3, offsets={("t", 0): 100, ("t", 1): 40}, source=source)
-    seen = Standing(before, "text", {("t", 0): 70, ("t", 1): 40}, source, rolled_back=True)
+    seen = BeforeReset(before, "text", {("t", 0): 70, ("t", 1): 40}, source, rolled_back=True)
     accepted = moved(seen, stream="s", epoch=4, target=before.offsets, source=source)
     assert accepted.given_up == {("t", 0): ((70, 100),)}
     assert moved(seen, stream="s", epoch=4, target=seen.held, source=source).given_up == {}

@@ -29,7 +29,7 @@ from frazil.commit.late_rows import WINDOWS
 from frazil.commit.marker import BatchKey
 from frazil.commit.merging import MergeWriter, Merging
 from frazil.commit.opened import open_stream
-from frazil.commit.reset import standing
+from frazil.commit.reset import before_reset
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.sweep import batch_folder, sweep
 from frazil.commit.target import change_target, target_table
@@ -348,7 +348,7 @@ def test_a_replay_behind_which_the_stream_is_moved_is_dropped_and_the_next_one_l
         marker = live.tables.marker()
         assert marker is not None
         target = {("events", 0): 3}
-        marker_change.reset(live.tables, target=target, source=marker.source, seen=standing(live.tables))
+        marker_change.reset(live.tables, target=target, source=marker.source, seen=before_reset(live.tables))
 
     copy = replaying._copy
     with monkeypatch.context() as patch:

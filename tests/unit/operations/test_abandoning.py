@@ -27,16 +27,18 @@ NOW_MS = 1_700_000_000_000
 REQUEST = parse_request({"stream": "ticks", "to-offsets": {"ticks": {"0": 5}}})
 
 
+DECLARED: dict[str, Any] = {
+    "name": "ticks",
+    "source": {"topics": ["ticks"], "bootstrap-servers": "127.0.0.1:1"},
+    "table": "demo.ticks",
+    "schema": {"id": "long"},
+    "event-time": "kafka_timestamp",
+}
+
+
 @pytest.fixture
 def made(frazil_home: Path) -> MadeStream:  # noqa: ARG001 - the catalog is there
-    declared: dict[str, Any] = {
-        "name": "ticks",
-        "source": {"topics": ["ticks"], "bootstrap-servers": "127.0.0.1:1"},
-        "table": "demo.ticks",
-        "schema": {"id": "long"},
-        "event-time": "kafka_timestamp",
-    }
-    stream = MadeStream(validate_stream(declared, Path("ticks.yaml")), NOW_MS, partitions=1)
+    stream = MadeStream(validate_stream(DECLARED, Path("ticks.yaml")), NOW_MS, partitions=1)
     stream.begin()
     return stream
 
@@ -44,6 +46,18 @@ def made(frazil_home: Path) -> MadeStream:  # noqa: ARG001 - the catalog is ther
 def test_without_a_backfill_under_way_there_is_nothing_to_abandon(made: MadeStream) -> None:
     assert plan_abandon(made.spec).refused == "ticks has no backfill under way"
     assert history_of(made.tables.main.refresh().metadata, made.spec, None, now_ms=NOW_MS).backfill is None
+
+
+@pytest.mark.usefixtures("frazil_home")
+def test_of_a_table_without_the_columns_that_the_stream_has_by_now_both_looks_know() -> None:
+    declared: dict[str, Any] = {**DECLARED, "event-time": "at", "schema": {"id": "long", "at": "timestamptz not null"}}
+    without = validate_stream({**declared, "coordinates": False}, Path("ticks.yaml"))
+    MadeStream(without, NOW_MS, partitions=1).begin()
+    spec = validate_stream(declared, Path("ticks.yaml"))
+    history = look_at_history(spec, past_ms=DAY_MS)
+    for seen in (look_at_standing(spec), standing_of(None, history, looked=True)):
+        assert seen.looked
+        assert not seen.coordinates
 
 
 def test_a_backfill_under_way_is_shown_and_ends_with_what_it_staged(made: MadeStream) -> None:

@@ -79,6 +79,13 @@ def test_a_stream_that_had_a_route_has_no_backfill():
     assert "has, or had, a route" in (refusal(Act.BACKFILL, declared("append"), had) or "")
 
 
+@pytest.mark.parametrize("act", [Act.BACKFILL, Act.REPLAY])
+def test_a_stream_whose_table_lacks_the_coordinates_has_neither_backfill_nor_replay(act: Act):
+    lacks = replace(BEGUN, coordinates=False)
+    assert act not in offered(declared("append"), lacks)
+    assert "keeps no Kafka coordinates (its table lacks the columns)" in (refusal(act, declared("append"), lacks) or "")
+
+
 def test_a_stream_without_letters_has_nothing_to_replay():
     assert Act.REPLAY not in offered(declared("upsert"), replace(BEGUN, letters=False))
 

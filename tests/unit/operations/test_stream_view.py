@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyiceberg.schema import Schema
 from pyiceberg.table.snapshots import Snapshot, Summary
 
 from frazil.commit.marker import BatchKey, Marker
@@ -180,6 +181,7 @@ def test_what_became_of_changes_is_summed_over_a_day_with_those_of_a_replay(spec
         properties={},
         snapshot_by_id=lambda n: snapshots[n - 1],
         refs={"main": SimpleNamespace(snapshot_id=4)},
+        schema=Schema,
     )
     found = history_of(metadata, spec, None, now_ms=NOW_MS)
     assert found.changes == {"inserted": 16, "stale": 2, "repeated": 0}
