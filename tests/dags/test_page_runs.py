@@ -53,7 +53,7 @@ def airflow(tmp_path_factory: pytest.TempPathFactory, airflow_database: Path) ->
 @pytest.fixture
 def post(airflow: AirflowProcess) -> Iterator[Post]:
     def posted(what: str, act: str, stream: str = "ticks", **form: Any) -> dict[str, Any]:
-        at, body = f"/frazil/ops/api/{what}/{act}/{stream}", {**FORMS[act], "dry-run": False, **form}
+        at, body = f"/frazil/ops/api/{what}/{act}/{stream}", {**FORMS.get(act, {}), "dry-run": False, **form}
         return dict(airflow.call(in_airflow.ask, "OP", "POST", at, headers=OURS, body=body))
 
     yield posted
@@ -88,6 +88,25 @@ def test_who_asks_again_while_a_run_waits_or_runs_is_told_which_one_and_what_to_
     assert asked(post, act, **{"dry-run": True})["status"] == 200, "a dry run changes nothing"
     airflow.call(in_airflow.set_run, DAGS[act], run, "failed")
     assert asked(post, act)["status"] == 200, "that run has ended, and a dry run is in nobody's way"
+
+
+@pytest.mark.parametrize(
+    ("where", "status", "outcome"),
+    [
+        ("_set_desired", 504, "not known: It is not known whether it was done: no answer. Look again"),
+        ("_with_desired", 422, "refused: Nothing was done: no answer"),
+    ],
+)
+def test_of_a_commit_that_may_have_landed_the_audit_log_says_that_nobody_knows_and_of_a_look_that_nothing_was_done(
+    post: Post, airflow: AirflowProcess, where: str, status: int, outcome: str
+) -> None:
+    seal = post("plan", "pause")["body"]["seal"]
+    body = {"seal": seal}
+    path = "/frazil/ops/api/act/pause/ticks"
+    answer = airflow.call(in_airflow.ask_without_catalog, "OP", path, headers=OURS, body=body, where=where)
+    assert answer["status"] == status
+    *_, extra = airflow.call(in_airflow.audit_log, "frazil_pause")[-1]
+    assert json.loads(extra)["outcome"].startswith(outcome)
 
 
 def test_of_two_who_ask_at_the_same_moment_one_gets_a_run(post: Post, airflow: AirflowProcess) -> None:

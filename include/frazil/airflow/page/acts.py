@@ -23,12 +23,23 @@ from frazil.airflow.backfills.dag import DAG_ID as BACKFILL_DAG
 from frazil.airflow.dag_ids import MAINTENANCE_DAG, partitions_dag_id
 from frazil.airflow.dead_letters.dag import DAG_ID as DEAD_LETTERS_DAG
 from frazil.airflow.page.alive import silent_now
-from frazil.airflow.page.forms import Form, Invalid, day_of, is_dry, lacking, not_held, run_form, target_of, text_of
+from frazil.airflow.page.forms import (
+    Form,
+    Invalid,
+    NotKnown,
+    day_of,
+    is_dry,
+    lacking,
+    not_held,
+    run_form,
+    target_of,
+    text_of,
+)
 from frazil.airflow.page.known import next_run_id, paused_dags, run_under_way
 from frazil.airflow.page.one_table import feeders_of, find_table, views_of
 from frazil.airflow.page.views import Sees, answers, declared, writer_dag_of
 from frazil.airflow.partitions.dag import RELEASE_DAG
-from frazil.errors import SpecError
+from frazil.errors import CommitUnavailable, SpecError
 from frazil.host.launchers import open_launcher
 from frazil.maintenance.tables import TableKind, routes
 from frazil.operations.abandoning import plan_abandon, staged_words
@@ -181,6 +192,9 @@ def carry_out(act: Act, subject: Subject, form: Form, *, person: str) -> Done:
     """Do it. Raises Invalid, FrazilError, and what catalogs and Kafka raise."""
     try:
         done = _carried_out(act, subject, form, person=person)
+    except CommitUnavailable as error:  # a commit may land after its catalog reported that it failed
+        raise NotKnown(f"It is not known whether it was done: {error}. Look again before you repeat it") from error
+    else:
         return replace(done, said=" ".join((done.said, *waits_for(act, silent_now()))))
     finally:
         answers().forget_all(subject.spec.fingerprint())
@@ -191,7 +205,10 @@ def _carried_out(act: Act, subject: Subject, form: Form, *, person: str) -> Done
     spec = subject.spec
     # Before the look for a run under way: one that comes between the two is found by it, or has this id.
     run_id = within(partial(next_run_id, subject.dag, spec.name)) if act in BY_THE_TABLE else None
-    plan, prepared = _looked(act, subject, form, by=by)
+    try:
+        plan, prepared = _looked(act, subject, form, by=by)
+    except CommitUnavailable as error:
+        raise Invalid(f"Nothing was done: {error}") from error
     if problem := plan.refused or plan.lacks:
         raise Invalid(problem)
     seal = text_of(form, "seal")

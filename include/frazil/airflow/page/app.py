@@ -129,13 +129,13 @@ def allowed(request: Request, name: str, act: str, user: GetUserDep) -> Asked:
 
 def _said(work: Callable[[], Any]) -> Any:
     """What could not be done is an answer to the person, not an error of the server."""
-    from frazil.airflow.page.forms import Invalid  # noqa: PLC0415 - as above
+    from frazil.airflow.page import forms  # noqa: PLC0415 - as above
 
     try:
         return work()
-    except Invalid as error:
+    except forms.Invalid as error:
         raise HTTPException(422, str(error)) from error
-    except TimeoutError as error:
+    except (TimeoutError, forms.NotKnown) as error:
         raise HTTPException(504, str(error)) from error
     except Exception as error:  # whatever a catalog, a storage, Kafka or Airflow raises
         if said := installed.outdated(error):

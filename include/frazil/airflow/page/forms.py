@@ -26,6 +26,10 @@ class Invalid(Exception):
     """The form cannot be carried out; the message says what to change."""
 
 
+class NotKnown(Exception):
+    """Nobody knows whether the act was done; the message says why."""
+
+
 def lacking(act: Act, name: str, form: Form, *, now_ms: int) -> str | None:
     """What must be changed in the form before the act can be confirmed; None if it says enough."""
     try:
