@@ -16,7 +16,7 @@ from typing import Any
 from frazil.clock import now_ms
 from frazil.commit.marker import merged_identity, of_topics
 from frazil.commit.rules import check_same_source
-from frazil.errors import KafkaUnavailable, SpecError, TopicMissing
+from frazil.errors import KafkaUnavailable, SpecError, TopicMissing, TopicRecreated
 from frazil.host.exchange import Exchange, open_exchange
 from frazil.kafka.admin import KafkaOffsets
 from frazil.kafka.identity import SourceIdentity
@@ -24,6 +24,7 @@ from frazil.kafka.log_watch import LogWatch
 from frazil.kafka.retention import check_no_gap
 from frazil.kafka.truncation import check_not_cut
 from frazil.offsets.spans import TopicPartition
+from frazil.spec.units import counted
 from frazil.stream.plan import BatchPolicy, assign, batch_due, bounded_ends, task_count
 from frazil.stream.planner_exchange import PlannerReport, read_rates
 from frazil.stream.position import Position
@@ -168,8 +169,9 @@ class BatchPlanner:
         return tuple(task.to_json() for task in planned)
 
     def _poll(self, now: float) -> None:
+        ends = dict(self.ends)
         if now - self.described_at >= DESCRIBE_S:
-            self._describe()
+            self._describe(ends)
             self.described_at = now
         first_poll, last_poll = not self.ends, self.answered_at
         read = self._read()
@@ -181,7 +183,7 @@ class BatchPlanner:
             self.described_at = float("-inf")  # the next poll knows which are left
             raise
         if cut and self.described_at != now:  # a recreated topic ends earlier too, and has an error of its own
-            self._describe()
+            self._describe(ends)
         check_not_cut(read, cut, stream=self.settings.stream)
         if self.whole:
             self._hold_back(self.whole, read)
@@ -216,10 +218,18 @@ class BatchPlanner:
         read = of_topics(self.position.offsets, self.settings.topics)
         return {tp: offset for tp, offset in read.items() if tp[0] not in self.absent}
 
-    def _describe(self) -> None:
-        """Add new partitions at their first offsets. Raises for a recreated topic and for a lost range."""
+    def _describe(self, ends: Mapping[TopicPartition, int]) -> None:
+        """Add new partitions at their first offsets. Raises for a recreated topic and for a lost range.
+
+        `ends` are those of a look before this one: a topic that was made again has others.
+        """
         found = self.kafka.describe()
-        check_same_source(self.source, found.identity, stream=self.settings.stream)
+        try:
+            check_same_source(self.source, found.identity, stream=self.settings.stream)
+        except TopicRecreated as error:
+            now = found.identity.topic_ids
+            made_again = {topic for topic, known in self.source.topic_ids.items() if now.get(topic, known) != known}
+            raise TopicRecreated(f"{error}{self._unread(made_again, ends)}") from error
         self.source = merged_identity(self.source, found.identity)
         self._check_not_hidden(found.identity.topic_ids)
         self.looks += 1
@@ -262,6 +272,11 @@ class BatchPlanner:
             self.first_seen.pop(tp, None)
         return unread
 
+    def _unread(self, topics: Container[str], ends: Mapping[TopicPartition, int]) -> str:
+        """What is said of records of these topics before their ends that the position has not passed."""
+        unread = sum(max(end - self.position.offsets.get(tp, end), 0) for tp, end in ends.items() if tp[0] in topics)
+        return f". {counted(unread, 'record')} that Kafka had before had not been read" if unread else ""
+
     def _answered(self, now: float) -> None:
         if self.silent_since is not None and self.warned_at >= self.silent_since:
             log.warning("Kafka answers again after %.0f s", now - self.silent_since)
@@ -273,8 +288,11 @@ class BatchPlanner:
         silent_s = now - self.silent_since
         if silent_s >= WARN_AFTER_S and now - self.warned_at >= WARN_S:
             self.warned_at = now
-            log.warning("Kafka has been silent for %.0f s: %s", silent_s, error)
+            what = "lacked what the stream reads" if isinstance(error, TopicMissing) else "been silent"
+            log.warning("Kafka has %s for %.0f s: %s", what, silent_s, error)
         if silent_s >= UNREACHABLE_S:
+            if isinstance(error, TopicMissing):
+                raise TopicMissing(f"{error}{self._unread(self.settings.topics, self.ends)}") from error
             raise error
 
     def _decide(self, now: float) -> Position:

@@ -338,8 +338,40 @@ def test_a_planner_without_any_topic_waits(tmp_path: Path):
 def test_a_topic_made_again_ends_the_writer_and_says_why(world: World):
     world.after(1)
     world.kafka.identity = SourceIdentity("c1", {"t": "id-2"})
-    with pytest.raises(TopicRecreated, match="id-1 became id-2"):
+    with pytest.raises(TopicRecreated, match=r"id-1 became id-2.* where they stand$"):
         world.after(15)
+
+
+def test_a_topic_made_again_is_told_with_the_records_of_the_old_one_that_were_not_read(world: World):
+    world.after(1)  # a batch that is due at once
+    world.kafka.end = {TP0: 150, TP1: 50}
+    world.after(1)
+    world.kafka.identity = SourceIdentity("c1", {"t": "id-2"})
+    with pytest.raises(TopicRecreated, match=r"stand\. 200 records that Kafka had before had not been read$"):
+        world.after(15)
+
+
+def test_of_a_topic_made_again_the_ends_of_the_old_one_count(world: World):
+    world.kafka.end, world.kafka.leader_epoch = {TP0: 5, TP1: 5}, 0
+    world.after(1)  # a batch that is due at once
+    world.kafka.end = {TP0: 150, TP1: 50}
+    world.after(1)
+    world.kafka.identity = SourceIdentity("c1", {"t": "id-2"})
+    world.kafka.end, world.kafka.log_cut = {TP0: 3, TP1: 0}, {TP0: 0}
+    with pytest.raises(TopicRecreated, match="190 records that Kafka had before"):
+        world.after(1)
+
+
+def test_a_topic_that_stays_away_is_told_as_that_with_its_records_that_were_not_read(
+    world: World, caplog: pytest.LogCaptureFixture
+):
+    world.after(1)  # a batch that is due at once
+    world.kafka.end = {TP0: 150, TP1: 50}
+    world.after(1)
+    world.kafka.gone = {"t"}
+    with pytest.raises(TopicMissing, match=r"does not exist\. 200 records that Kafka had before had not been read$"):
+        world.after(UNREACHABLE_S + 5)
+    assert "Kafka has lacked what the stream reads for 10 s: a topic does not exist" in caplog.messages
 
 
 def test_a_topic_made_again_is_told_as_such_where_its_log_ends_earlier(world: World):
