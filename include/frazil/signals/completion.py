@@ -258,7 +258,7 @@ def send_again(
         if missing or signals.cursor is None:
             raise SpecError(
                 f"{', '.join(missing)} of {table} was not signalled yet: there is nothing to send again. "
-                f"`frazil partitions {table}` says what it is waiting for"
+                + _why_not_signalled(table, windows, signals.cursor)
             )
         again = [
             dataclasses.replace(known[w], state=SignalState.AGAIN, note=note, signalled_at_ms=clock_ms)
@@ -266,3 +266,10 @@ def send_again(
         ]
         if append_signals(catalog, signals, again, signals.cursor, clock_ms=clock_ms):
             return tuple(again)
+
+
+def _why_not_signalled(table: str, windows: Sequence[Window], cursor: Cursor | None) -> str:
+    """What is so of the earliest of windows that cannot be sent again."""
+    if cursor is not None and min(windows).start_us < cursor.from_us:
+        return f"Signals of {table} begin with {Window.of(cursor.from_us, cursor.grain)}; what is earlier is history"
+    return f"`frazil partitions {table}` says what it is waiting for"

@@ -184,6 +184,10 @@ def test_what_a_consumer_missed_is_sent_again_with_the_same_revision(minutes):
     assert minutes.signal() == []
     with pytest.raises(SpecError, match=r"2013-12-30T14 of demo\.minutes was not signalled yet"):
         send_again(minutes.catalog, "demo.minutes", [noon, Window.parse("2013-12-30T14")], note="", clock_ms=NOW_MS)
+    with pytest.raises(
+        SpecError, match=r"Signals of demo\.minutes begin with 2013-12-30T12; what is earlier is history"
+    ):
+        send_again(minutes.catalog, "demo.minutes", [Window.parse("2013-12-30T11")], note="", clock_ms=NOW_MS)
 
 
 def test_dead_letters_since_the_signal_before_are_told(minutes):
