@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,16 +18,18 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from frazil.airflow.backfills import dag as backfills
 from frazil.airflow.backfills.stage import StageOperator
+from frazil.airflow.task import run_name
 from frazil.audit.run import audit_stream
 from frazil.backfill.commit import LaneCommitter
 from frazil.backfill.request import parse_request
+from frazil.backfill.run import Backfill
 from frazil.commit.lane import Lane, LaneState, read_lane
 from frazil.commit.opened import open_stream
 from frazil.operations.abandoning import plan_abandon
 from frazil.spec.load import find_stream
 from tests.made_batches import MadeStream
 
-RUN = "frazil_backfill/manual"
+RUN = "frazil_backfill/manual of 2026-11-27T08:00:00+00:00"
 
 
 def test_the_form_asks_for_a_declared_stream_and_is_a_dry_run_unless_told_otherwise(parsed: dict[str, Any]) -> None:
@@ -101,10 +105,9 @@ def test_a_run_whose_backfill_a_person_abandons_ends_for_good_and_a_task_of_it_t
     monkeypatch.setattr(SparkSubmitOperator, "execute", spark_submit)
     operator = StageOperator(task_id="stage", streams=str(tmp_path), application="app.py")
     for _ in ("the run's first try", "a try that Airflow, or a person who clears it, begins"):
-        with pytest.raises(AirflowFailException, match="a person abandoned what run frazil_backfill/manual had begun"):
+        with pytest.raises(AirflowFailException, match=rf"a person abandoned what run {re.escape(RUN)} had begun"):
             operator.execute({"ti": Instance()})
-    context = {"params": {"stream": "ticks", "dry-run": False}, "dag": DAG("frazil_backfill"), "run_id": "manual"}
-    monkeypatch.setattr(backfills, "get_current_context", lambda: context)
+    monkeypatch.setattr(backfills, "get_current_context", lambda: context_of("2026-11-27T08:00:00Z"))
     for again in (
         lambda: backfills.plan(str(tmp_path)),
         lambda: backfills.publish(str(tmp_path), {"stream": "ticks", "run": RUN}),
@@ -113,6 +116,32 @@ def test_a_run_whose_backfill_a_person_abandons_ends_for_good_and_a_task_of_it_t
             again()
     assert submitted == [lane(made).id]
     assert (lane(made).state, lane(made).abandoned_by) == (LaneState.ABANDONED, "ada, Airflow")
+
+
+def test_a_run_with_the_id_of_an_abandoned_one_that_was_deleted_is_another_run(
+    made: MadeStream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deleted = run_name(context_of("2026-11-27T08:00:00Z"))
+    LaneCommitter.begin(made.tables, parse_request({"stream": "ticks", "run": deleted}))
+    plan_abandon(made.spec, by="ada, Airflow").carry_out()
+
+    class Planned(Exception):
+        pass
+
+    def planned(*_: Any) -> None:
+        raise Planned
+
+    monkeypatch.setattr(Backfill, "plan", planned)
+    monkeypatch.setattr(backfills, "get_current_context", lambda: context_of("2026-11-27T09:00:00Z"))
+    with pytest.raises(Planned):
+        backfills.plan(str(tmp_path))
+
+
+def context_of(asked_at: str) -> dict[str, Any]:
+    """Of a task in the run `manual` that somebody asked for then."""
+    run = SimpleNamespace(run_after=datetime.fromisoformat(asked_at))
+    params = {"stream": "ticks", "dry-run": False}
+    return {"params": params, "dag": DAG("frazil_backfill"), "run_id": "manual", "dag_run": run}
 
 
 def lane(made: MadeStream) -> Lane:

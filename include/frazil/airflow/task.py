@@ -22,8 +22,11 @@ class FrazilShortCircuit(_ShortCircuitDecoratedOperator):
 
 
 def run_name(context: Any) -> str:
-    """What a task calls its run where it is recorded outside Airflow: one name for all its tries."""
-    return f"{context['dag'].dag_id}/{context['run_id']}"
+    """What a task calls its run where it is recorded outside Airflow: one name for all its tries.
+
+    A run that was deleted, or whose database was, leaves its id to another one: only the moment tells them apart.
+    """
+    return f"{context['dag'].dag_id}/{context['run_id']} of {context['dag_run'].run_after.isoformat()}"
 
 
 def task(function: Callable[..., Any] | None = None, **settings: Any) -> Any:
