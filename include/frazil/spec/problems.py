@@ -22,6 +22,8 @@ from frazil.spec.property_rules import is_secret
 MOST = 50
 """Problems reported for one file."""
 
+_BEFORE_A_HOST = re.compile(r"""(?<![^\s'"])[^\s'"]*@""")
+
 _STAND_INS: Mapping[str, Any] = {
     "name": "stand-in",
     "source": {"bootstrap-servers": "stand-in:9092", "topics": "stand-in"},
@@ -76,11 +78,16 @@ def describe(error: ValidationError, declared: Mapping[str, Any], path: Path, fi
 
 def _line(problem: Problem) -> str:
     shown = "" if problem.value is None else f"{_short(problem.value)} "
-    return f"{problem.key}: {shown}{problem.message}"
+    return f"{problem.key}: {shown}{_without_credentials(problem.message)}"
+
+
+def _without_credentials(text: str) -> str:
+    """Without `user:password@` before a host, and the scheme before it: whatever key it was written for."""
+    return _BEFORE_A_HOST.sub(lambda found: "…@" if ":" in found[0] else found[0], text)
 
 
 def _short(value: object) -> str:
-    text = repr(value)
+    text = _without_credentials(repr(value))
     return text if len(text) <= 80 else f"{text[:77]}…"
 
 

@@ -436,6 +436,23 @@ def test_credentials_between_the_servers_are_not_repeated(declare: Declare, serv
     assert "hunter2" not in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"resources": {"master": "spark://user:hunter2@k:7077"}},
+        {"table": {"identifier": "demo.t", "location": f"http://{'u' * 60}:{'hunter2' * 9}@k/x"}},
+        {"source": "SASL_SSL://user:hunter2@k:9092"},
+        {"source": {"bootstrap-servers": "a:1", "topics": "SASL_SSL://user:hunter2@k:9092"}},
+        {"source": {"bootstrap-servers": "a:1", "topics": "x", "properties": {"bootstrap.servers": "u:hunter2@k:1"}}},
+    ],
+    ids=repr,
+)
+def test_credentials_before_a_host_are_repeated_of_no_key(declare: Declare, wrong: dict[str, Any]) -> None:
+    with pytest.raises(SpecError, match="…@k") as refused:
+        load_stream(declare(**wrong))
+    assert "hunter2" not in str(refused.value)
+
+
 def test_a_server_that_is_hardly_a_url_is_told_with_its_key(declare: Declare) -> None:
     with pytest.raises(SpecError, match=r"source\.bootstrap-servers: names 'kafka://\[k', which is a URL"):
         load_stream(declare(source={"bootstrap-servers": "kafka://[k", "topics": "x"}))
