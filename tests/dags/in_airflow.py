@@ -437,12 +437,14 @@ def ask_between(role: str, path: str, *, headers: Mapping[str, str], body: Any) 
     return answers
 
 
-def ask_without_catalog(role: str, path: str, *, headers: Mapping[str, str], body: Any, where: str) -> dict[str, Any]:
-    """What a person is answered whose act meets a catalog that is gone in this function of `acts`."""
+def ask_without_catalog(
+    role: str, path: str, *, headers: Mapping[str, str], body: Any, where: str, hangs: bool
+) -> dict[str, Any]:
+    """What a person is answered whose act meets a catalog that is gone, or hangs, in this function of `acts`."""
     from frazil.airflow.page import acts  # noqa: PLC0415 - needs AIRFLOW_HOME
     from frazil.errors import CommitUnavailable  # noqa: PLC0415 - beside it
 
-    with patch.object(acts, where, side_effect=CommitUnavailable("no answer")):
+    with patch.object(acts, where, side_effect=TimeoutError("no answer") if hangs else CommitUnavailable("no answer")):
         return ask(role, "POST", path, headers=headers, body=body)
 
 

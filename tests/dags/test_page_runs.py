@@ -90,6 +90,7 @@ def test_who_asks_again_while_a_run_waits_or_runs_is_told_which_one_and_what_to_
     assert asked(post, act)["status"] == 200, "that run has ended, and a dry run is in nobody's way"
 
 
+@pytest.mark.parametrize("hangs", [False, True])
 @pytest.mark.parametrize(
     ("where", "status", "outcome"),
     [
@@ -98,12 +99,12 @@ def test_who_asks_again_while_a_run_waits_or_runs_is_told_which_one_and_what_to_
     ],
 )
 def test_of_a_commit_that_may_have_landed_the_audit_log_says_that_nobody_knows_and_of_a_look_that_nothing_was_done(
-    post: Post, airflow: AirflowProcess, where: str, status: int, outcome: str
+    post: Post, airflow: AirflowProcess, where: str, status: int, outcome: str, hangs: bool
 ) -> None:
     seal = post("plan", "pause")["body"]["seal"]
     body = {"seal": seal}
     path = "/frazil/ops/api/act/pause/ticks"
-    answer = airflow.call(in_airflow.ask_without_catalog, "OP", path, headers=OURS, body=body, where=where)
+    answer = airflow.call(in_airflow.ask_without_catalog, "OP", path, headers=OURS, body=body, where=where, hangs=hangs)
     assert answer["status"] == status
     *_, extra = airflow.call(in_airflow.audit_log, "frazil_pause")[-1]
     assert json.loads(extra)["outcome"].startswith(outcome)

@@ -192,7 +192,7 @@ def carry_out(act: Act, subject: Subject, form: Form, *, person: str) -> Done:
     """Do it. Raises Invalid, FrazilError, and what catalogs and Kafka raise."""
     try:
         done = _carried_out(act, subject, form, person=person)
-    except CommitUnavailable as error:  # a commit may land after its catalog reported that it failed
+    except (CommitUnavailable, TimeoutError) as error:  # it may still land
         raise NotKnown(f"It is not known whether it was done: {error}. Look again before you repeat it") from error
     else:
         return replace(done, said=" ".join((done.said, *waits_for(act, silent_now()))))
@@ -203,11 +203,11 @@ def carry_out(act: Act, subject: Subject, form: Form, *, person: str) -> Done:
 def _carried_out(act: Act, subject: Subject, form: Form, *, person: str) -> Done:
     by, reason = f"{person}, Airflow", text_of(form, "reason")
     spec = subject.spec
-    # Before the look for a run under way: one that comes between the two is found by it, or has this id.
-    run_id = within(partial(next_run_id, subject.dag, spec.name)) if act in BY_THE_TABLE else None
     try:
+        # Before the look for a run under way: one that comes between the two is found by it, or has this id.
+        run_id = within(partial(next_run_id, subject.dag, spec.name)) if act in BY_THE_TABLE else None
         plan, prepared = _looked(act, subject, form, by=by)
-    except CommitUnavailable as error:
+    except (CommitUnavailable, TimeoutError) as error:
         raise Invalid(f"Nothing was done: {error}") from error
     if problem := plan.refused or plan.lacks:
         raise Invalid(problem)
@@ -291,5 +291,5 @@ def within(work: Callable[[], T], *, seconds: float = WITHIN_S) -> T:
     if failed:
         raise failed[0]
     if not done:
-        raise TimeoutError(f"no answer within {seconds:.0f} s; it may still happen: look again before you repeat it")
+        raise TimeoutError(f"no answer within {seconds:.0f} s")
     return done[0]
