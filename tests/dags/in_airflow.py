@@ -437,7 +437,7 @@ def ask_between(role: str, path: str, *, headers: Mapping[str, str], body: Any) 
     return answers
 
 
-def ask_without_catalog(
+def ask_without_catalog(  # noqa: PLR0913 - a request, and what it meets
     role: str, path: str, *, headers: Mapping[str, str], body: Any, where: str, hangs: bool
 ) -> dict[str, Any]:
     """What a person is answered whose act meets a catalog that is gone, or hangs, in this function of `acts`."""
