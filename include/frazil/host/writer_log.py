@@ -141,8 +141,9 @@ def last_error(folder: Path, *, least: int = logging.NOTSET) -> str | None:
     if CONTINUES in lines[:ERROR_LINES]:  # few lines since it was truncated
         lines = [*_last_lines(folder / f"{LOG_FILE}.1"), *(line for line in lines if line != CONTINUES)]
     # What was cut off in the middle may be a traceback; a log begins with what Java and Spark greet with.
-    first = logging.CRITICAL if lines and lines[0].startswith(_CUT) else logging.INFO
-    lines = [line for level, line in leveled(lines, level=first) if level >= least]
+    cut = bool(lines) and lines[0].startswith(_CUT)
+    first = logging.CRITICAL if cut else logging.INFO
+    lines = [line for level, line in leveled(lines[cut:], level=first) if level >= least]
     return "\n".join(lines[-ERROR_LINES:])[-ERROR_CHARACTERS:] or None
 
 
