@@ -6,10 +6,12 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from frazil import clock
 from frazil.backfill.request import parse_request
 from frazil.backfill.run import open_backfill
 from frazil.errors import SpecError
@@ -448,7 +450,22 @@ def test_the_airflow_of_frazil_dev_is_started_again_as_it_was_started(monkeypatc
     monkeypatch.setenv("FRAZIL_HOME", "/srv/frazil")
     for home, start in (("/srv/frazil/dev/airflow", "frazil dev up --airflow"), ("/srv/airflow", "airflow scheduler")):
         monkeypatch.setenv("AIRFLOW_HOME", home)
-        assert silent_components({})[0].start == start
+        assert silent_components({}, at_ms=0)[0].start == start
+
+
+def test_what_is_remembered_of_airflows_processes_is_judged_at_the_moment_when_it_was_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from frazil.airflow.components import COMPONENTS  # noqa: PLC0415 - needs AIRFLOW_HOME
+    from frazil.airflow.page import alive  # noqa: PLC0415 - as above
+    from frazil.operations.answers import Answer  # noqa: PLC0415 - beside it
+    from frazil.operations.silence import Beat  # noqa: PLC0415 - beside it
+
+    hours_ago_ms = clock.now_ms() - 7_200_000
+    for age_ms, silent in ((5_000, 0), (61_000, len(COMPONENTS))):
+        seen = Answer(dict.fromkeys(COMPONENTS.values(), Beat(hours_ago_ms - age_ms)), hours_ago_ms)
+        monkeypatch.setattr(alive, "answers", lambda seen=seen: SimpleNamespace(one=lambda *_, **__: seen))
+        assert len(alive.silent_now()) == silent
 
 
 @pytest.mark.usefixtures("frazil_home")

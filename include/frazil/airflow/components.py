@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from airflow.jobs.job import Job
 from sqlalchemy import func, select
 
-from frazil import clock
 from frazil.home import dev_airflow
 from frazil.operations.silence import Beat, Silent, silent
 
@@ -20,10 +19,10 @@ if TYPE_CHECKING:
 COMPONENTS = {"SchedulerJob": "scheduler", "DagProcessorJob": "dag-processor", "TriggererJob": "triggerer"}
 
 
-def silent_components(beats: Mapping[str, Beat]) -> tuple[Silent, ...]:
-    """Those of this Airflow that give no sign of life now."""
+def silent_components(beats: Mapping[str, Beat], *, at_ms: int) -> tuple[Silent, ...]:
+    """Those of this Airflow that gave no sign of life when `beats` were read."""
     home = os.environ.get("AIRFLOW_HOME")
-    return silent(beats, now_ms=clock.now_ms(), dev=home is not None and Path(home).absolute() == dev_airflow())
+    return silent(beats, now_ms=at_ms, dev=home is not None and Path(home).absolute() == dev_airflow())
 
 
 def last_beats(session: Session) -> dict[str, Beat]:

@@ -1,9 +1,9 @@
 """Answers of things that may hang, such as a catalog, within a deadline: each look has a thread, and is kept a while.
 
-Whoever asks gets the last answer at once, however old, while a new look is under way. What has never answered is waited
-for, up to the deadline of the whole question. A look that hangs occupies one of its group's few threads until it comes
-back, so a silent catalog costs other catalogs nothing, and holds no more than these threads. Nothing runs while nobody
-asks.
+Whoever asks gets the last answer at once, if it is of the last minutes, while a new look is under way. A newer one than
+an old answer, or what has never answered, is waited for, up to the deadline of the whole question. A look that hangs
+occupies one of its group's few threads until it comes back, so a silent catalog costs other catalogs nothing, and holds
+no more than these threads. Nothing runs while nobody asks.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ THREADS = 4
 SILENT_AFTER_S = 1.2
 """A look that takes longer is shown as one that does not answer."""
 TOO_OLD_S = 120.0
-"""An older answer is shown, but whoever asks is told to ask again soon."""
+"""An older answer is shown only if a newer one takes too long, and whoever asks is told to ask again soon."""
 FORGOTTEN_AFTER_S, SWEPT_EVERY_S = 12 * 3600.0, 60.0
 
 
@@ -169,16 +169,19 @@ class Answers:
     def _is_waited_for(self, one: _Kept) -> bool:
         if one.began_s is None and not one.waiting:
             return False
-        if one.answered_s is not None:
+        if one.answered_s is not None and not self._is_old(one):
             return False
         return self._silent_since_s(one) is None
+
+    def _is_old(self, one: _Kept) -> bool:
+        return one.answered_s is not None and self._monotonic() - one.answered_s >= TOO_OLD_S
 
     def _answer(self, one: _Kept) -> Answer[object]:
         since_s = self._silent_since_s(one)
         since_ms = None if since_s is None else self._now_ms() - int((self._monotonic() - since_s) * 1000)
         looking = one.waiting or one.began_s is not None
-        old = one.answered_s is not None and self._monotonic() - one.answered_s >= TOO_OLD_S
-        return Answer(one.value, one.answered_ms, one.problem, since_ms, renewed=looking and old, outdated=one.outdated)
+        renewed = looking and self._is_old(one)
+        return Answer(one.value, one.answered_ms, one.problem, since_ms, renewed=renewed, outdated=one.outdated)
 
     def _silent_since_s(self, one: _Kept) -> float | None:
         """Since when it has not come back; what waits for a thread is silent if all of these are."""

@@ -15,7 +15,9 @@ WITHIN_S = 0.2
 def silent_now() -> tuple[Silent, ...]:
     """None of them where Airflow's database does not answer."""
     found = answers().one("Airflow", "components", _look, keep_s=KEEP_S, within_s=WITHIN_S)
-    return () if found.value is None else silent_components(found.value)
+    if found.value is None or found.at_ms is None:
+        return ()
+    return silent_components(found.value, at_ms=found.at_ms)
 
 
 def sentences() -> tuple[str, ...]:

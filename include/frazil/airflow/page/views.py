@@ -95,8 +95,7 @@ def overview(sees: Sees, *, airflow: tuple[str, ...] = ()) -> Overview:
     answered = dict(zip(statuses, kept.gather(statuses.values(), within_s=within_s), strict=True))
     _save(shown, answered)
     known = dict(zip(windows, kept.gather(windows.values(), within_s=0), strict=True))
-    (alerts,) = kept.gather([measured], within_s=0.2)
-    (paused,) = kept.gather([dags], within_s=0)
+    (alerts,), (paused,) = kept.gather([measured], within_s=0.2), kept.gather([dags], within_s=0.1)
     care = care_of(alerts.value, everything)
     now_ms = clock.now_ms()
     lines = []
