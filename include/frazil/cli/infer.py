@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from frazil.cli.options import json_option, streams_option
 from frazil.cli.output import echo_json
 from frazil.errors import SpecError
+from frazil.spec.addresses import servers_problem
 from frazil.spec.formats import Registry
 from frazil.spec.load import DEFAULTS_FILE, read_defaults
 from frazil.spec.problems import meaning_of
@@ -97,10 +98,14 @@ def _properties(folder: Path, servers: str | None) -> dict[str, str]:
     file, source = folder / DEFAULTS_FILE, _source(folder)
     properties = _mapping(source, "properties", file, "source.properties")
     found = {str(key): str(value) for key, value in properties.items()}
+    where = "--bootstrap-servers" if servers else f"{file}: source.bootstrap-servers"
     servers = servers or source.get("bootstrap-servers")
     if not servers:
         raise SpecError(f"no brokers: name them by --bootstrap-servers, or in {file} as source.bootstrap-servers")
-    return resolve_all({**found, "bootstrap.servers": str(servers)}, os.environ)
+    resolved = resolve_all({**found, "bootstrap.servers": str(servers)}, os.environ)
+    if problem := servers_problem(resolved["bootstrap.servers"]):
+        raise SpecError(f"{where}: {problem}")
+    return resolved
 
 
 def _source(folder: Path) -> Mapping[str, Any]:

@@ -271,3 +271,16 @@ def test_protobuf_is_said_to_be_left_to_a_person() -> None:
     written = Registered(Registry(url="http://r"), (SchemaText("PROTOBUF", ""),), is_framed=True)
     with pytest.raises(SpecError, match="are of type PROTOBUF, from which infer proposes nothing"):
         proposal(sample(framed(1, b"\0x")), Named("t", "demo.t"), written)
+
+
+@pytest.mark.parametrize("option", [True, False])
+def test_credentials_between_the_brokers_are_refused_before_anything_is_asked(tmp_path: Path, option: bool) -> None:
+    servers = "SASL_SSL://user:hunter2@127.0.0.1:1"
+    asked = ["infer", "t", "--streams", str(tmp_path)]
+    if option:
+        asked += ["--bootstrap-servers", servers]
+    else:
+        (tmp_path / "_defaults.yaml").write_text(f"source: {{bootstrap-servers: '{servers}'}}\n")
+    said = str(CliRunner().invoke(frazil, asked).exception)
+    assert "bootstrap-servers: has '@', as credentials before a host have" in said
+    assert "hunter2" not in said
