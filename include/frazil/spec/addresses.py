@@ -17,11 +17,11 @@ _MOST_PORT = 65_535
 def servers_problem(text: str) -> str | None:
     """Why a list of brokers cannot be used, as the rest of a sentence; None if it can.
 
-    What has an `@` may hold credentials, anywhere around it, and none of it is repeated.
+    What has an `@` or a `=` may hold credentials, anywhere around it, and none of it is repeated.
     """
-    if "@" in text:
+    if sign := next((sign for sign in "@=" if sign in text), None):
         return (
-            "has '@', as credentials before a host have; write host:port, and give the credentials by "
+            f"has {sign!r}, as credentials beside a host have; write host:port, and give the credentials by "
             "source.properties (sasl.username, sasl.password)"
         )
     return next((problem for server in text.split(",") if (problem := _server_problem(server.strip()))), None)

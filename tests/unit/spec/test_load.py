@@ -422,6 +422,8 @@ def test_what_a_secret_was_written_as_by_mistake_is_not_repeated(declare: Declar
         "SASL_SSL://user:hunter2@k:9092",
         "kafka://user:hunter2@k",
         "user:hunter2,x@k:9092",
+        "k:9092;sasl.password=hunter2",
+        "k:9092?password=hunter2",
         ["user:hunter2@k:9092", "b"],
         [["user:hunter2@k:9092"]],
         [{"host": "k", "sasl.password": "hunter2"}],
