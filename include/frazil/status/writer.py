@@ -6,14 +6,16 @@ from dataclasses import dataclass, replace
 
 from frazil.home import run_folder
 from frazil.host.given_up import standing_given_up
-from frazil.host.heartbeat import Phase
+from frazil.host.heartbeat import Heartbeat, Phase
 from frazil.host.launcher import Observation, ProcessState
 from frazil.host.launchers import open_launcher
-from frazil.host.records import ExitRecord, LaunchKind
+from frazil.host.records import ExitRecord, Launch, LaunchKind
 from frazil.supervise.liveness import beating
 from frazil.supervise.observed import error_name
 from frazil.timetext import ago
 
+SETTLED_MS = 60_000
+"""How long a writer has run, and committed, that no longer counts as one that fails again and again."""
 CRASHES_WITHIN_MS = 900_000
 WORDS_MOST = 1000
 """Characters of a writer's last words."""
@@ -36,7 +38,7 @@ class WriterStatus:
     application: str | None = None
     """That ran it with others, if it has ended."""
     crashes: int = 0
-    """How often it failed within the last quarter of an hour, under its supervisor."""
+    """How often it failed within the last quarter of an hour, under its supervisor; 0 once the present one goes on."""
     given_up: bool = False
     """The supervisor starts it no more before a person resumes it."""
     fenced: bool = False
@@ -85,7 +87,7 @@ def writer_status(observation: Observation, *, now_ms: int) -> WriterStatus:
             phase=beat.phase if beat else None,
             heartbeat_at_ms=beat.written_at_ms if beat else None,
             stale=beat is not None and beating(observation, now_ms=now_ms) is None,
-            crashes=crashes,
+            crashes=0 if _has_settled(launch, beat, now_ms) else crashes,
             epoch=epoch,
         )
     application = launch.application if launch.kind is LaunchKind.HOSTED else None
@@ -111,6 +113,13 @@ def writer_status(observation: Observation, *, now_ms: int) -> WriterStatus:
         crashes=crashes,
         epoch=epoch,
     )
+
+
+def _has_settled(launch: Launch, beat: Heartbeat | None, now_ms: int) -> bool:
+    """Whether a running writer has got over what made those before it fail."""
+    committed_at_ms = beat.last_commit_at_ms if beat else None
+    has_committed = committed_at_ms is not None and committed_at_ms >= launch.launched_at_ms
+    return has_committed and now_ms - launch.launched_at_ms >= SETTLED_MS
 
 
 def _is_crash(end: ExitRecord, now_ms: int) -> bool:

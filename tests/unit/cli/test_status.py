@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import pty
@@ -237,6 +238,21 @@ def test_the_lag_of_a_planner_that_hears_nothing_is_asked_of_kafka_or_unknown(st
         people = CliRunner().invoke(frazil, ["status", "ticks", "--streams", str(streams)]).stdout
     assert (found["lag"], found["backpressure-ms"]) == (None, None)
     assert [line.split() for line in people.splitlines() if line.startswith("lag")] == [["lag", "unknown"]]
+
+
+@pytest.mark.parametrize(
+    ("age_ms", "committed_ago_ms", "crashes"), [(60_000, 1_000, 0), (59_999, 1_000, 3), (60_000, 60_001, 3)]
+)
+def test_a_writer_that_has_run_and_committed_is_not_blamed_for_those_before_it(
+    age_ms: int, committed_ago_ms: int, crashes: int
+):
+    failed = [
+        ExitRecord(f"launch-0{n}", 1, NOW_MS - 400_000, NOW_MS - 400_000, "f", 0, committed=False) for n in range(3)
+    ]
+    present = dataclasses.replace(launch(), launched_at_ms=NOW_MS - age_ms)
+    beats = beat(last_commit_at_ms=NOW_MS - committed_ago_ms)
+    said = writer_status(Observation(ProcessState.RUNNING, present, beats, tuple(failed)), now_ms=NOW_MS)
+    assert said.crashes == crashes
 
 
 def test_an_exit_is_said_with_its_name_and_last_error():

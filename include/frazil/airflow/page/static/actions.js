@@ -156,7 +156,8 @@ function open(name, subject, page, given) {
           ? h("ul", { class: "says" }, state.plan.says.map((said) => h("li", {}, words(said))))
           : !state.problem && h("p", { class: "soft" }, "Looking …"),
         (state.plan?.refused || state.plan?.lacks) && h("p", { class: "problem" }, words(state.plan.refused || state.plan.lacks)),
-        [state.problem, state.failed].filter(Boolean).map((said) => h("p", { class: "problem", role: "alert" }, words(said))),
+        // An act is refused in the words of the plan that is asked for anew.
+        [state.problem, state.failed].filter((said) => said && said !== (state.plan?.refused || state.plan?.lacks)).map((said) => h("p", { class: "problem", role: "alert" }, words(said))),
         state.plan?.retype && !state.plan.refused && retype(),
         h("footer", {}, close, go),
       ),
