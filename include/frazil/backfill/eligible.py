@@ -9,10 +9,10 @@ from frazil.errors import SpecError
 from frazil.spec.model import StreamSpec
 
 
-def check_backfilled(spec: StreamSpec, *, routed: bool = False) -> None:
+def check_backfilled(spec: StreamSpec, *, routed: bool = False, table_has: bool = True) -> None:
     """Check that the stream can be backfilled: that each of its records is a row of its table. Raises SpecError.
 
-    `routed`: whether its marker says that it has, or had, a route.
+    `routed`: whether its marker says that it has, or had, a route; `table_has`: as `check_coordinates`.
     """
     if spec.mode == "upsert":
         raise SpecError(
@@ -27,13 +27,13 @@ def check_backfilled(spec: StreamSpec, *, routed: bool = False) -> None:
             "what is missing by an engine"
         )
     _check_keeps_repeats(spec, "a backfill")
-    check_coordinates(spec)
+    check_coordinates(spec, table_has=table_has)
 
 
-def check_replayed(spec: StreamSpec) -> None:
+def check_replayed(spec: StreamSpec, *, table_has: bool = True) -> None:
     """Check that dead letters of the stream can be decoded again. Raises SpecError."""
     _check_keeps_repeats(spec, "a replay of dead letters")
-    check_coordinates(spec)
+    check_coordinates(spec, table_has=table_has)
 
 
 def has_backfill(spec: StreamSpec) -> bool:
@@ -46,7 +46,10 @@ def has_backfill(spec: StreamSpec) -> bool:
 
 
 def check_coordinates(spec: StreamSpec, *, table_has: bool = True) -> None:
-    """Check that the table tells which records it has. Raises SpecError."""
+    """Check that the table tells which records it has. Raises SpecError.
+
+    `table_has`: whether it has the columns, as far as that is known.
+    """
     if not (spec.coordinates and table_has):
         where = "its table lacks the columns" if spec.coordinates else "coordinates: false"
         raise SpecError(

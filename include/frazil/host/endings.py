@@ -89,15 +89,19 @@ def _unseen(folder: Path, launch: Launch, heartbeat: Heartbeat | None) -> str | 
 
 
 def _warned(folder: Path, launch: Launch) -> str | None:
-    """The log of a hosted writer is its application's, and tells of others too."""
-    warned = None if launch.kind is LaunchKind.HOSTED else last_error(folder, least=logging.WARNING)
+    warned = _end_of_log(folder, launch, least=logging.WARNING)
     return f"It warned of this last: {warned}" if warned else None
 
 
 def _last_words(folder: Path, launch: Launch, heartbeat: Heartbeat | None) -> str | None:
-    """What a writer said last; the log of a hosted one is its application's, and tells of others too."""
+    """What a writer said last."""
     said = heartbeat.error if heartbeat else None
-    return said or (None if launch.kind is LaunchKind.HOSTED else last_error(folder))
+    return said or _end_of_log(folder, launch, least=logging.NOTSET)
+
+
+def _end_of_log(folder: Path, launch: Launch, *, least: int) -> str | None:
+    """None for a hosted writer, whose log is its application's and tells of others too."""
+    return None if launch.kind is LaunchKind.HOSTED else last_error(folder, least=least)
 
 
 def _asked(folder: Path, launch_id: str) -> StopRequest | None:
