@@ -8,6 +8,9 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
+
 Frazil = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -76,6 +79,26 @@ def test_an_hour_is_audited_by_itself_and_knows_nothing_of_the_others(stream: An
     assert harmed.returncode == 1
     assert _findings(harmed) == {("missing", f"{stream.topic}-2", 5)}
     assert frazil("audit", stream.name, "--from", between.isoformat()).returncode == 0
+
+
+def test_a_backfill_of_one_offset_hides_no_row_that_is_missing_from_its_batch(stream: Any, events: Any, frazil: Frazil):
+    stream.produce(events(range(100)), partitions=1)
+    stream.catch_up()
+    stream.table().delete("kafka_offset < 20")
+    brought = frazil("backfill", stream.name, "--from", json.dumps({stream.topic: {"0": 19}}), "--yes")
+    assert brought.returncode == 0, brought.stderr
+    assert len(stream.ids()) == 81
+    for options in ((), ("--last", "1h")):
+        by_records = frazil("audit", stream.name, *options, "--json")
+        assert _findings(by_records) == {("miscounted", f"{stream.topic}-0", 19)}
+        assert by_records.returncode == 1
+    assert _findings(frazil("audit", stream.name, "--source", "--json")) == {("missing", f"{stream.topic}-0", 19)}
+    admin = AdminClient({"bootstrap.servers": stream.bootstrap})
+    (deleted,) = admin.delete_records([TopicPartition(stream.topic, 0, 20)]).values()
+    deleted.result(30)
+    retained = frazil("audit", stream.name, "--source", "--json")
+    assert ("miscounted", f"{stream.topic}-0", 19) in _findings(retained)
+    assert retained.returncode == 1
 
 
 def test_options_that_clash_name_no_window(frazil: Frazil):

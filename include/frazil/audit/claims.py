@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
 from pyiceberg.table.metadata import TableMetadata
 from pyroaring import BitMap64
 
-from frazil.audit.compare import CommittedRange
-from frazil.commit.history import ancestors, commit_records, skipped_ranges
+from frazil.audit.ranges import CommittedRange
+from frazil.commit.history import ancestors, changes_of, commit_records, skipped_ranges
 from frazil.commit.journal import Journal, JournalStore, key_of
 from frazil.commit.lane_records import Record, chunks, published
 from frazil.commit.marker import BatchKey, Fate, Marker
@@ -40,6 +40,8 @@ class Claims:
     """Ranges that retention deleted before they were read, according to the period's snapshots."""
     replayed: Mapping[TopicPartition, BitMap64] = field(default_factory=dict)
     """Dead letters that became rows: they are in ranges that their own batches claim."""
+    repeats: int | None = 0
+    """Records that were dropped because they repeat a row; None if a snapshot that counts them is gone."""
 
     def without(self, mine: Claims) -> dict[TopicPartition, tuple[CommittedRange, ...]]:
         """The ranges of these claims except those of `mine`; a range that is claimed twice is removed once."""
@@ -54,9 +56,11 @@ def claims(journals: JournalStore, marker: Marker, metadata: TableMetadata) -> C
 
     Journals that wait or were never committed claim nothing.
     """
-    live = (record for record in journals.records() if _committed(record.key, marker))
+    live = [record for record in journals.records() if _committed(record.key, marker)]
     backfills = list(published(journals, metadata, marker.stream))
-    return dataclasses.replace(_summed(live, _of_backfills(journals, backfills)), replayed=_replayed(backfills))
+    summed = _summed(live, _of_backfills(journals, backfills))
+    repeats = None if backfills else _repeats(journals, metadata, live)
+    return dataclasses.replace(summed, replayed=_replayed(backfills), repeats=repeats)
 
 
 def window_claims(journals: JournalStore, marker: Marker, metadata: TableMetadata, window: Period) -> Claims:
@@ -84,7 +88,20 @@ def window_claims(journals: JournalStore, marker: Marker, metadata: TableMetadat
     lost = [text for snapshot, text in skipped_ranges(metadata, marker.stream) if snapshot.timestamp_ms in window]
     backfills = list(published(journals, metadata, marker.stream, window=window))
     summed = _summed(found, _of_backfills(journals, backfills))
-    return dataclasses.replace(summed, gone=tuple(gone), lost=tuple(lost), replayed=_replayed(backfills))
+    repeats = None if backfills else _repeats(journals, metadata, found)
+    return dataclasses.replace(
+        summed, gone=tuple(gone), lost=tuple(lost), replayed=_replayed(backfills), repeats=repeats
+    )
+
+
+def _repeats(journals: JournalStore, metadata: TableMetadata, batches: Sequence[Journal]) -> int | None:
+    if not batches:
+        return 0
+    kept = {path: snapshot.summary for snapshot, path in commit_records(metadata, batches[0].stream)}
+    paths = [journals.path(batch.key) for batch in batches]
+    if any(path not in kept for path in paths):
+        return None
+    return sum(changes_of(kept[path]).get("repeated", 0) for path in paths)
 
 
 def _before_history(

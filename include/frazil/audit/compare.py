@@ -6,36 +6,28 @@ beginning. What the commit records do not cover was never claimed: a reset skipp
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import reduce
 from itertools import pairwise
 from typing import Any
 
 from pyroaring import BitMap64
 
+from frazil.audit.ranges import (
+    CommittedRange,
+    Group,
+    by_topic_id,
+    claimed_offsets,
+    covered,
+    groups,
+    merged_ranges,
+)
 from frazil.offsets.spans import between
 from frazil.offsets.tally import OffsetTally, spans
 from frazil.spec.units import counted
 
 SPANS_NAMED = 5
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class CommittedRange:
-    """What one commit record says about a topic-partition: `[start, end)` became rows and dead letters."""
-
-    start: int
-    end: int
-    records: int
-    rejected: int
-    topic_id: str
-    selects: bool = False
-    """A backfill took only some of the records, by their event time; the others are not missing."""
-    leader_epoch: int | None = field(default=None, compare=False)
-    """The epoch of the leader that had `end`; None if no broker said so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +133,7 @@ def compare(evidence: Evidence) -> tuple[Finding, ...]:
         *_log_cut(evidence),
         *_unclaimed(evidence),
         *_miscounted(evidence),
+        *_not_compared(evidence),
         *_limits(evidence),
     ]
     return tuple(f for f in found if f.count)
@@ -150,19 +143,18 @@ def missing(evidence: Evidence) -> BitMap64:
     """Offsets that Kafka has and a commit claims, and that are in neither table."""
     if evidence.kafka is None:
         return BitMap64()
-    claimed = _claimed(r for r in evidence.ranges if r.topic_id == evidence.topic_id and not r.selects)
-    there = evidence.rows.seen | evidence.dead_letters.seen | _whole(evidence.given_up)
+    claimed = claimed_offsets(r for r in evidence.ranges if r.topic_id == evidence.topic_id and not r.selects)
+    there = evidence.rows.seen | evidence.dead_letters.seen | covered(evidence.given_up)
     return (evidence.kafka.offsets & claimed) - there
 
 
 def duplicates(evidence: Evidence) -> int:
     """Surplus rows: an offset may be there once for each topic that had the name."""
-    allowed_twice = _whole(evidence.rewritten)
-    covered = BitMap64()
+    allowed_twice, once = covered(evidence.rewritten), BitMap64()
     for ranges in evidence.generations.values():
-        claimed = _claimed(ranges)
-        allowed_twice |= covered & claimed
-        covered |= claimed
+        claimed = claimed_offsets(ranges)
+        allowed_twice |= once & claimed
+        once |= claimed
     if not allowed_twice:
         return evidence.rows.copies
     return len(evidence.rows.repeated - allowed_twice)
@@ -180,9 +172,8 @@ def _duplicates(e: Evidence) -> Iterable[Finding]:
 
 
 def _both(e: Evidence) -> Iterable[Finding]:
-    if len(e.generations) > 1:
-        return
-    both = (e.rows.seen & e.dead_letters.seen) - _whole(e.rewritten)
+    former = claimed_offsets(r for r in (*e.ranges, *e.elsewhere) if r.topic_id != e.topic_id)
+    both = (e.rows.seen & e.dead_letters.seen) - covered(e.rewritten) - former
     sentence = (
         f"{counted(len(both), 'offset', 'is row and dead letter|are rows and dead letters')} at once: {_named(both)}"
     )
@@ -200,7 +191,7 @@ def _log_cut(e: Evidence) -> Iterable[Finding]:
     if e.kafka is None or e.kafka.cut is None:
         return
     cut = e.kafka.cut
-    others = len(e.kafka.offsets & between(cut, e.marker) - _whole(e.rewritten))
+    others = len(e.kafka.offsets & between(cut, e.marker) - covered(e.rewritten))
     yield _finding(
         e, FindingKind.LOG_CUT, max(others, 1),
         f"Kafka's log was cut at offset {cut:,}, below what was committed: "
@@ -211,12 +202,12 @@ def _log_cut(e: Evidence) -> Iterable[Finding]:
 
 def _unclaimed(e: Evidence) -> Iterable[Finding]:
     """Rows at or past the marker, or in a gap between commits. Rows older than the records are only a note."""
-    claimed = _claimed(e.ranges)
+    claimed = claimed_offsets(e.ranges)
     begin = min((r.start for r in e.ranges), default=e.marker)
     before = e.rows.seen & between(0, begin)
     yield _finding(
         e,
-        FindingKind.UNCHECKED,
+        FindingKind.NOT_COMPARED,
         len(before),
         f"{counted(len(before), 'row', 'lies|lie')} before the first commit record, at offset {begin:,}",
     )
@@ -227,39 +218,134 @@ def _unclaimed(e: Evidence) -> Iterable[Finding]:
     yield _finding(e, FindingKind.UNCLAIMED, len(unclaimed), sentence)
 
 
+@dataclass(frozen=True, slots=True)
+class _Witness:
+    """What one table has, and what commit records claim for it."""
+
+    name: str
+    evidence: Evidence
+    tally: OffsetTally
+    claimed: Callable[[CommittedRange], int]
+    others: tuple[CommittedRange, ...]
+    lost: BitMap64
+    """Offsets that have a finding already, as Kafka has their records."""
+
+    def compare(self, group: Group) -> tuple[int, int]:
+        """How many records are missing, at least, and how many are more than claimed."""
+        e, given_twice = self.evidence, covered(self.evidence.rewritten)
+        accepted = covered(e.given_up) - e.rows.seen - e.dead_letters.seen
+        excused = self.lost | accepted
+
+        def there(r: CommittedRange) -> int:
+            return self.tally.seen.range_cardinality(r.start, r.end) + self.lost.range_cardinality(r.start, r.end)
+
+        def short(r: CommittedRange) -> int:
+            return max(0, self.claimed(r) - there(r) - accepted.range_cardinality(r.start, r.end))
+
+        if group.is_single:
+            (r,) = group.audited
+            more = 0 if given_twice.range_cardinality(r.start, r.end) else max(0, there(r) - self.claimed(r))
+            return short(r), more
+        bounds = group.bounds(self.claimed)
+        offsets, missing_ = group.offsets, group.missing(short)
+        if len(bounds) > 1:
+            copies = len(self.tally.repeated & offsets) + self.tally.copies - len(self.tally.repeated)
+            total = len((self.tally.seen | excused) & offsets) + copies
+            missing_ = max(missing_, sum(least for least, _ in bounds.values()) - total)
+        surplus = len((self.tally.seen | self.lost) & offsets) - sum(most for _, most in bounds.values())
+        return missing_, 0 if given_twice & offsets else max(0, surplus)
+
+    @property
+    def groups(self) -> list[Group]:
+        """The audited ranges with what overlaps them. Of dead letters, only those of the present topic count."""
+        audited = self.evidence.ranges
+        if self.tally is self.evidence.rows:
+            return groups(audited, self.others)
+        topic_id = self.evidence.topic_id
+        return groups(*([r for r in of if r.topic_id == topic_id] for of in (audited, self.others)))
+
+
+def _witnesses(e: Evidence) -> tuple[_Witness, _Witness]:
+    def rows(r: CommittedRange) -> int:
+        return min(r.end - r.start, r.records + e.replayed.range_cardinality(r.start, r.end))
+
+    def letters(r: CommittedRange) -> int:
+        return max(0, r.rejected - e.replayed.range_cardinality(r.start, r.end))
+
+    return (
+        _Witness("row", e, e.rows, rows, e.elsewhere, missing(e)),
+        _Witness("dead letter", e, e.dead_letters, letters, e.elsewhere, BitMap64()),
+    )
+
+
 def _miscounted(e: Evidence) -> Iterable[Finding]:
-    """Compare commit records with the tables, range by range. What is missing by Kafka is not reported again."""
-    if len(e.generations) > 1:
-        return
-    lost = missing(e)
-    for name, tally, lost_here in (("row", e.rows, lost), ("dead letter", e.dead_letters, BitMap64())):
+    """Compare commit records with the tables. What is missing by Kafka is not reported again."""
+    for witness in _witnesses(e):
         fewer = more = 0
-        first: CommittedRange | None = None
-        for r in _read_once(e):
-            moved = e.replayed.range_cardinality(r.start, r.end)
-            said = r.records + moved if tally is e.rows else r.rejected - moved
-            there = tally.seen.range_cardinality(r.start, r.end)
-            off = there + lost_here.range_cardinality(r.start, r.end) - said
-            if e.drops_repeats and tally is e.rows:
-                off = max(off, 0)
-            fewer, more = fewer - min(off, 0), more + max(off, 0)
-            first = first or (r if off else None)
+        first: Group | None = None
+        for group in witness.groups:
+            missing_, surplus = witness.compare(group)
+            if e.drops_repeats and witness.tally is e.rows:
+                missing_ = 0
+            fewer, more = fewer + missing_, more + surplus
+            first = first or (group if missing_ or surplus else None)
         if first is not None:
-            lacks = [f"lacks {counted(fewer, name)} that commit records count"] if fewer else []
-            has = [f"has {counted(more, name)} that no commit record counts"] if more else []
-            where = f"first between offsets {first.start:,} and {first.end - 1:,}"
+            lacks = [f"is missing {counted(fewer, witness.name)} that commit records count"] if fewer else []
+            has = [f"has {counted(more, witness.name)} that no commit record counts"] if more else []
+            span = first.audited[0].start, max(r.end for r in first.audited)
+            where = f"first between offsets {span[0]:,} and {span[1] - 1:,}"
             sentence = f"{e.tables} {' and '.join(lacks + has)}, {where}"
             yield _finding(e, FindingKind.MISCOUNTED, fewer + more, sentence)
 
 
+def compare_repeats(
+    evidence: Iterable[Evidence], records: int, repeats: int | None, *, stream: str
+) -> tuple[Finding, ...]:
+    """For a stream that drops repeats: compare the rows with the committed records less the dropped ones. Pure.
+
+    `repeats` is None if the number of dropped records is no longer known, or was never counted.
+    """
+    rows = 0
+    for e in evidence:
+        rows += e.rows.copies + len(e.rows.seen & claimed_offsets(e.ranges))
+        repeats = None if e.given_up or e.rewritten else repeats
+    if repeats is None:
+        sentence = (
+            f"{counted(records - rows, 'committed record')} repeat rows, or their rows are missing: the snapshots that "
+            "count repeats are gone. `--source` compares with Kafka's records"
+        )
+        return (Finding(FindingKind.NOT_COMPARED, records - rows, sentence, stream),) if records > rows else ()
+    off = records - repeats - rows
+    sentence = (
+        f"the table has {counted(rows, 'row')} of {counted(records, 'committed record')}, of which {repeats:,} were "
+        f"dropped as repeats: {counted(abs(off), 'row', 'is|are')} {'missing' if off > 0 else 'too many'}"
+    )
+    return (Finding(FindingKind.MISCOUNTED, abs(off), sentence, stream),) if off else ()
+
+
+def _not_compared(e: Evidence) -> Iterable[Finding]:
+    """Records of ranges that overlap, whose number is only known within bounds."""
+    if e.drops_repeats:
+        return
+    open_, first = 0, None
+    for group in groups(e.ranges, e.elsewhere):
+        if group.is_single or covered(e.rewritten) & group.offsets:
+            continue
+        begin = group.audited[0].start
+        by_kafka = {e.topic_id} if e.kafka is not None and e.kafka.first <= begin else set[str]()
+        bounds = group.bounds(lambda r: r.records + r.rejected)
+        slack = sum(most - least for topic_id, (least, most) in bounds.items() if topic_id not in by_kafka)
+        first = begin if slack and first is None else first
+        open_ += slack
+    yield _finding(
+        e, FindingKind.NOT_COMPARED, open_,
+        f"up to {counted(open_, 'record')} of offsets that were committed more than once cannot be counted, from "
+        f"offset {first or 0:,} on; `--source` compares those that Kafka still has",
+    )  # fmt: skip
+
+
 def _limits(e: Evidence) -> Iterable[Finding]:
     """What could not be checked, and what was skipped on purpose."""
-    generations = e.generations
-    if len(generations) > 1:
-        yield _finding(
-            e, FindingKind.UNCHECKED, len(generations),
-            f"{len(generations)} topics bore this name: their offsets overlap, and are not counted against the records",
-        )  # fmt: skip
     current = [r for r in e.ranges if r.topic_id == e.topic_id]
     if e.whole:
         there = e.rows.seen | e.dead_letters.seen
@@ -274,15 +360,14 @@ def _limits(e: Evidence) -> Iterable[Finding]:
             skipped,
             f"{counted(skipped, 'offset', 'was|were')} skipped, by a reset or by source.on-gap: {_spans_named(holes)}",
         )
-    again = _whole(e.rewritten)
+    again = covered(e.rewritten)
     yield _finding(
-        e, FindingKind.UNCHECKED, len(again),
-        f"{counted(len(again), 'offset', 'was|were')} given to a second record after Kafka's log was cut, and may be "
-        f"there twice: "
-        f"{_named(again)}",
+        e, FindingKind.NOT_COMPARED, len(again),
+        f"{counted(len(again), 'offset', 'was|were')} given to a second record after Kafka's log was truncated, and "
+        f"may be in the table twice: {_named(again)}",
     )  # fmt: skip
     if e.kafka is not None:
-        gone = len(_claimed(current) & between(0, e.kafka.first))
+        gone = len(claimed_offsets(current) & between(0, e.kafka.first))
         yield _finding(
             e, FindingKind.UNCHECKED, gone,
             f"{counted(gone, 'offset', 'is|are')} no longer in Kafka, before {e.kafka.first:,}: checked against the "
@@ -290,66 +375,18 @@ def _limits(e: Evidence) -> Iterable[Finding]:
         )  # fmt: skip
 
 
-def _whole(spans: Iterable[tuple[int, int]]) -> BitMap64:
-    return reduce(lambda whole, span: whole | between(*span), spans, BitMap64())
-
-
 def _copies(tally: OffsetTally, e: Evidence) -> int:
-    return len(tally.repeated - _whole(e.rewritten)) if e.rewritten else tally.copies
+    return len(tally.repeated - covered(e.rewritten)) if e.rewritten else tally.copies
 
 
 def _finding(e: Evidence, kind: FindingKind, count: int, sentence: str) -> Finding:
     return Finding(kind, count, sentence, f"{e.topic}-{e.partition}")
 
 
-def by_topic_id(ranges: Iterable[CommittedRange]) -> dict[str, list[CommittedRange]]:
-    found: dict[str, list[CommittedRange]] = defaultdict(list)
-    for r in ranges:
-        found[r.topic_id].append(r)
-    return dict(found)
-
-
-def _claimed(ranges: Iterable[CommittedRange]) -> BitMap64:
-    return reduce(lambda whole, r: whole | between(*r), merged_ranges(ranges), BitMap64())
-
-
-def merged_ranges(ranges: Iterable[CommittedRange]) -> list[tuple[int, int]]:
-    """Ranges `[start, end)` in order; those that touch or overlap are merged, and empty ones are left out."""
-    whole: list[tuple[int, int]] = []
-    for r in sorted(r for r in ranges if r.end > r.start):
-        if whole and r.start <= whole[-1][1]:
-            whole[-1] = (whole[-1][0], max(whole[-1][1], r.end))
-        else:
-            whole.append((r.start, r.end))
-    return whole
-
-
-def read_again(ranges: Iterable[CommittedRange]) -> int:
-    """How many offsets of a topic are in more than one of the ranges."""
-    found, reach = [], 0
-    for r in sorted(ranges):
-        found.append((r.start, min(r.end, reach)))
-        reach = max(reach, r.end)
-    return len(_whole(span for span in found if span[0] < span[1]))
-
-
-def _read_once(e: Evidence) -> list[CommittedRange]:
-    """Audited ranges that no other overlaps: a count cannot tell apart what was read twice."""
-    ordered = sorted(r for r in (*e.ranges, *e.elsewhere) if r.end > r.start)
-    alone = []
-    reach = -1
-    for index, r in enumerate(ordered):
-        follower = ordered[index + 1] if index + 1 < len(ordered) else None
-        if r.start >= reach and (follower is None or follower.start >= r.end):
-            alone.append(r)
-        reach = max(reach, r.end)
-    audited, other = set(e.ranges), _whole((*e.rewritten, *e.given_up))
-    return [r for r in alone if r in audited and not other.range_cardinality(r.start, r.end)]
-
-
 def counted_once(e: Evidence) -> bool:
     """Whether no audited offset was read, or given, more than once: only then rows can be counted without offsets."""
-    return len(e.generations) <= 1 and len(_read_once(e)) == sum(r.end > r.start for r in e.ranges)
+    once = all(group.is_single for group in groups(e.ranges, e.elsewhere))
+    return once and not covered((*e.rewritten, *e.given_up)) & claimed_offsets(e.ranges)
 
 
 def _named(offsets: BitMap64) -> str:

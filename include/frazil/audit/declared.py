@@ -22,7 +22,7 @@ def audit(spec: StreamSpec, *, window: Period | None, with_source: bool) -> Audi
 
         return audit_upserts(spec, tables, window=window, with_source=with_source)
     if spec.dedupe is not None:
-        found = audit_stream(tables, window=window, drops_repeats=True)
+        found = audit_stream(tables, window=window, drops_repeats=True, replayed_from_source=with_source)
         if not with_source:
             return found
         from frazil.audit.upserts import compared_with_source  # noqa: PLC0415 - as above

@@ -16,7 +16,8 @@ from pyiceberg.table import Table
 from pyroaring import BitMap64
 
 from frazil.audit.claims import Claims
-from frazil.audit.compare import Evidence, Finding, FindingKind, counted_once, merged_ranges
+from frazil.audit.compare import Evidence, Finding, FindingKind, counted_once
+from frazil.audit.ranges import merged_ranges
 from frazil.commit.beside_home import all_beside, is_beside, some_beside
 from frazil.commit.followers import Followers, lacked
 from frazil.commit.journal import Journal
@@ -212,8 +213,8 @@ def compare_tables(
             sentence = f"{waits} to be committed to it. The command `frazil route` says why, if that lasts"
             yield Finding(FindingKind.UNCHECKED, one.waiting, sentence, one.target)
     if not all(map(counted_once, evidence)):
-        sentence = "offsets were read more than once: rows are not counted table by table"
-        yield Finding(FindingKind.UNCHECKED, 1, sentence, home[0])
+        sentence = "offsets were committed more than once: rows are not counted table by table"
+        yield Finding(FindingKind.NOT_COMPARED, len(claimed.routed) + 1, sentence, home[0])
         return
     replayed = {target: _claimed_of(offsets, claimed) for target, offsets in replays.routed.items()}
     of_home = claimed.records - sum(claimed.routed.values()) + _claimed_of(replays.rows, claimed)

@@ -16,11 +16,12 @@ from frazil.audit.compare import (
     InKafka,
     compare,
     compare_counts,
+    compare_repeats,
     duplicates,
-    merged_ranges,
     missing,
 )
 from frazil.audit.evidence import explained, gather
+from frazil.audit.ranges import merged_ranges
 from frazil.audit.routed import Replays, compare_tables, routed_rows
 from frazil.commit.history import ancestors
 from frazil.commit.journal import key_of
@@ -149,11 +150,14 @@ def audit_stream(  # noqa: PLR0913 - what is audited, and by what
     window: Period | None = None,
     ask_kafka: AskKafka | None = None,
     drops_repeats: bool = False,
+    replayed_from_source: bool = False,
     named: Collection[Target] = (),
 ) -> Audit:
-    """Read all evidence and compare it; `drops_repeats` for a stream with dedupe, which lacks some rows.
+    """Read all evidence and compare it.
 
-    `named` are the tables that the stream's route names by now.
+    `drops_repeats` is for a stream with dedupe, which drops records that repeat a row. `replayed_from_source` means
+    that the caller compares the rows with Kafka's records, which needs no number of dropped records. `named` are the
+    tables that the stream's route names by now.
 
     Raises AdoptionRequired without a marker, KafkaUnavailable, MarkerUnreadable.
 
@@ -172,6 +176,8 @@ def audit_stream(  # noqa: PLR0913 - what is audited, and by what
         if not _replayed_meanwhile(run):
             break
     evidence = _looked_at_twice(run, claimed, evidence)
+    if drops_repeats and not (replayed_from_source and claimed.repeats is None):
+        notes = (*notes, *compare_repeats(evidence, claimed.records, claimed.repeats, stream=tables.stream))
     return _result(run, claimed, evidence, (*before, *notes, *(f for e in evidence for f in compare(e))))
 
 
@@ -209,11 +215,21 @@ def _replayed_meanwhile(run: _Run) -> bool:
 
 
 def _looked_at_twice(run: _Run, claimed: Claims, evidence: tuple[Evidence, ...]) -> tuple[Evidence, ...]:
-    """If a period looks wrong, compare it beside everything that was ever committed, which may explain it (a topic that
-    was made again, a reset). A clean period never reads the records of other times."""
-    if run.window is None or not any(f.kind.is_wrong for e in evidence for f in compare(e)):
+    """If a period looks wrong, compare it beside everything that was ever committed, which may explain it (a reset).
+    So is a period of a topic that was created again, whose offsets other rows have too. Any other clean period never
+    reads the records of other times."""
+    if run.window is None or not (
+        any(f.kind.is_wrong for e in evidence for f in compare(e)) or _created_again(run, claimed)
+    ):
         return evidence
     return explained(evidence, claims(run.tables.journals, run.marker, run.table.metadata), claimed)
+
+
+def _created_again(run: _Run, claimed: Claims) -> bool:
+    """Whether the stream's oldest commit record names another id for any topic of the audited ranges."""
+    oldest = next(run.tables.journals.records(), None)
+    ids = {(topic, r.topic_id) for (topic, _), ranges in claimed.ranges.items() for r in ranges}
+    return oldest is not None and any(oldest.source.topic_ids.get(topic, id_) != id_ for topic, id_ in ids)
 
 
 def _result(run: _Run, claimed: Claims, evidence: tuple[Evidence, ...], findings: tuple[Finding, ...]) -> Audit:
@@ -245,14 +261,14 @@ def _rolled_back(table: Table, marker: Marker) -> tuple[Finding, ...]:
 
 
 def _gone(claimed: Claims, marker: Marker) -> tuple[Finding, ...]:
-    """Records that cannot be read. Those from before a `frazil forget` were deleted by it, and are only a note."""
+    """Records that cannot be read. `frazil forget` deleted those from before it, which is no error."""
     found = []
     for path in claimed.gone:
         key = key_of(path)
         forgotten = key is None or marker.fate(key) is Fate.UNKNOWN
         sentence = f"the commit record {path} is missing or unreadable: its batch cannot be audited"
         found.append(
-            Finding(FindingKind.UNCHECKED if forgotten else FindingKind.RECORD_GONE, 1, sentence, marker.stream)
+            Finding(FindingKind.NOT_COMPARED if forgotten else FindingKind.RECORD_GONE, 1, sentence, marker.stream)
         )
     return tuple(found)
 

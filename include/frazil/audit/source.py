@@ -6,7 +6,8 @@ import os
 from collections.abc import Mapping
 
 from frazil.audit.claims import Claims
-from frazil.audit.compare import CommittedRange, Finding, FindingKind, InKafka
+from frazil.audit.compare import Finding, FindingKind, InKafka
+from frazil.audit.ranges import CommittedRange, claimed_offsets
 from frazil.commit.marker import Marker
 from frazil.commit.opened import open_kafka
 from frazil.kafka.admin import KafkaOffsets
@@ -31,7 +32,8 @@ def ask_kafka(
         current: dict[TopicPartition, list[CommittedRange]] = {}
         for tp in sorted(claimed.ranges):
             if sentence := _another(tp[0], known, now, spec):
-                notes.append(Finding(FindingKind.UNCHECKED, 1, sentence, f"{tp[0]}-{tp[1]}"))
+                offsets = len(claimed_offsets(claimed.ranges[tp]))
+                notes.append(Finding(FindingKind.NOT_COMPARED, offsets, sentence, f"{tp[0]}-{tp[1]}"))
                 continue
             current[tp] = [r for r in claimed.ranges[tp] if r.topic_id == known.topic_ids.get(tp[0])]
             begin = min((r.start for r in current[tp]), default=0)
@@ -46,10 +48,10 @@ def ask_kafka(
 def _another(topic: str, known: SourceIdentity, now: SourceIdentity, spec: StreamSpec) -> str | None:
     """Why Kafka's topic says nothing about what was committed; None if it does."""
     if topic not in spec.source.reads:
-        return "the stream does not read the topic any more: nothing is checked against Kafka"
+        return "the stream no longer reads the topic: nothing is compared with Kafka"
     if known.cluster_id == now.cluster_id and known.topic_ids.get(topic) == now.topic_ids.get(topic):
         return None
-    return "the topic is not (any more) the one that was read: nothing is checked against Kafka"
+    return "the topic is not the one that was read: nothing is compared with Kafka"
 
 
 def _cut(

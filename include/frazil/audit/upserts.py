@@ -22,7 +22,8 @@ from pyroaring import BitMap64
 
 from frazil.audit.changed_keys import ChangedKeys, Key, changed_keys
 from frazil.audit.claims import Claims, claims, window_claims
-from frazil.audit.compare import Finding, FindingKind, by_topic_id, merged_ranges, read_again
+from frazil.audit.compare import Finding, FindingKind
+from frazil.audit.ranges import by_topic_id, merged_ranges, read_again
 from frazil.audit.run import Audit, PartitionAudit, marker_of, standing_findings
 from frazil.commit.marker import BatchKey, Marker
 from frazil.commit.merge_plan import plan_merge
@@ -122,7 +123,7 @@ def _compared(
             marker.source.cluster_id,
             *_ids(marker.source.topic_ids, starts),
         ):
-            sentence = "the topic is not (any more) the one that was read: nothing is checked against Kafka"
+            sentence = "the topic is not the one that was read: nothing is compared with Kafka"
             yield Finding(FindingKind.NOT_COMPARED, 1, sentence, spec.name)
             return
         first, ends = kafka.earliest(found.partitions), kafka.log_ends(found.partitions)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pyroaring import BitMap64
 
-from frazil.audit.compare import CommittedRange
+from frazil.audit.ranges import CommittedRange
 from frazil.commit.journal import Journal
 from frazil.offsets.spans import Spans, TopicPartition, between, merged
 from frazil.offsets.tally import Tallies

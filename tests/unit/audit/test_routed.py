@@ -50,7 +50,7 @@ def test_a_table_that_lacks_rows_is_named(made: MadeRoute) -> None:
     load_catalog(None).load_table("shop.raw_a").delete("kafka_offset >= 7")
     found = audited(made)
     assert said(found) == {
-        "shop-0": "the route lacks 2 rows that commit records count, first between offsets 0 and 8",
+        "shop-0": "the route is missing 2 rows that commit records count, first between offsets 0 and 8",
         "shop.raw_a": "it has 2 rows, and commit records count 4 for it",
     }
 
@@ -122,7 +122,8 @@ def test_rows_that_wait_for_a_table_that_was_dropped_are_not_missing(made: MadeR
     load_catalog(None).drop_table("shop.orders")
     found = audited(made)
     assert any(f.where == "shop.orders" and "is not in the catalog 'default'" in f.sentence for f in found.wrong)
-    assert said(found)["shop-0"] == "the route lacks 1 row that commit records count, first between offsets 0 and 1"
+    missing = "the route is missing 1 row that commit records count, first between offsets 0 and 1"
+    assert said(found)["shop-0"] == missing
     assert any("3 rows wait to be committed to it" in f.sentence for f in found.findings)
 
 
@@ -165,7 +166,7 @@ def test_a_table_that_was_renamed_and_is_declared_by_its_new_name_is_one_table(
     assert audited(made, Period(begin - 1000, begin + 1000)).clean
     catalog.load_table("shop.moved").delete("kafka_offset = 2")
     assert said(audited(made)) == {
-        "shop-0": "the route lacks 1 row that commit records count, first between offsets 0 and 2",
+        "shop-0": "the route is missing 1 row that commit records count, first between offsets 0 and 2",
         "shop.moved": "it has 4 rows, and commit records count 5 for it",
     }
 

@@ -6,7 +6,8 @@ import pytest
 
 from frazil.audit.changed_keys import ChangedKeys
 from frazil.audit.claims import Claims
-from frazil.audit.compare import CommittedRange, FindingKind
+from frazil.audit.compare import FindingKind
+from frazil.audit.ranges import CommittedRange
 from frazil.audit.upserts import _of_keys, _read_again
 from frazil.merge.contract import Counts
 from frazil.spec.model import StreamSpec

@@ -1,0 +1,137 @@
+"""Committed ranges of one topic-partition: how they overlap, and which numbers of records they allow. Pure.
+
+Ranges overlap after a reset, a backfill of offsets that were committed before, or when a topic was created again under
+its name. The records of such ranges cannot be counted range by range, but each range still bounds them from below, and
+all of them together from above.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import reduce
+
+from pyroaring import BitMap64
+
+from frazil.offsets.spans import Span, between
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class CommittedRange:
+    """What one commit record says about a topic-partition: `[start, end)` became rows and dead letters."""
+
+    start: int
+    end: int
+    records: int
+    rejected: int
+    topic_id: str
+    selects: bool = False
+    """A backfill took only some of the records, by their event time; the others are not missing."""
+    leader_epoch: int | None = field(default=None, compare=False)
+    """The epoch of the leader that had `end`; None if no broker said so."""
+
+    @property
+    def offsets(self) -> BitMap64:
+        return between(self.start, self.end)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Audited ranges that overlap one another, or one that overlaps no other."""
+
+    audited: tuple[CommittedRange, ...]
+    others: tuple[CommittedRange, ...]
+    """Ranges of other times that overlap them."""
+
+    @property
+    def is_single(self) -> bool:
+        """Whether one range is all, so that its numbers are exact."""
+        return len(self.audited) + len(self.others) == 1
+
+    @property
+    def offsets(self) -> BitMap64:
+        """Those of the audited ranges."""
+        return claimed_offsets(self.audited)
+
+    @property
+    def generations(self) -> Mapping[str, list[CommittedRange]]:
+        return by_topic_id((*self.audited, *self.others))
+
+    def bounds(self, claimed: Callable[[CommittedRange], int]) -> dict[str, tuple[int, int]]:
+        """The smallest and largest number of records within `offsets`, by the id of their topic.
+
+        `claimed` is the number of records of each range.
+        """
+        offsets, found = self.offsets, dict[str, tuple[int, int]]()
+        for topic_id, ranges in self.generations.items():
+            inside = {r: offsets.range_cardinality(r.start, r.end) for r in ranges}
+            outside = {r: r.end - r.start - inside[r] for r in ranges}
+            least = _heaviest_chain({r: max(0, claimed(r) - outside[r]) for r in ranges})
+            most = sum(min(claimed(r), inside[r]) for r in ranges)
+            found[topic_id] = least, min(most, len(claimed_offsets(ranges) & offsets))
+        return found
+
+    def missing(self, short: Callable[[CommittedRange], int]) -> int:
+        """How many distinct records are missing at least, where `short` is the number that one range misses."""
+        return _heaviest_chain({r: short(r) for r in self.audited})
+
+
+def groups(audited: Iterable[CommittedRange], others: Iterable[CommittedRange] = ()) -> list[Group]:
+    """The audited ranges in order, grouped with every range that overlaps them. Empty ranges are left out."""
+    found: list[tuple[list[CommittedRange], list[CommittedRange]]] = []
+    reach = -1
+    marked = [*((r, True) for r in audited), *((r, False) for r in others)]
+    for r, is_audited in sorted((m for m in marked if m[0].end > m[0].start), key=lambda m: m[0]):
+        if r.start >= reach:
+            found.append(([], []))
+        found[-1][0 if is_audited else 1].append(r)
+        reach = max(reach, r.end)
+    return [Group(tuple(mine), tuple(rest)) for mine, rest in found if mine]
+
+
+def _heaviest_chain(weights: Mapping[CommittedRange, int]) -> int:
+    """Sort the ranges into chains without overlaps, as few as possible, and return the largest sum of weights."""
+    chains: list[tuple[int, int]] = []
+    for r, weight in sorted(weights.items()):
+        at = next((i for i, (end, _) in enumerate(chains) if end <= r.start), len(chains))
+        before = chains[at][1] if at < len(chains) else 0
+        chains[at : at + 1] = [(r.end, before + weight)]
+    return max((total for _, total in chains), default=0)
+
+
+def by_topic_id(ranges: Iterable[CommittedRange]) -> dict[str, list[CommittedRange]]:
+    """The ranges by the id of the topic that had the name."""
+    found: dict[str, list[CommittedRange]] = defaultdict(list)
+    for r in ranges:
+        found[r.topic_id].append(r)
+    return dict(found)
+
+
+def merged_ranges(ranges: Iterable[CommittedRange]) -> list[Span]:
+    """Ranges `[start, end)` in order; those that touch or overlap are merged, and empty ones are left out."""
+    whole: list[Span] = []
+    for r in sorted(r for r in ranges if r.end > r.start):
+        if whole and r.start <= whole[-1][1]:
+            whole[-1] = (whole[-1][0], max(whole[-1][1], r.end))
+        else:
+            whole.append((r.start, r.end))
+    return whole
+
+
+def covered(spans: Iterable[Span]) -> BitMap64:
+    """All offsets of the spans."""
+    return reduce(lambda whole, span: whole | between(*span), spans, BitMap64())
+
+
+def claimed_offsets(ranges: Iterable[CommittedRange]) -> BitMap64:
+    return covered(merged_ranges(ranges))
+
+
+def read_again(ranges: Iterable[CommittedRange]) -> int:
+    """How many offsets of a topic are in more than one of the ranges."""
+    found, reach = list[Span](), 0
+    for r in sorted(ranges):
+        found.append((r.start, min(r.end, reach)))
+        reach = max(reach, r.end)
+    return len(covered(span for span in found if span[0] < span[1]))
