@@ -23,6 +23,7 @@ from pyiceberg.table import Table
 from pyiceberg.transforms import DayTransform
 
 from frazil.commit.rules import check_ancestry, check_open_branch
+from frazil.errors import RolledBack
 from frazil.maintenance import main, spark_actions
 from frazil.maintenance.compaction import CompactionPlan
 from frazil.maintenance.due import Action
@@ -337,6 +338,18 @@ def test_expiry_removes_what_nobody_names_and_exactly_the_files_that_only_that_h
     made.assert_whole()
     made.land(2)
     made.assert_whole()
+
+
+@pytest.mark.parametrize("rows", [0, 5])
+def test_a_table_that_spark_replaced_is_noticed(spark: Any, tmp_path: Path, name: str, rows: int) -> None:
+    made = Made(spark, tmp_path, name, "day(at)")
+    made.land(2)
+    made.assert_whole()
+    table = f"default.{made.spec.table.identifier}"
+    spark.sql(f"CREATE OR REPLACE TABLE {table} USING iceberg AS SELECT * FROM {table} LIMIT {rows}")
+    assert sum(made.offsets().values()) == rows
+    with pytest.raises(RolledBack, match="or replaced"):
+        made.land()
 
 
 def test_whoever_commits_first_wins_and_the_run_goes_on(

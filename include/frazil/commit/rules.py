@@ -11,6 +11,7 @@ from enum import Enum
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema, index_by_id
 from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.snapshots import Snapshot
 
 from frazil.commit.journal import NO_LETTERS, Journal
 from frazil.commit.marker import Fate, Marker, of_same_topics, open_branch
@@ -47,7 +48,7 @@ def check_ancestry(metadata: TableMetadata, marker: Marker, *, table: str) -> No
 
     Properties do not roll back with the branch. If, walking back from the head, a sequence number at or below the
     marker's appears without its snapshot, the table was rolled back behind the marker. A chain that ends above it, in
-    an expired parent, is only an expired history.
+    an expired parent, is only an expired history; one that ends in a snapshot that replaced the whole table is not.
     """
     snapshots = {s.snapshot_id: s for s in metadata.snapshots}
     ref = metadata.refs.get(MAIN)
@@ -58,14 +59,33 @@ def check_ancestry(metadata: TableMetadata, marker: Marker, *, table: str) -> No
         if (current.sequence_number or 0) <= marker.sequence_number:
             break
         if current.parent_snapshot_id is None or current.parent_snapshot_id not in snapshots:
+            if _replaces_all(current, metadata):
+                break
             return
         current = snapshots[current.parent_snapshot_id]
     raise RolledBack(
-        f"table {table} was rolled back behind stream {marker.stream!r}: its last commit was snapshot "
+        f"table {table} was rolled back behind stream {marker.stream!r}, or replaced: its last commit was snapshot "
         f"{marker.snapshot_id} (sequence number {marker.sequence_number}), which is no longer in branch {MAIN!r}. "
         f"`frazil reset {marker.stream} --to table` re-reads what the rollback removed; "
         f"`frazil reset {marker.stream} --to marker` accepts its absence"
     )
+
+
+def _replaces_all(first: Snapshot, metadata: TableMetadata) -> bool:
+    """Whether a snapshot without a parent began an empty table over one with files (`CREATE OR REPLACE TABLE`).
+
+    The snapshot before it is still kept, so no expiry took its parent, and its summary counts no file but its own.
+    """
+    if first.parent_snapshot_id is not None or first.sequence_number is None:
+        return False
+    before = next((s for s in metadata.snapshots if s.sequence_number == first.sequence_number - 1), None)
+    files, added, deleted = (_count(first, f"{what}-data-files") for what in ("total", "added", "deleted"))
+    return before is not None and _count(before, "total-data-files") > 0 and files == added and not deleted
+
+
+def _count(snapshot: Snapshot, key: str) -> int:
+    text = (snapshot.summary.get(key) if snapshot.summary else None) or "0"
+    return int(text) if text.isdecimal() else 0
 
 
 def check_open_branch(metadata: TableMetadata, marker: Marker, *, table: str) -> None:

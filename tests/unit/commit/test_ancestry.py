@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from pyiceberg.table.update import RemoveSnapshotRefUpdate
 
 from frazil.errors import RolledBack
 
@@ -73,6 +74,47 @@ def test_history_that_was_expired_is_fine(world):
     world.run(world.begin(), {0: (4, 5)})
 
     assert [row for row in world.rows() if row[0] == 0] == [(0, offset) for offset in range(5)]
+
+
+def replaced(world, keep: int) -> None:
+    """The table after `CREATE OR REPLACE TABLE … AS SELECT … LIMIT keep`, which keeps properties and old snapshots."""
+    table = world.load()
+    rows = table.scan().to_arrow().slice(0, keep)
+    world.catalog.inner.commit_table(table, (), (RemoveSnapshotRefUpdate(ref_name="main"),))
+    world.load().append(rows)
+
+
+@pytest.mark.parametrize("keep", [0, 2])
+def test_a_table_that_another_engine_replaced_stops_the_writer_and_the_next_start(world, keep: int):
+    committer = filled(world)
+    replaced(world, keep)
+
+    for write in (lambda: world.run(committer, {0: (3, 4)}), world.take_over):
+        with pytest.raises(RolledBack, match="or replaced"):
+            write()
+
+    assert len(world.rows()) == keep
+
+
+def test_a_table_that_was_replaced_between_commits_of_others_stops_the_writer(world):
+    committer = filled(world)
+    world.foreign_append()
+    replaced(world, 2)
+    world.foreign_append()
+
+    with pytest.raises(RolledBack, match="or replaced"):
+        world.run(committer, {0: (3, 4)})
+
+
+def test_a_table_that_was_emptied_and_expired_is_fine(world):
+    committer = filled(world)
+    world.load().delete()
+    world.expire_all_but_newest()
+    world.foreign_append()
+    world.foreign_append()
+    world.expire_all_but_newest()
+
+    world.run(committer, {0: (3, 4)})
 
 
 def test_compaction_is_fine_and_so_is_expiry_after_it(world):
