@@ -60,13 +60,14 @@ class TableHandle:
         self._table: Table | None = None
         self._loaded: Table | None = None
         self._newest: Table | None = None
+        self._uuid: str | None = None
         self._store: ObjectStore | None = None
 
     @classmethod
     def of(cls, table: Table) -> TableHandle:
         """A handle for a loaded table; its metadata is loaded again."""
         handle = cls(table.catalog, ".".join(table.name()))
-        handle._loaded = table
+        handle._loaded, handle._uuid = table, str(table.metadata.table_uuid)
         return handle
 
     def beside(self, identifier: str) -> TableHandle:
@@ -96,6 +97,11 @@ class TableHandle:
         with catalog_errors(self.catalog_name):
             self.refresh()
 
+    @property
+    def is_another(self) -> bool:
+        """Whether the name means another table now than when this handle first loaded it."""
+        return self._loaded is not None and str(self._loaded.metadata.table_uuid) != self._uuid
+
     def current(self) -> Table:
         """The table as last seen; loads it the first time."""
         return self._table or self.refresh()
@@ -103,6 +109,7 @@ class TableHandle:
     def refresh(self) -> Table:
         self.forget()
         self._loaded = self._catalog.load_table(self.identifier)
+        self._uuid = self._uuid or str(self._loaded.metadata.table_uuid)
         self._newest = self._table = self._newer(self._loaded)
         return self._table
 
@@ -122,7 +129,7 @@ class TableHandle:
 
     def know(self, table: Table) -> None:
         """Take a table that was just loaded for what it is now."""
-        self._loaded = table
+        self._loaded, self._uuid = table, self._uuid or str(table.metadata.table_uuid)
         self._newest = self._table = self._newer(table)
 
     def forget(self) -> None:

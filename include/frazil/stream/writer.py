@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from pyiceberg.exceptions import NoSuchTableError
+
 from frazil import clock, errors
 from frazil.commit.accepted_rejects import accepted_offsets
 from frazil.commit.catalog_probe import check_can_hold
@@ -66,7 +68,7 @@ from frazil.stream.routed_tables import made_to_follow
 from frazil.stream.stage_context import merge_rules
 from frazil.stream.stall_history import Limits
 from frazil.table.catalogs import catalog_errors, load_catalog
-from frazil.table.lost import lost_table
+from frazil.table.lost import check_own_folder, gone_table, lost_table
 from frazil.table.tables import ensure_dead_letters, ensure_table, load_stream_table, state_location
 
 log = logging.getLogger(__name__)
@@ -195,6 +197,16 @@ class Writer:
                 if self.spec.source.on_gap == "fail":
                     raise
                 log.warning("%s: beginning a new epoch after it", error)
+            except NoSuchTableError as error:
+                raise gone_table(self.spec) from error
+            except errors.Fenced as error:
+                if not parts.tables.main.is_another:
+                    raise
+                raise errors.Fenced(
+                    f"the table {parts.tables.main.identifier} is no longer the one that stream {self.spec.name!r} "
+                    "wrote to: it was dropped or renamed, and created again. The next start begins the stream anew in "
+                    "an empty table; to keep the rows, bring the former table back under this name first"
+                ) from error
             last = epoch.number
 
     def _open(self, reporter: Reporter, emit: Callable[[Happening], None]) -> tuple[StreamTables, ProgressFolder]:
@@ -216,6 +228,7 @@ class Writer:
             merging=self._merging(progress, emit),
         )
         if read_marker(tables.main.current().metadata.properties, self.spec.name) is None:
+            check_own_folder(catalog, tables.main.current())
             check_can_hold(catalog, self.spec, now_ms=clock.now_ms())
         reporter.table(main.location(), progress, merges=tables.merging is not None)
         return tables, progress

@@ -6,12 +6,15 @@ import shlex
 from collections.abc import Iterable
 
 from pyiceberg.catalog import Catalog
+from pyiceberg.table import Table
 
 from frazil.errors import SpecError, TableLost
 from frazil.spec.model import StreamSpec
-from frazil.table.catalogs import catalog_config, catalog_errors, existing_catalog
+from frazil.table.catalogs import catalog_config, catalog_errors, existing_catalog, names_in
 from frazil.table.declared import DeclaredTable, declared_dead_letters, declared_table
-from frazil.table.remains import Remains, place_of_new, remains_of
+from frazil.table.parallel import in_parallel
+from frazil.table.remains import Remains, other_table, place_of_new, remains_of
+from frazil.table.storage import open_store
 
 
 def remains_in_place(catalog: Catalog, declared: DeclaredTable) -> Remains | None:
@@ -28,6 +31,13 @@ def remains_in_place(catalog: Catalog, declared: DeclaredTable) -> Remains | Non
 
 def lost_sentence(catalog: Catalog, identifier: str, found: Remains) -> str:
     """What happened to a table whose files are there and which its catalog does not have, and what to do now."""
+    uuid = found.newest.uuid if found.newest else None
+    if name := other_name(catalog, identifier, location=found.location, uuid=uuid):
+        return (
+            f"the table {identifier} is not in the catalog {catalog.name!r}, and its location {found.location} holds "
+            f"the table {name}. If it was renamed, rename {name} back to {identifier} or declare `table: {name}`; "
+            "otherwise declare another `table.location`"
+        )
     ways = ["Let FRAZIL_HOME or .pyiceberg.yaml name the right catalog"]
     if found.newest is not None:
         ways.append(f"register the table again: `{registration(catalog.name, identifier, found.newest.path)}`")
@@ -36,6 +46,50 @@ def lost_sentence(catalog: Catalog, identifier: str, found: Remains) -> str:
         f"{found}. The catalog may have been lost or exchanged. {', or '.join(ways)}. If the table was dropped on "
         "purpose, move that folder away, or declare another `table.location`"
     )
+
+
+def other_name(catalog: Catalog, identifier: str, *, location: str, uuid: str | None) -> str | None:
+    """The name by which the catalog has a table of this folder or UUID, beside `identifier`; None if it has none.
+
+    Searches the namespaces of the name and of the folder. Raises what the catalog raises.
+    """
+    folder = _plain(location)
+    above = folder.split("/")[-2:-1]
+    namespaces = {identifier.rpartition(".")[0], *(name.removesuffix(".db") for name in above if name)}
+    names = sorted({name for namespace in namespaces for name in names_in(catalog, namespace)} - {identifier})
+
+    def is_it(name: str) -> bool:
+        try:
+            found = catalog.load_table(name).metadata
+        except Exception:  # a table that cannot be loaded tells nothing
+            return False
+        return str(found.table_uuid) == uuid or _plain(found.location) == folder
+
+    found = in_parallel(is_it, names) if names else []
+    return next((name for name, same in zip(names, found, strict=True) if same), None)
+
+
+def _plain(location: str) -> str:
+    return location.removeprefix("file://").rstrip("/")
+
+
+def gone_table(spec: StreamSpec) -> TableLost:
+    """Why a stream's table, which existed a moment ago, is not in its catalog. Raises as `lost_table` does."""
+    catalog = existing_catalog(spec.table.catalog).name
+    return TableLost(lost_table(spec) or _dropped(spec, catalog))
+
+
+def check_own_folder(catalog: Catalog, table: Table) -> None:
+    """Check that no other table of the catalog has files in the table's folder. Raises TableLost."""
+    identifier = ".".join(table.name())
+    other = other_table(open_store(table.location(), table.io.properties), table)
+    name = other and other_name(catalog, identifier, location=table.location(), uuid=other.uuid)
+    if name:
+        raise TableLost(
+            f"the folder {table.location()} of table {identifier} also holds the table {name}, which was renamed "
+            f"before {identifier} was created again: each would delete the other's files. Drop {identifier} without "
+            f"purging it and rename {name} back, or declare another `table.location`"
+        )
 
 
 def registration(catalog: str, identifier: str, metadata: str) -> str:
@@ -101,10 +155,12 @@ def missing_table(spec: StreamSpec, *, committed: bool) -> str | None:
         return f"{TableLost.__name__}: {found}"
     if not committed:
         return None
-    catalog = existing_catalog(spec.table.catalog).name
+    return f"{TableLost.__name__}: {_dropped(spec, existing_catalog(spec.table.catalog).name)}"
+
+
+def _dropped(spec: StreamSpec, catalog: str) -> str:
     return (
-        f"{TableLost.__name__}: a writer of this host committed to the table {spec.table.identifier}, and the catalog "
-        f"{catalog!r} does not have it: the catalog was lost or exchanged, or the table was dropped or renamed. Name "
-        f"the right catalog, or register the table's newest metadata file; `frazil forget {spec.name}` if it was "
-        "dropped on purpose"
+        f"a writer of this host committed to the table {spec.table.identifier}, and the catalog {catalog!r} does not "
+        "have it: the catalog was lost or exchanged, or the table was dropped or renamed. Name the right catalog, or "
+        f"register the table's newest metadata file; `frazil forget {spec.name}` if it was dropped on purpose"
     )

@@ -5,17 +5,13 @@ Catalogs do not: an SQL catalog takes any path, and has a table then that nobody
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from pyiceberg.catalog import Catalog, MetastoreCatalog
 from pyiceberg.exceptions import ValidationError
 from pyiceberg.serializers import FromInputFile
 from pyiceberg.table.metadata import TableMetadata
 
 from frazil.errors import SpecError
-from frazil.table.catalogs import names_in
-from frazil.table.lost import registration
-from frazil.table.parallel import in_parallel
+from frazil.table.lost import other_name, registration
 from frazil.table.remains import file_name, newest_of
 from frazil.table.storage import open_store
 from frazil.timetext import utc
@@ -70,29 +66,9 @@ def check_not_another(catalog: Catalog, table: str, metadata: TableMetadata) -> 
 
     It is looked for in the namespaces of `table` and of its folder. Raises SpecError, and what the catalog raises.
     """
-    names = sorted({*_beside(catalog, table, metadata.location)} - {table})
-
-    def has_it(name: str) -> bool:
-        try:
-            found = catalog.load_table(name).metadata
-        except Exception:  # one that cannot be loaded tells nothing
-            return False
-        return found.table_uuid == metadata.table_uuid or _folder(found.location) == _folder(metadata.location)
-
-    for name, found in zip(names, in_parallel(has_it, names) if names else (), strict=True):
-        if found:
-            raise SpecError(
-                f"the catalog {catalog.name!r} has the table in {metadata.location} already, as {name}: two names of "
-                f"one table would lose each other's rows. Nothing was registered. If {table} shall be its name, rename "
-                f"{name}"
-            )
-
-
-def _beside(catalog: Catalog, table: str, location: str) -> Iterator[str]:
-    folder = location.rstrip("/").split("/")[-2:-1]
-    for namespace in {table.rpartition(".")[0], *(name.removesuffix(".db") for name in folder if name)}:
-        yield from names_in(catalog, namespace)
-
-
-def _folder(location: str) -> str:
-    return location.removeprefix("file://").rstrip("/")
+    name = other_name(catalog, table, location=metadata.location, uuid=str(metadata.table_uuid))
+    if name is not None:
+        raise SpecError(
+            f"the catalog {catalog.name!r} has the table in {metadata.location} already, as {name}: two names of one "
+            f"table would lose each other's rows. Nothing was registered. To have it as {table}, rename {name}"
+        )

@@ -1,0 +1,73 @@
+"""A table that is renamed, dropped or created again while its writer runs: the writer ends with what happened."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from frazil.errors import Fenced, TableLost
+from frazil.table.catalogs import load_catalog
+
+Frazil = Callable[..., Any]
+
+
+def ended(stream: Any, events: Any, eventually: Frazil, harm: Callable[[Any], None]) -> BaseException | None:
+    """What ends a writer at its first batch after its table was harmed."""
+    stream.produce(events(range(10)))
+    with stream.writing() as writing:
+        eventually(lambda: stream.has_rows(10))
+        harm(load_catalog(None))
+        stream.produce(events(range(10, 20)))
+        outcome: BaseException | None = writing.outcome()
+        return outcome
+
+
+def test_a_renamed_table_is_named_and_the_stream_goes_on_once_it_has_its_name_again(
+    stream: Any, events: Any, eventually: Frazil, frazil: Frazil
+) -> None:
+    error = ended(stream, events, eventually, lambda catalog: catalog.rename_table("test.events", "test.others"))
+    assert isinstance(error, TableLost)
+    assert "holds the table test.others. If it was renamed, rename test.others back to test.events" in str(error)
+    for command in (("status", "events"), ("run", "events", "--until-caught-up"), ("audit", "events")):
+        done = frazil(*command)
+        assert "holds the table test.others" in done.stdout + done.stderr
+        assert "frazil register" not in done.stdout + done.stderr
+    load_catalog(None).rename_table("test.others", "test.events")
+    stream.catch_up()
+    assert stream.ids() == list(range(20))
+
+
+def test_a_table_that_was_created_again_ends_the_writer_and_the_next_start_fills_it(
+    stream: Any, events: Any, eventually: Frazil
+) -> None:
+    def create_again(catalog: Any) -> None:
+        schema = catalog.load_table("test.events").schema()
+        catalog.drop_table("test.events")
+        catalog.create_table("test.events", schema)
+
+    error = ended(stream, events, eventually, create_again)
+    assert isinstance(error, Fenced)
+    assert "it was dropped or renamed, and created again" in str(error)
+    stream.catch_up()
+    assert stream.ids() == list(range(20))
+
+
+def test_no_stream_begins_in_a_folder_that_a_renamed_table_still_uses(
+    stream: Any, events: Any, eventually: Frazil
+) -> None:
+    def rename_and_create_again(catalog: Any) -> None:
+        schema = catalog.load_table("test.events").schema()
+        catalog.rename_table("test.events", "test.others")
+        catalog.create_table("test.events", schema)
+
+    error = ended(stream, events, eventually, rename_and_create_again)
+    assert isinstance(error, Fenced)
+    with pytest.raises(TableLost, match=r"also holds the table test\.others"):
+        stream.catch_up()
+    assert stream.ids() == []
+    load_catalog(None).drop_table("test.events")
+    load_catalog(None).rename_table("test.others", "test.events")
+    stream.catch_up()
+    assert stream.ids() == list(range(20))
