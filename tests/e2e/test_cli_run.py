@@ -111,3 +111,21 @@ def check_others_are_refused(stream: Any, seen: dict[str, Any]) -> None:
         )  # fmt: skip
         assert refused.returncode == 9, refused.stderr
         assert str(seen["writer"]["pid"]) in refused.stderr
+
+
+def test_rows_of_a_journal_that_a_killed_writer_left_are_counted_by_the_run_that_commits_them(
+    stream: Any, events: Any, frazil: Any, tmp_path: Path
+):
+    stream.produce([*events(range(200)), b"not json"])
+    points = tmp_path / "points"
+    points.write_text("after-journal")
+    command = stream.command("--until-caught-up")
+    command[1] = str(Path(__file__).parents[1] / "faults" / "crashing_writer.py")
+    environment = {**os.environ, "FRAZIL_TEST_CRASHES": str(points), "FRAZIL_TEST_ENGINE": "python"}
+    crashed = subprocess.run(command, env=environment, capture_output=True, timeout=250, check=False)
+    assert crashed.returncode == -signal.SIGKILL
+
+    done = frazil("run", stream.name, "--until-caught-up")
+
+    assert "batch 1-1: 200 rows, 1 dead letter" in done.stdout
+    assert f"caught up: 200 rows in test.{stream.name}, 1 dead letter" in done.stdout

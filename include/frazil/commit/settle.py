@@ -33,14 +33,14 @@ log = logging.getLogger(__name__)
 class Settled:
     """The fate of the journals of earlier epochs."""
 
-    committed: tuple[BatchKey, ...] = ()
+    committed: tuple[Journal, ...] = ()
     discarded: tuple[BatchKey, ...] = ()
     deleted_files: int = 0
 
     def __str__(self) -> str:
         parts = [
             f"batches {word}: {', '.join(map(str, keys))}"
-            for word, keys in (("committed", self.committed), ("discarded", self.discarded))
+            for word, keys in (("committed", [j.key for j in self.committed]), ("discarded", self.discarded))
             if keys
         ]
         swept = [f"{counted(self.deleted_files, 'file')} of nobody deleted"] if self.deleted_files else []
@@ -53,7 +53,7 @@ def settle(tables: StreamTables, committer: Committer) -> Settled:
     Raises what `Committer.commit` raises, except for stale journals.
     """
     marker = check_fence(tables.marker(), stream=tables.stream, epoch=committer.epoch)
-    committed: list[BatchKey] = []
+    committed: list[Journal] = []
     discarded: list[BatchKey] = []
     keys = tables.journals.keys()
     for journal in _waiting(tables, marker, keys):
@@ -64,7 +64,7 @@ def settle(tables: StreamTables, committer: Committer) -> Settled:
             tables.journals.void(journal.key)
             log.info("discarded: %s", reason)
         else:
-            committed.append(journal.key)
+            committed.append(journal)
             log.info("batch %s of an earlier epoch was committed from its journal", journal.key)
     if discarded:
         _hold(tables, epoch=committer.epoch)

@@ -133,7 +133,7 @@ class BatchRunner:
             self._check_not_replaced(error)
             raise
         self._give_notices(answers)
-        self._tell(journal, stage_s=staged - began, commit_s=time.monotonic() - staged)
+        self.report(journal, stage_s=staged - began, commit_s=time.monotonic() - staged)
         self.emit(PhaseBegan(Phase.WAITING))
         self._observe(journal, answers, batch_s=time.monotonic() - began, commit_s=commit_s)
         self._sweep(journal)
@@ -160,7 +160,8 @@ class BatchRunner:
         if self.landed is not None and self.spec.resources.on_cluster:
             self._sweep(self.landed)
 
-    def _tell(self, journal: Journal, *, stage_s: float, commit_s: float) -> None:
+    def report(self, journal: Journal, *, stage_s: float = 0, commit_s: float = 0) -> None:
+        """Emit the events of a committed batch; without times for one that an earlier epoch staged."""
         key, files = journal.key, len(journal.files)
         self.emit(
             BatchCommitted(

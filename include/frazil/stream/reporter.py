@@ -128,9 +128,7 @@ class Reporter:
                 elif phase is Phase.STAGING:
                     self._staging_since_ms = event.at_ms
                 self.phase(phase, key=key)
-            case EpochBegan(marker=marker, settled=settled):
-                self.committed(marker, at_ms=event.at_ms if settled.committed else None)
-            case RecordsSkipped(marker=marker):
+            case EpochBegan(marker=marker) | RecordsSkipped(marker=marker):
                 # Records that retention deleted are no lag, because nobody can read them.
                 self.committed(marker, at_ms=None)
             case BatchCommitted(marker=marker, stage_s=stage_s, commit_s=commit_s):

@@ -349,7 +349,7 @@ class Epoch:
             raise errors.Fenced(f"stream {p.spec.name!r} was forgotten while its writer started")
         p.emit(EpochBegan(committer.epoch, marker, settled))
         marker = self._after_gaps(committer, marker, topics)
-        return BatchRunner(
+        runner = BatchRunner(
             spec=p.spec,
             kafka=p.kafka,
             kafka_properties=executors_kafka_properties(p.spec, os.environ),
@@ -363,6 +363,9 @@ class Epoch:
             rejects_accepted=accepted_offsets(p.tables, marker.source),
             route=StreamRoute.begin(p.spec, p.tables, marker, p.emit),
         )
+        for journal in settled.committed:
+            runner.report(journal)
+        return runner
 
     def _after_gaps(self, committer: Committer, marker: Marker, topics: Topics) -> Marker:
         """The marker, moved past what retention deleted if the stream declares `on-gap: skip`; else raises `OffsetGap`.

@@ -103,8 +103,9 @@ class StreamMetrics:
         add(m.DEAD_LETTERS, of, batch.rejected)
         add(m.FILES, of, batch.files)
         add(m.WRITTEN, of, batch.bytes)
-        self._meters.observe(m.STAGE, of, batch.stage_s)
-        self._meters.observe(m.COMMIT, of, batch.commit_s)
+        if batch.stage_s:  # else an earlier epoch staged it
+            self._meters.observe(m.STAGE, of, batch.stage_s)
+            self._meters.observe(m.COMMIT, of, batch.commit_s)
         if self._merge_s:
             self._meters.observe(m.MERGE, of, self._merge_s)
             self._merge_s = 0.0

@@ -225,7 +225,7 @@ def test_a_writer_killed_before_its_commit_leaves_neither_and_the_next_one_commi
     with pytest.raises(Killed):
         committer.commit(journal)
     assert not landed(world)
-    assert world.settle(world.take_over(tables), tables).committed == (journal.key,)
+    assert world.settle(world.take_over(tables), tables).committed == (journal,)
     assert landed(world)
 
 
@@ -233,7 +233,7 @@ def test_dead_letters_that_a_writer_committed_before_it_died_are_not_committed_a
     """As by a writer that committed table after table, before `commit.atomic` was declared."""
     journal = staged(world, committer)
     world.commit_dead_letters(committer, journal)
-    assert world.settle(world.take_over(tables), tables).committed == (journal.key,)
+    assert world.settle(world.take_over(tables), tables).committed == (journal,)
     assert at_once.tables == []
     assert landed(world)
 

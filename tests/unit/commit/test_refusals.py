@@ -54,7 +54,7 @@ def test_a_refusal_that_no_waiting_mends_ends_with_the_catalogs_own_words(world,
     assert sum(world.time.waits) < 10, "seconds, and not the minutes of an unknown outcome"
     assert world.rows() == []
     answers.commits = []
-    assert world.settle(world.take_over(tables), tables).committed == (journal.key,)
+    assert world.settle(world.take_over(tables), tables).committed == (journal,)
     assert world.rows() == [(0, 0), (0, 1), (0, 2)]
 
 

@@ -43,7 +43,7 @@ def test_the_last_journal_is_committed_again_without_writing_one_parquet_file(wo
     second = world.take_over()
     settled = world.settle(second)
 
-    assert settled.committed == (journal.key,)
+    assert settled.committed == (journal,)
     assert world.all_parquet_files() == staged
     assert world.rows() == [(0, 0), (0, 1), (0, 2), (0, 4)]
     assert world.dead_letters() == [(0, 3)]
@@ -136,7 +136,7 @@ def test_a_journal_says_nothing_of_partitions_that_a_reset_moved(world):
     assert world.tables.journals.put(journal)
     write_marker(world, dataclasses.replace(world.marker().owned_by(2), offsets={there: 0, moved: 50}))
 
-    assert world.settle(world.take_over()).committed == (journal.key,)
+    assert world.settle(world.take_over()).committed == (journal,)
 
     marker = world.marker()
     assert marker.offsets == {there: 2, moved: 50}
@@ -261,7 +261,7 @@ def test_a_sweep_beside_a_running_writer_spares_what_that_writer_has_not_settled
     second = world.take_over()
 
     assert sweep(world.view(), below_epoch=second.epoch) == 0
-    assert world.settle(second).committed == (journal.key,)
+    assert world.settle(second).committed == (journal,)
     assert len(world.rows()) == 3
 
 
@@ -333,7 +333,7 @@ def test_a_fenced_writer_gives_back_what_nobody_will_commit_any_more(world, clos
 
     if closed == "not yet":
         assert deleted == 0
-        assert world.settle(successor).committed == (journal.key,)
+        assert world.settle(successor).committed == (journal,)
         assert world.rows() == [(0, 0), (0, 1), (0, 2), (0, 4)]
     else:
         assert deleted >= 2
@@ -418,7 +418,7 @@ def test_a_start_through_a_cache_that_is_behind_goes_by_what_it_has_committed_it
     second = world.take_over(view)
     settled = world.settle(second, view)
 
-    assert settled.committed == (journal.key,)
+    assert settled.committed == (journal,)
     assert view.marker() == world.marker()
     assert (world.rows(), world.dead_letters()) == ([(0, 0), (0, 2), (0, 3)], [(0, 1)])
 
