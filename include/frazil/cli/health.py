@@ -73,8 +73,8 @@ def health(table: str | None, streams_folder: Path, *, as_json: bool, deep: bool
 
     Without TABLE, each table that streams write has a line; with it, all its numbers are shown. Reads metadata and
     commit records; no manifest unless --deep, no data, no Kafka, no JVM. Exits with 0 also where a value is beyond its
-    threshold, with 25 where the catalog lacks a table that a stream had, and with 10 where a declaration cannot be
-    read.
+    threshold, with 25 where a stream's table is missing from its catalog, with 10 where a declaration cannot be read,
+    and with 1 where a table cannot be measured.
 
     \b
     Example:
@@ -118,6 +118,8 @@ def health(table: str | None, streams_folder: Path, *, as_json: bool, deep: bool
         raise SystemExit(TableLost.exit_code)
     for why in untold.values():
         raise SystemExit(why.exit_code if isinstance(why, FrazilError) else FrazilError.exit_code)
+    if any(look.problem for look in found):
+        raise SystemExit(FrazilError.exit_code)
 
 
 def _with_missing(

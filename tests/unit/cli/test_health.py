@@ -108,7 +108,9 @@ def test_a_catalog_out_of_reach_hides_no_other_table_and_is_an_error_of_its_own(
     monkeypatch.setenv("PYICEBERG_CATALOG__AWAY__URI", "http://127.0.0.1:9")
     away = YAML.replace("identifier: demo.made", "catalog: away, identifier: demo.away")
     (tmp_path / "away.yaml").write_text(away.replace("name: made", "name: away"))
-    found = {t["table"]: t for t in tables(tmp_path) if t["kind"] == "main"}
+    done = call(tmp_path, "--json")
+    assert done.exit_code == 1, "a table that was not measured is not healthy"
+    found = {t["table"]: t for t in json.loads(done.stdout)["tables"] if t["kind"] == "main"}
     assert "cannot be reached" in found["demo.away"]["problem"]
     assert found["demo.made"]["health"]["data-files"] == 6
     assert isinstance(call(tmp_path, "demo.away").exception, CommitUnavailable)
