@@ -30,9 +30,12 @@ demo: setup ## Real flights from Kafka into Iceberg, run by Airflow (DEMO=exit, 
 	  $(if $(CATALOG),--catalog $(CATALOG)) $(if $(SPARK),--spark $(SPARK)) \
 	  $(if $(KAFKA_PORT),--kafka-port $(KAFKA_PORT)) $(if $(AIRFLOW_PORT),--airflow-port $(AIRFLOW_PORT))
 
-test: setup lint ## Lint, types, import contract and all tests, with real parts
+# Lint runs next to the tests, which wait for servers much of the time.
+test: setup ## Lint, types, import contract and all tests, with real parts
 	@$(BIN)/python -m frazil.spark.jars fetch s3 postgres registry >/dev/null
-	$(BIN)/pytest $(PARALLEL) --durations=10 $(PYTEST)
+	@log=$$(mktemp); $(MAKE) --no-print-directory lint >$$log 2>&1 & lint=$$!; \
+	$(BIN)/pytest $(PARALLEL) -p tests.run_again --durations=10 $(PYTEST); tests=$$?; \
+	wait $$lint; linted=$$?; cat $$log; rm -f $$log; exit $$((tests ? tests : linted))
 
 lint: venv ## Lint, format, types and import contract alone
 	$(BIN)/ruff check $(STATIC)

@@ -36,7 +36,7 @@ from frazil.spark import jars
 from frazil.spec.load import load_stream
 from frazil.spec.model import StreamSpec
 from frazil.table.catalogs import load_catalog, spark_properties
-from tests import polling
+from tests import chromium, polling
 
 # Spark starts its workers with PYSPARK_PYTHON, and binds to whatever the host's name resolves to, unless told.
 os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
@@ -58,10 +58,26 @@ settings.register_profile("test", deadline=None, derandomize=True, max_examples=
 settings.register_profile("soak", deadline=None, max_examples=2000)
 settings.load_profile(os.environ.get("FRAZIL_TEST_EXAMPLES", "test"))
 
+ACCEPTANCE_SEED = "FRAZIL_ACCEPTANCE_SEED"
+"""Names the number that chooses the acceptance cells of this run. The workers inherit it from the first process."""
+if ACCEPTANCE_SEED not in os.environ:
+    counted = subprocess.run(
+        ["git", "rev-list", "--count", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True, check=False
+    )
+    os.environ[ACCEPTANCE_SEED] = counted.stdout.strip() or "1"
+
 SPARK_JARS = ("spark", "s3", "postgres")
 """One JVM serves the tests of all catalogs and storages."""
 
 TopicFactory = Callable[..., str]
+
+
+def pytest_report_header() -> list[str]:
+    number = os.environ[ACCEPTANCE_SEED]
+    header = [f"acceptance cells: number {number}; {ACCEPTANCE_SEED}={number} runs the same ones again"]
+    if chromium.installed() is None and not chromium.may_install():
+        header.append("no Chromium: the browser tests are skipped. Debian: apt-get install chromium")
+    return header
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

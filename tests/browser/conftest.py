@@ -6,10 +6,8 @@ import atexit
 import json
 import os
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from frazil.dev.kafka import EmbeddedKafka
+from tests import chromium as chromium_of_tests
 from tests.api_server import ApiServer, api_server
 from tests.troubled_world import TroubledWorld, troubled_world
 
@@ -24,7 +23,6 @@ if "AIRFLOW_HOME" not in os.environ:
     os.environ["AIRFLOW_HOME"] = tempfile.mkdtemp(prefix="frazil-airflow-")
     atexit.register(shutil.rmtree, os.environ["AIRFLOW_HOME"], ignore_errors=True)
 
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 MEMORY = Path("/dev/shm")
 COMMITS = 13
 PAGE = "/frazil/ops/index.html"
@@ -36,12 +34,7 @@ expect.set_options(timeout=WITHIN_MS)  # type: ignore[no-untyped-call]
 @pytest.fixture(scope="session")
 def chromium() -> str:
     """The browser of this machine. Where there is none, and the tests run as root on Debian, it is installed."""
-    found = next(filter(None, map(shutil.which, NAMES)), None)
-    if found is None and os.geteuid() == 0 and shutil.which("apt-get"):
-        for command in (["apt-get", "update"], ["apt-get", "install", "-y", "--no-install-recommends", "chromium"]):
-            with suppress(subprocess.SubprocessError):
-                subprocess.run(command, check=False, capture_output=True, timeout=200)
-        found = shutil.which("chromium")
+    found = chromium_of_tests.installed() or (chromium_of_tests.install() if chromium_of_tests.may_install() else None)
     if found is None:
         pytest.skip("there is no Chromium: install it (Debian: apt-get install chromium)")
     return found
