@@ -80,6 +80,7 @@ def pytest_report_header() -> list[str]:
     return header
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Choose which tests share a worker of `make test`, and what it begins with: what takes longest.
 
@@ -94,8 +95,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: order.get(groups[item], len(order)))
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish(session: pytest.Session) -> None:
     """What was imported and collected stays to the end: the garbage collector need not walk it again and again."""
+    if getattr(session.config.option, "loadgroup", False):
+        alone = [item.nodeid for item in session.items if "@" not in item.nodeid]
+        assert not alone, f"xdist does not group tests: is its version made for this pytest? {alone[:3]}"
     gc.collect()
     gc.freeze()
 
