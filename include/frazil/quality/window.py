@@ -14,6 +14,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.table import DataScan
 from pyiceberg.types import IcebergType, ListType, MapType, StructType, TimestamptzType
 
+import frazil.table.exact_reading  # noqa: F401 - reads data files
 from frazil.errors import FrazilError, SpecError
 from frazil.quality.gate import GateRequest
 from frazil.table.catalogs import catalog_config, catalog_errors, existing_catalog, spark_properties
