@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.transforms import TruncateTransform
-from pyiceberg.types import DecimalType
+from pyiceberg.types import DecimalType, IcebergType, IntegerType, LongType
 
 from frazil.errors import SpecError
 from frazil.ingest.beside_value import BesideValue
@@ -136,14 +136,31 @@ def told(moment: Beyond, record: bytes | None, *, quote: Quoter, units: Mapping[
     return moment.text(words if words is None or unit is None else f"{words} (unit: {unit})")
 
 
-def least_truncatable(schema: Schema, spec: PartitionSpec) -> Iterator[tuple[PartitionField, Decimal]]:
-    """Partition fields that truncate a decimal, each with the least value whose truncation the type can hold."""
+def least_truncatable(schema: Schema, spec: PartitionSpec) -> Iterator[tuple[PartitionField, int | Decimal]]:
+    """Partition fields that truncate numbers, each with the least value whose truncation the type can hold."""
     for field in spec.fields:
         kind = schema.find_type(field.source_id)
-        if isinstance(kind, DecimalType) and isinstance(field.transform, TruncateTransform):
-            width = field.transform.width
-            with localcontext(prec=2 * kind.precision):
-                yield field, Decimal(-((10**kind.precision - 1) // width * width)).scaleb(-kind.scale)
+        lowest = _lowest(kind)
+        if lowest is not None and isinstance(field.transform, TruncateTransform):
+            least = -(-lowest // field.transform.width * field.transform.width)
+            yield field, _scaled(least, kind) if isinstance(kind, DecimalType) else least
+
+
+def _lowest(kind: IcebergType) -> int | None:
+    """The least number of a type, of a decimal without its point."""
+    match kind:
+        case IntegerType():
+            return -(2**31)
+        case LongType():
+            return -(2**63)
+        case DecimalType():
+            return -(10**kind.precision - 1)
+    return None
+
+
+def _scaled(number: int, kind: DecimalType) -> Decimal:
+    with localcontext(prec=2 * kind.precision):
+        return Decimal(number).scaleb(-kind.scale)
 
 
 def _without(shaped: Decoded, wrong: Mapping[int, str]) -> Decoded:
