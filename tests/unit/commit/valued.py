@@ -59,6 +59,7 @@ from frazil.ingest.changes import CHANGE, DELETE, KEPT, UPSERT
 from frazil.ingest.contract import Content, RangeProgress, StagedFile
 from frazil.ingest.write import TableWriter, file_namer
 from frazil.merge.contract import How, MergeRules
+from frazil.merge.table_files import arrow_schema
 from frazil.partitions.open_windows import Alignment
 from frazil.partitions.windows import Grain
 from frazil.spec.iceberg import DEAD_LETTER_PARTITION_SPEC, DEAD_LETTER_SCHEMA
@@ -162,6 +163,8 @@ class ValuedWorld(World):
     values: dict[str, list[Any]] = dataclasses.field(default_factory=dict)
     live: dict[int, dict[str, Any]] = dataclasses.field(default_factory=dict)
     """What the table must have, by `id`."""
+    texts: dict[str, list[tuple[Any, ...]]] = dataclasses.field(default_factory=dict)
+    """What DuckDB read of each file."""
 
     def __post_init__(self) -> None:
         self.starts = {("events", 0): FIRST_OFFSET}
@@ -306,9 +309,11 @@ class ValuedWorld(World):
             assert {repr(of_path[path]) for path in paths} == {repr(partition)}
 
     def _expected(self) -> dict[int, tuple[Any, ...]]:
-        schema = pa.schema([f for f in target_schema(self) if f.name in {"id", *self.values}])
-        pq.write_table(table_of([*self.live.values()], schema), path := str(self.root / "truth.parquet"))
-        return {number: tuple(row) for number, *row in self._texts(path)}
+        declared = arrow_schema(self.load().schema())
+        schema = pa.schema([f for f in declared if f.name in {"id", *self.values}])
+        path = self.root / f"truth-{len(self.texts)}.parquet"
+        pq.write_table(table_of([*self.live.values()], schema), path)
+        return {number: tuple(row) for number, *row in self._texts(str(path))}
 
     def _read(self, path: str) -> list[tuple[Any, ...]]:
         gone = set()
@@ -320,13 +325,11 @@ class ValuedWorld(World):
 
     def _texts(self, path: str) -> list[tuple[Any, ...]]:
         """`id`, and the other columns as DuckDB's texts, in the order of the file."""
-        columns = ", ".join(f"CAST({name} AS VARCHAR)" for name in self.values)
-        with duckdb.connect() as connection:
-            connection.sql("SET TimeZone = 'UTC'")
-            found: list[tuple[Any, ...]] = connection.sql(
-                f"SELECT id, {columns} FROM read_parquet('{path}')"
-            ).fetchall()
-        return found
+        if path not in self.texts:
+            columns = ", ".join(f"CAST({name} AS VARCHAR)" for name in self.values)
+            with duckdb.connect(config={"threads": 1}) as connection:
+                self.texts[path] = connection.sql(f"SELECT id, {columns} FROM read_parquet('{path}')").fetchall()
+        return self.texts[path]
 
     def entries(self, content: str) -> list[dict[str, Any]]:
         """The live files of one content, read by another Avro reader than PyIceberg's."""
@@ -336,12 +339,6 @@ class ValuedWorld(World):
         manifests = [m for m in records(head.manifest_list) if m["content"] == wanted]
         entries = [entry for m in manifests for entry in records(m["manifest_path"])]
         return [entry["data_file"] for entry in entries if entry["status"] != 2]
-
-
-def target_schema(world: ValuedWorld) -> pa.Schema:
-    from frazil.merge.table_files import arrow_schema
-
-    return arrow_schema(world.load().schema())
 
 
 def table_of(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Table:
