@@ -80,9 +80,12 @@ HAPPENINGS: Mapping[str, Callable[[ValuedWorld, int], None]] = {
 @given(
     place=st.sampled_from(PLACES),
     key=st.sampled_from(KEYS),
+    of_key=st.booleans(),
     happens=st.lists(st.sampled_from([*HAPPENINGS]), min_size=2, max_size=4),
 )
-@example(place=("double", IdentityTransform()), key="long", happens=["copy-on-write", "dedupe", "open window"])
+@example(
+    place=("double", IdentityTransform()), key="long", of_key=False, happens=["copy-on-write", "dedupe", "open window"]
+)
 @example(
     place=("uuid", IdentityTransform()), key="uuid", happens=["merge-on-read", "merge-on-read", "evolution", "append"]
 )
@@ -91,10 +94,18 @@ HAPPENINGS: Mapping[str, Callable[[ValuedWorld, int], None]] = {
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=list(HealthCheck),
 )
-def test_rows_that_no_change_touches_stay_as_they_are(place, key, happens):
+def test_rows_that_no_change_touches_stay_as_they_are(place, key, of_key, happens):
     name, transform = place
+    key = name if of_key and name in KEYS else key
     with tempfile.TemporaryDirectory() as folder, catalog_in(Path(folder)) as catalog:
-        world = valued_world(catalog, Path(folder), place=name, transform=transform, key=key)
+        world = valued_world(
+            catalog,
+            Path(folder),
+            place=name,
+            transform=transform,
+            key=key,
+            source="k" if key == name and of_key else "p",
+        )
         world.append([world.row(n + first) for first in (0, CHANGED) for n in range(world.rows_of_each)])
         world.check()
         for n, happening in enumerate(happens):

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.transforms import TruncateTransform
-from pyiceberg.types import DecimalType, IcebergType, IntegerType, LongType
+from pyiceberg.types import DecimalType
 
 from frazil.errors import SpecError
 from frazil.ingest.beside_value import BesideValue
-from frazil.ingest.calendar_limits import OUT_OF_RANGE, Beyond, out_of_range
+from frazil.ingest.calendar_limits import OUT_OF_RANGE, Beyond, ends_of, out_of_range
 from frazil.ingest.changes import ChangeReader
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.contract import OffsetRange, StageContext
@@ -140,22 +140,9 @@ def least_truncatable(schema: Schema, spec: PartitionSpec) -> Iterator[tuple[Par
     """Partition fields that truncate numbers, each with the least value whose truncation the type can hold."""
     for field in spec.fields:
         kind = schema.find_type(field.source_id)
-        lowest = _lowest(kind)
-        if lowest is not None and isinstance(field.transform, TruncateTransform):
-            least = -(-lowest // field.transform.width * field.transform.width)
+        if isinstance(field.transform, TruncateTransform) and (ends := ends_of(kind)):
+            least = -(-ends[0] // field.transform.width * field.transform.width)
             yield field, _scaled(least, kind) if isinstance(kind, DecimalType) else least
-
-
-def _lowest(kind: IcebergType) -> int | None:
-    """The least number of a type, of a decimal without its point."""
-    match kind:
-        case IntegerType():
-            return -(2**31)
-        case LongType():
-            return -(2**63)
-        case DecimalType():
-            return -(10**kind.precision - 1)
-    return None
 
 
 def _scaled(number: int, kind: DecimalType) -> Decimal:

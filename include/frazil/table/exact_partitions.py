@@ -17,4 +17,4 @@ def _read(_: DoubleReader, decoder: BinaryDecoder) -> float:
     return found
 
 
-DoubleReader.read = _read  # type: ignore[method-assign]
+DoubleReader.read = _read  # type: ignore[method-assign, assignment]

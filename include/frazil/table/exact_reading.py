@@ -41,5 +41,5 @@ def _with_child(array: pa.Array, kind: pa.DataType, child: pa.Array) -> pa.Array
     return pa.Array.from_buffers(kind, len(array), own, offset=array.offset, children=[child])
 
 
-ArrowProjectionVisitor.list = _list  # type: ignore[method-assign]
-ArrowProjectionVisitor.map = _map  # type: ignore[method-assign]
+ArrowProjectionVisitor.list = _list  # type: ignore[method-assign, assignment]
+ArrowProjectionVisitor.map = _map  # type: ignore[method-assign, assignment]

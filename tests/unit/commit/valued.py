@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
-from pyiceberg.transforms import DayTransform, Transform
+from pyiceberg.transforms import DayTransform, IdentityTransform, Transform
 from pyiceberg.types import (
     BinaryType,
     BooleanType,
@@ -57,6 +57,7 @@ from frazil.commit.sweep import batch_folder, sweep_batch
 from frazil.commit.target import change_target, target_table
 from frazil.ingest.changes import CHANGE, DELETE, KEPT, UPSERT
 from frazil.ingest.contract import Content, RangeProgress, StagedFile
+from frazil.ingest.shape import least_truncatable
 from frazil.ingest.write import TableWriter, file_namer
 from frazil.merge.contract import How, MergeRules
 from frazil.merge.table_files import arrow_schema
@@ -266,7 +267,9 @@ class ValuedWorld(World):
         with table.update_schema() as update:
             update.add_column(f"new_{number}", StringType())
         with table.update_spec() as spec:
-            spec.add_field("id", "bucket[4]", f"bucket_{number}") if number % 2 else spec.add_identity(f"new_{number}")
+            spec.add_field("id", f"bucket[{number + 4}]", f"bucket_{number}") if number % 2 else spec.add_identity(
+                f"new_{number}"
+            )
 
     def _put(self, rows: Sequence[dict[str, Any]]) -> None:
         self.live.update({row["id"]: row for row in rows})
@@ -300,9 +303,9 @@ class ValuedWorld(World):
         of_path: dict[str, Any] = {}
         for entry in self.entries("data"):
             of_path[entry["file_path"]] = partition = {name: plain(v) for name, v in entry["partition"].items()}
-            if "p" in partition:
+            for name in {"k", "p"} & {*partition}:
                 rows = self._read(entry["file_path"])
-                assert {plain(self.live[number]["p"]) for number, *_ in rows} <= {partition["p"]}
+                assert {plain(self.live[number][name]) for number, *_ in rows} <= {partition[name]}
         for entry in self.entries("deletes"):
             paths = set(pq.read_table(bare(entry["file_path"]))["file_path"].to_pylist())
             partition = {name: plain(value) for name, value in entry["partition"].items()}
@@ -403,15 +406,26 @@ def plain(value: Any) -> Any:
 
 
 def valued_world(
-    catalog: FaultyCatalog, folder: Path, *, place: str, transform: Transform[Any, Any] | None, key: str
+    catalog: FaultyCatalog,
+    folder: Path,
+    *,
+    place: str,
+    transform: Transform[Any, Any] | None,
+    key: str,
+    source: str = "p",
 ) -> ValuedWorld:
-    """A stream whose tables are empty, partitioned by the day and by a transform of a column of a type."""
+    """A stream whose tables are empty, partitioned by the day and by a transform of `p` or of the key's `k`."""
     schema, values = schema_of(place, key)
     by_id = {field.name: field.field_id for field in schema.fields}
     parts = [PartitionField(by_id["at"], 1000, DayTransform(), "at_day")]
     if transform is not None:
-        parts.append(PartitionField(by_id["p"], 1001, transform, "p" if str(transform) == "identity" else "p_part"))
-    catalog.inner.create_table("demo.valued", schema, partition_spec=PartitionSpec(*parts))
+        parts.append(
+            PartitionField(by_id[source], 1001, transform, source if transform == IdentityTransform() else "part")
+        )
+    spec = PartitionSpec(*parts)
+    for _, least in least_truncatable(schema, spec):  # what is less is a dead letter
+        values[source] = [value for value in values[source] if value is None or value >= least]
+    catalog.inner.create_table("demo.valued", schema, partition_spec=spec)
     catalog.inner.create_table(
         "demo.valued_dead_letters", DEAD_LETTER_SCHEMA, partition_spec=DEAD_LETTER_PARTITION_SPEC
     )
