@@ -86,9 +86,8 @@ HAPPENINGS: Mapping[str, Callable[[ValuedWorld, int], None]] = {
 @example(
     place=("double", IdentityTransform()), key="long", of_key=False, happens=["copy-on-write", "dedupe", "open window"]
 )
-@example(
-    place=("uuid", IdentityTransform()), key="uuid", happens=["merge-on-read", "merge-on-read", "evolution", "append"]
-)
+@example(place=("uuid", IdentityTransform()), key="uuid", of_key=True, happens=["merge-on-read", "evolution", "append"])
+@example(place=("date", MonthTransform()), key="date", of_key=True, happens=["dedupe", "copy-on-write", "backfill"])
 @settings(
     max_examples=max(6, settings().max_examples // 10),
     phases=[Phase.explicit, Phase.generate],

@@ -405,7 +405,7 @@ def plain(value: Any) -> Any:
     return value.replace(tzinfo=None) if isinstance(value, datetime) else value
 
 
-def valued_world(
+def valued_world(  # noqa: PLR0913 - what a table is made of
     catalog: FaultyCatalog,
     folder: Path,
     *,
