@@ -51,6 +51,8 @@ class Layout:
 
     @classmethod
     def of_staged(cls, file: StagedFile, metadata: TableMetadata) -> Layout:
+        if file.content == "position-deletes":  # of a data file that may be older than the newest schema, and its spec
+            return cls.of_spec(metadata.specs()[file.spec_id], metadata)
         schema = metadata.schema_by_id(file.schema_id)
         if schema is None:
             raise SchemaIncompatible(f"schema {file.schema_id} of staged file {file.path} is no longer the table's")
