@@ -19,11 +19,15 @@ from pyiceberg.manifest import (
     ManifestFile,
     ManifestWriter,
     ManifestWriterV2,
+    data_file_with_partition,
+    manifest_entry_schema_with_data_file,
 )
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema, index_by_id
 from pyiceberg.table import Table, TableProperties
 from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.typedef import TableVersion
+from pyiceberg.types import NestedField, StructType
 
 from frazil.commit.avro_forms import AvroForm, FormedAvroFile
 from frazil.commit.counted_output import CountedOutput
@@ -104,6 +108,15 @@ class _Writer(ManifestWriterV2):
     def new_writer(self) -> AvroOutputFile[ManifestEntry]:
         form = self._form()
         return FormedAvroFile(self._output_file, form.avro, metadata=form.metadata)
+
+    def _with_partition(self, format_version: TableVersion) -> Schema:
+        """As Iceberg's specification has it: a partition value may be null even if its column is required."""
+        values = [
+            NestedField(field.field_id, field.name, field.field_type, required=False)
+            for field in self._spec.partition_type(self._schema).fields
+        ]
+        data_file = data_file_with_partition(StructType(*values), format_version)
+        return manifest_entry_schema_with_data_file(format_version, data_file)
 
     def _form(self) -> _Form:
         name = f"{self._of} {self._schema.schema_id} {self._spec.spec_id} {self._content} {self._compression}"

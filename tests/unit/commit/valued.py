@@ -9,7 +9,7 @@ import dataclasses
 import io
 import math
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time
 from decimal import Decimal
@@ -53,7 +53,7 @@ from frazil.backfill.request import parse_request
 from frazil.commit.lane_records import Record
 from frazil.commit.marker import BatchKey, open_branch
 from frazil.commit.merging import MERGED_CONTENT, Merging
-from frazil.commit.sweep import batch_folder, sweep_batch
+from frazil.commit.sweep import bare_path, batch_folder, sweep_batch
 from frazil.commit.target import change_target, target_table
 from frazil.ingest.changes import CHANGE, DELETE, KEPT, UPSERT
 from frazil.ingest.contract import Content, RangeProgress, StagedFile
@@ -132,7 +132,7 @@ def column(nesting: str, name: str, ids: Iterator[int]) -> tuple[IcebergType, li
     return kind, [None, *values]
 
 
-def schema_of(place: str, key: str) -> tuple[Schema, dict[str, list[Any]]]:
+def schema_of(place: str, key: str, types: Collection[str]) -> tuple[Schema, dict[str, list[Any]]]:
     """The schema with a partition source of a type and a key of another, and the values of each column."""
     ids = count(1)
     fields = [
@@ -146,7 +146,7 @@ def schema_of(place: str, key: str) -> tuple[Schema, dict[str, list[Any]]]:
         NestedField(1000 + next(ids), "kafka_timestamp", TimestamptzType(), required=False),
     ]
     values = {"k": list(EXTREMES[key][1]), "p": [None, *EXTREMES[place][1]]}
-    for name in EXTREMES:
+    for name in types:
         for nesting in NESTINGS:
             kind, of = column(nesting, name, ids)
             fields.append(NestedField(next(ids), f"{nesting}_{name}", kind, required=False))
@@ -307,7 +307,7 @@ class ValuedWorld(World):
                 rows = self._read(entry["file_path"])
                 assert {plain(self.live[number][name]) for number, *_ in rows} <= {partition[name]}
         for entry in self.entries("deletes"):
-            paths = set(pq.read_table(bare(entry["file_path"]))["file_path"].to_pylist())
+            paths = set(pq.read_table(bare_path(entry["file_path"]))["file_path"].to_pylist())
             partition = {name: plain(value) for name, value in entry["partition"].items()}
             assert {repr(of_path[path]) for path in paths} == {repr(partition)}
 
@@ -321,10 +321,10 @@ class ValuedWorld(World):
     def _read(self, path: str) -> list[tuple[Any, ...]]:
         gone = set()
         for entry in self.entries("deletes"):
-            rows = pq.read_table(bare(entry["file_path"]))
+            rows = pq.read_table(bare_path(entry["file_path"]))
             pairs = zip(rows["file_path"].to_pylist(), rows["pos"].to_pylist(), strict=True)
             gone |= {position for of, position in pairs if of == path}
-        return [row for place, row in enumerate(self._texts(bare(path))) if place not in gone]
+        return [row for place, row in enumerate(self._texts(bare_path(path))) if place not in gone]
 
     def _texts(self, path: str) -> list[tuple[Any, ...]]:
         """`id`, and the other columns as DuckDB's texts, in the order of the file."""
@@ -388,12 +388,8 @@ def as_declared(array: pa.Array, kind: pa.DataType) -> pa.Array:
     )
 
 
-def bare(path: str) -> str:
-    return path.removeprefix("file://")
-
-
 def records(path: str) -> list[dict[str, Any]]:
-    return list(fastavro.reader(io.BytesIO(Path(bare(path)).read_bytes())))  # type: ignore[arg-type]
+    return list(fastavro.reader(io.BytesIO(Path(bare_path(path)).read_bytes())))  # type: ignore[arg-type]
 
 
 def plain(value: Any) -> Any:
@@ -413,9 +409,11 @@ def valued_world(  # noqa: PLR0913 - what a table is made of
     transform: Transform[Any, Any] | None,
     key: str,
     source: str = "p",
+    types: Collection[str] = EXTREMES.keys(),
+    location: str | None = None,
 ) -> ValuedWorld:
     """A stream whose tables are empty, partitioned by the day and by a transform of `p` or of the key's `k`."""
-    schema, values = schema_of(place, key)
+    schema, values = schema_of(place, key, types)
     by_id = {field.name: field.field_id for field in schema.fields}
     parts = [PartitionField(by_id["at"], 1000, DayTransform(), "at_day")]
     if transform is not None:
@@ -425,7 +423,7 @@ def valued_world(  # noqa: PLR0913 - what a table is made of
     spec = PartitionSpec(*parts)
     for _, least in least_truncatable(schema, spec):  # what is less is a dead letter
         values[source] = [value for value in values[source] if value is None or value >= least]
-    catalog.inner.create_table("demo.valued", schema, partition_spec=spec)
+    catalog.inner.create_table("demo.valued", schema, location, spec)
     catalog.inner.create_table(
         "demo.valued_dead_letters", DEAD_LETTER_SCHEMA, partition_spec=DEAD_LETTER_PARTITION_SPEC
     )
