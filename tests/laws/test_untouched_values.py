@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 from pyiceberg.transforms import (
@@ -77,6 +78,7 @@ HAPPENINGS: Mapping[str, Callable[[ValuedWorld, int], None]] = {
 }
 
 
+@pytest.mark.timeout(1_800)
 @given(
     place=st.sampled_from(PLACES),
     key=st.sampled_from(KEYS),
@@ -89,7 +91,7 @@ HAPPENINGS: Mapping[str, Callable[[ValuedWorld, int], None]] = {
 @example(place=("uuid", IdentityTransform()), key="uuid", of_key=True, happens=["merge-on-read", "evolution", "append"])
 @example(place=("date", MonthTransform()), key="date", of_key=True, happens=["dedupe", "copy-on-write", "backfill"])
 @settings(
-    max_examples=max(6, settings().max_examples // 10),
+    max_examples=max(6, settings().max_examples // 20),
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=list(HealthCheck),
 )

@@ -296,7 +296,7 @@ class ValuedWorld(World):
             for name, was, now in zip(names, row, found[number], strict=True)
             if was != now
         }
-        assert wrong == {}
+        assert not wrong, [*wrong.items()][:5]
         self.check_partitions()
 
     def check_partitions(self) -> None:
@@ -309,7 +309,7 @@ class ValuedWorld(World):
         for entry in self.entries("deletes"):
             paths = set(pq.read_table(bare_path(entry["file_path"]))["file_path"].to_pylist())
             partition = {name: plain(value) for name, value in entry["partition"].items()}
-            assert {repr(of_path[path]) for path in paths} == {repr(partition)}
+            assert {repr(of_path[path]) for path in paths & of_path.keys()} <= {repr(partition)}
 
     def _expected(self) -> dict[int, tuple[Any, ...]]:
         declared = arrow_schema(self.load().schema())
@@ -331,7 +331,9 @@ class ValuedWorld(World):
         if path not in self.texts:
             columns = ", ".join(f"CAST({name} AS VARCHAR)" for name in self.values)
             with duckdb.connect(config={"threads": 1}) as connection:
-                self.texts[path] = connection.sql(f"SELECT id, {columns} FROM read_parquet('{path}')").fetchall()
+                self.texts[path] = connection.sql(
+                    f"SELECT id, {columns} FROM read_parquet('{path}', hive_partitioning = false)"
+                ).fetchall()
         return self.texts[path]
 
     def entries(self, content: str) -> list[dict[str, Any]]:
