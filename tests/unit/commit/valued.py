@@ -164,6 +164,8 @@ class ValuedWorld(World):
     values: dict[str, list[Any]] = dataclasses.field(default_factory=dict)
     live: dict[int, dict[str, Any]] = dataclasses.field(default_factory=dict)
     """What the table must have, by `id`."""
+    listed: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
+    """What manifests said first of each file."""
     texts: dict[str, list[tuple[Any, ...]]] = dataclasses.field(default_factory=dict)
     """What DuckDB read of each file."""
 
@@ -298,6 +300,15 @@ class ValuedWorld(World):
         }
         assert not wrong, [*wrong.items()][:5]
         self.check_partitions()
+        self.check_entries()
+
+    def check_entries(self) -> None:
+        """Each file is listed as it was at first, with each field that its writer gave it."""
+        for content in ("data", "deletes"):
+            for entry in self.entries(content):
+                said = {name: (sorted(v, key=repr) if isinstance(v, list) else v) for name, v in entry.items()}
+                first = self.listed.setdefault(entry["file_path"], said)
+                assert repr(said) == repr(first)
 
     def check_partitions(self) -> None:
         of_path: dict[str, Any] = {}
