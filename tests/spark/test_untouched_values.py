@@ -30,7 +30,10 @@ BY_SPARK = {
         "CALL default.system.rewrite_manifests('demo.valued')",
     ],
     "deletion": [
-        "ALTER TABLE default.demo.valued SET TBLPROPERTIES ('write.delete.mode' = 'merge-on-read')",
+        (
+            "ALTER TABLE default.demo.valued SET TBLPROPERTIES "
+            "('write.delete.mode' = 'merge-on-read', 'write.delete.granularity' = 'file')"
+        ),
         f"DELETE FROM default.demo.valued WHERE id >= {CHANGED} AND id % 5 = 0",
     ],
 }
