@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterable, Sequence
-from decimal import Decimal
 from functools import reduce
 from itertools import pairwise
 from typing import Any
 
 from pyiceberg.conversions import from_bytes
-from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression, GreaterThanOrEqual, LessThanOrEqual, Or
+from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression, Or
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
 from pyiceberg.table import FileScanTask, Table
-from pyiceberg.types import NestedField, PrimitiveType
+from pyiceberg.types import PrimitiveType
 
 from frazil.commit.merge_plan import (
     SPLIT_BYTES,
@@ -33,9 +32,9 @@ from frazil.commit.merge_plan import (
     pieces_of,
 )
 from frazil.errors import SchemaIncompatible
-from frazil.ingest.calendar_limits import ends_of
 from frazil.ingest.contract import StagedFile
 from frazil.merge.contract import DeleteFile, MergeRules, MergeTask, TableFile
+from frazil.spec.type_ends import rows_between
 from frazil.table.branches import head_of
 
 MOST_SPANS = 16
@@ -96,31 +95,11 @@ def _filter(table: Table, staged: Sequence[StagedFile], rules: MergeRules) -> Bo
     assert rules.event_time is not None
     spans = _spans([bounds for file in staged if (bounds := _bounds(table, rules.event_time, [file]))], rules)
     event_time = table.schema().find_field(rules.event_time)
-    near = reduce(Or, (_between(event_time, *span) for span in spans)) if spans else AlwaysTrue()
+    near = reduce(Or, (rows_between(event_time, *span) for span in spans)) if spans else AlwaysTrue()
     for name in rules.key:
         if bounds := _bounds(table, name, staged):
-            near = And(near, _between(table.schema().find_field(name), *bounds))
+            near = And(near, rows_between(table.schema().find_field(name), *bounds))
     return near
-
-
-def _between(field: NestedField, least: Any, greatest: Any) -> BooleanExpression:
-    """Rows with values between two. The type's own ends are left out, as PyIceberg computes what is beyond an end."""
-    first, last = ends_of(field.field_type) or (None, None)
-    after, before = (_unscaled(value) for value in (least, greatest))
-    found: BooleanExpression = AlwaysTrue()
-    if first is None or after > first:
-        found = GreaterThanOrEqual(term=field.name, value=least)
-    if last is None or before < last:
-        found = And(found, LessThanOrEqual(term=field.name, value=greatest))
-    return found
-
-
-def _unscaled(value: Any) -> Any:
-    """A decimal without its point, as `ends_of` has it; any other value as it is."""
-    if not isinstance(value, Decimal):
-        return value
-    sign, digits, _ = value.as_tuple()
-    return (-1) ** sign * int("".join(map(str, digits)))
 
 
 def _spans(bounds: Iterable[Span], rules: MergeRules) -> list[Span]:

@@ -2,46 +2,19 @@
 
 from __future__ import annotations
 
-from datetime import date
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
-from pyiceberg.types import (
-    DateType,
-    DecimalType,
-    IcebergType,
-    IntegerType,
-    LongType,
-    TimestampType,
-    TimestamptzType,
-)
 
-_EPOCH = date(1970, 1, 1).toordinal()
-DAYS = (date.min.toordinal() - _EPOCH, date.max.toordinal() - _EPOCH)
-MICROSECONDS = (DAYS[0] * 86_400_000_000, (DAYS[1] + 1) * 86_400_000_000 - 1)
+from frazil.spec.type_ends import DAYS, MICROSECONDS
+
 MILLISECONDS = (MICROSECONDS[0] // 1000, MICROSECONDS[1] // 1000)
 OUT_OF_RANGE = "OutOfRange"
 """The error class of a record with such a value."""
 _OUTSIDE = "outside the years 1 to 9999"
-
-
-def ends_of(kind: IcebergType) -> tuple[int, int] | None:
-    """Return the least and the greatest value of a type of numbers or moments; of a decimal, without its point."""
-    match kind:
-        case IntegerType():
-            return -(2**31), 2**31 - 1
-        case LongType():
-            return -(2**63), 2**63 - 1
-        case DecimalType():
-            return 1 - 10**kind.precision, 10**kind.precision - 1
-        case DateType():
-            return DAYS
-        case TimestampType() | TimestamptzType():
-            return MICROSECONDS
-    return None
 
 
 class Beyond(NamedTuple):

@@ -17,7 +17,7 @@ from pyiceberg.types import DecimalType
 
 from frazil.errors import SpecError
 from frazil.ingest.beside_value import BesideValue
-from frazil.ingest.calendar_limits import OUT_OF_RANGE, Beyond, ends_of, out_of_range
+from frazil.ingest.calendar_limits import OUT_OF_RANGE, Beyond, out_of_range
 from frazil.ingest.changes import ChangeReader
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.contract import OffsetRange, StageContext
@@ -29,6 +29,7 @@ from frazil.ingest.sensitive import Protector
 from frazil.ingest.sightings import Sightings, joined_sightings
 from frazil.ingest.split import column_of
 from frazil.spec.coordinates import LINE
+from frazil.spec.type_ends import ends_of
 
 
 class Shaper:
