@@ -34,6 +34,20 @@ def test_the_readme_names_each_room_of_the_package_and_no_other():
     assert sorted(named) == sorted(rooms)
 
 
+def test_each_module_that_reads_data_files_through_pyiceberg_reads_nulls_as_nulls():
+    reads = re.compile(r"\bArrowScan\(|\.scan\b.*\.to_\w+\(|scan\.to_arrow|_to_requested_schema\(")
+    one_column = {"partitions/window_rows.py", "table/readers.py"}  # the second holds the program as text
+    found = {path.relative_to("include/frazil").as_posix(): path.read_text() for path in _modules()}
+    readers = {name for name, text in found.items() if reads.search(text)} - one_column
+
+    assert len(readers) > 5
+    assert {name for name in readers if "import frazil.table.exact_reading" not in found[name]} == set()
+
+
+def _modules() -> list[Path]:
+    return sorted(Path("include/frazil").rglob("*.py"))
+
+
 def test_no_modules_import_each_other_in_a_circle_not_even_inside_functions():
     graph = grimp.build_graph("frazil", exclude_type_checking_imports=True, cache_dir=None)
     imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 from pyiceberg.schema import Schema
 
+from frazil.ingest.no_rows import no_rows
 from frazil.merge.contract import Counts, MergeResult, MergeTask
 from frazil.merge.table_files import Reader, arrow_schema
 
@@ -35,7 +36,7 @@ def changed_keys(done: Iterable[tuple[MergeTask, MergeResult]], reader: Reader, 
     `keys` is the schema of the key columns. Each written row has the key of an insert or an update, and each row that
     left a file that of an update or a delete.
     """
-    counts, none = Counts(), arrow_schema(keys).empty_table()
+    counts, none = Counts(), no_rows(arrow_schema(keys))
     written, left = [none], [none]
     for task, result in done:
         counts += result.counts

@@ -166,14 +166,12 @@ class _Replay:
         """Change files of the records, and the context of a merge that writes beside them."""
         kafka = executors_kafka_properties(self.spec, os.environ)
         found = stage_context(self.spec, self.tables, BatchKey(0, 0), kafka_properties=kafka, topic_ids=self.topic_ids)
-        targets = {
-            target: dataclasses.replace(of, folder=(folder / target).as_uri()) for target, of in found.targets.items()
-        }
+        targets = {target: dataclasses.replace(of, folder=str(folder / target)) for target, of in found.targets.items()}
         context = dataclasses.replace(found, targets=targets)
         result = stage(context, StageTask(0, self.ranges), attempt=0, on_progress=lambda _: None)
         # Only what a merge would write anew is of interest, and no file as a whole.
         rules = dataclasses.replace(merge_rules(self.spec, self.table), how="merge-on-read")
-        target = target_table(self.table, folder=(folder / "merged").as_uri())
+        target = target_table(self.table, folder=str(folder / "merged"))
         changes = tuple(file for file in result.files if file.target == "main")
         return changes, MergeContext(self.spec.name, rules, context.main, target)
 

@@ -7,7 +7,6 @@ import math
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from frazil.backfill.run import Backfill, BackfillPlan
 from frazil.commit.marker import BatchKey
@@ -101,8 +100,7 @@ def sentences(found: Estimate, *, stream: str) -> list[str]:
 def _sampled(backfill: Backfill, plan: BackfillPlan) -> Iterator[StageResult]:
     with tempfile.TemporaryDirectory(prefix="frazil-backfill-") as folder:
         context = backfill.context(backfill.opened.tables, BatchKey(0, 0), plan.source.topic_ids)
-        where = Path(folder).as_uri()
-        targets = {target: dataclasses.replace(t, folder=f"{where}/{target}") for target, t in context.targets.items()}
+        targets = {target: dataclasses.replace(t, folder=f"{folder}/{target}") for target, t in context.targets.items()}
         context = dataclasses.replace(context, targets=targets)
         for task in backfill.source.sample(plan.spans):
             yield stage(context, task, attempt=0, on_progress=lambda _: None)

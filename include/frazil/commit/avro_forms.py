@@ -21,7 +21,7 @@ from pyiceberg.io import OutputFile
 from pyiceberg.schema import Schema
 from pyiceberg.utils.schema_conversion import AvroSchemaConversion
 
-_SCHEMA_KEY = "avro.schema"
+SCHEMA_KEY = "avro.schema"
 _HEADER_WRITER = construct_writer(META_SCHEMA)
 
 
@@ -59,5 +59,5 @@ class FormedAvroFile(AvroOutputFile[D]):
     def _write_header(self) -> None:
         codec = self.metadata[AVRO_CODEC_KEY]
         codec = CODEC_MAPPING_ICEBERG_TO_AVRO.get(codec) or codec
-        meta = {**self.metadata, _SCHEMA_KEY: self._schema_json, AVRO_CODEC_KEY: codec}
+        meta = {**self.metadata, SCHEMA_KEY: self._schema_json, AVRO_CODEC_KEY: codec}
         _HEADER_WRITER.write(self.encoder, AvroFileHeader(MAGIC, meta, self.sync_bytes))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from pyiceberg.avro.codecs import AvroCompressionCodec
+from pyiceberg.avro.codecs import AVRO_CODEC_KEY, AvroCompressionCodec
 from pyiceberg.avro.file import AvroOutputFile
 from pyiceberg.io import OutputFile
 from pyiceberg.manifest import (
@@ -19,14 +19,19 @@ from pyiceberg.manifest import (
     ManifestFile,
     ManifestWriter,
     ManifestWriterV2,
+    data_file_with_partition,
+    manifest_entry_schema_with_data_file,
 )
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema, index_by_id
 from pyiceberg.table import Table, TableProperties
 from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.typedef import TableVersion
+from pyiceberg.types import NestedField, StructType
 
-from frazil.commit.avro_forms import AvroForm, FormedAvroFile
+from frazil.commit.avro_forms import SCHEMA_KEY, AvroForm, FormedAvroFile
 from frazil.commit.counted_output import CountedOutput
+from frazil.commit.manifest_copying import CopiedEntries
 from frazil.errors import SchemaIncompatible
 from frazil.ingest.contract import StagedFile
 from frazil.table.recent import Recent
@@ -51,6 +56,8 @@ class Layout:
 
     @classmethod
     def of_staged(cls, file: StagedFile, metadata: TableMetadata) -> Layout:
+        if file.content == "position-deletes":  # of a data file that may be older than the newest schema, and its spec
+            return cls.of_spec(metadata.specs()[file.spec_id], metadata)
         schema = metadata.schema_by_id(file.schema_id)
         if schema is None:
             raise SchemaIncompatible(f"schema {file.schema_id} of staged file {file.path} is no longer the table's")
@@ -92,16 +99,31 @@ class _Writer(ManifestWriterV2):
         of: str,
         snapshot_id: int,
         codec: AvroCompressionCodec,
+        copied: CopiedEntries | None = None,
     ) -> None:
         super().__init__(layout.spec, layout.schema, output, snapshot_id, codec)
-        self._layout, self._content, self._of = layout, content, of
+        self._layout, self._content, self._of, self._copied = layout, content, of, copied
 
     def content(self) -> ManifestContent:
         return self._content
 
     def new_writer(self) -> AvroOutputFile[ManifestEntry]:
-        form = self._form()
+        form = self._form() if self._copied is None else self._copied_form(self._copied)
         return FormedAvroFile(self._output_file, form.avro, metadata=form.metadata)
+
+    def _copied_form(self, copied: CopiedEntries) -> _Form:
+        writer: Any = copied.writer()
+        avro = AvroForm(copied.schema, "manifest_entry", copied.header[SCHEMA_KEY], writer)
+        return _Form(self._layout, avro, {**copied.header, AVRO_CODEC_KEY: self._compression})
+
+    def _with_partition(self, format_version: TableVersion) -> Schema:
+        """As Iceberg's specification has it: a partition value may be null even if its column is required."""
+        values = [
+            NestedField(field.field_id, field.name, field.field_type, required=False)
+            for field in self._spec.partition_type(self._schema).fields
+        ]
+        data_file = data_file_with_partition(StructType(*values), format_version)
+        return manifest_entry_schema_with_data_file(format_version, data_file)
 
     def _form(self) -> _Form:
         name = f"{self._of} {self._schema.schema_id} {self._spec.spec_id} {self._content} {self._compression}"
@@ -142,10 +164,14 @@ def write_without(  # noqa: PLR0913 - what a manifest consists of, and its place
     table: Table,
     snapshot_id: int,
 ) -> ManifestFile:
-    """Write a manifest anew, with the files at the paths `gone` as deleted by this snapshot."""
+    """Write a manifest again, with the files at the paths `gone` as deleted by this snapshot.
+
+    `entries` are its live ones, in order.
+    """
     layout = Layout.of_spec(table.metadata.specs()[manifest.partition_spec_id], table.metadata)
     written = (_kept_or_deleted(entry, snapshot_id, deleted=entry.data_file.file_path in gone) for entry in entries)
-    return _write(written, layout, manifest.content, path=path, table=table, snapshot_id=snapshot_id)
+    copied = CopiedEntries.of(manifest, table.io)
+    return _write(written, layout, manifest.content, path=path, table=table, snapshot_id=snapshot_id, copied=copied)
 
 
 def _kept_or_deleted(entry: ManifestEntry, snapshot_id: int, *, deleted: bool) -> ManifestEntry:
@@ -166,11 +192,12 @@ def _write(  # noqa: PLR0913 - what a manifest consists of, and its place
     path: str,
     table: Table,
     snapshot_id: int,
+    copied: CopiedEntries | None = None,
 ) -> ManifestFile:
     output, codec = CountedOutput(table.io.new_output(path)), avro_codec(table.metadata)
     of = str(table.metadata.table_uuid)
     writer: ManifestWriter
-    with _Writer(layout, content, output, of=of, snapshot_id=snapshot_id, codec=codec) as writer:
+    with _Writer(layout, content, output, of=of, snapshot_id=snapshot_id, codec=codec, copied=copied) as writer:
         for entry in entries:
             writer.add_entry(entry)
     return writer.to_manifest_file()

@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Any
 
 from pyiceberg.conversions import from_bytes
-from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression, GreaterThanOrEqual, LessThanOrEqual, Or
+from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression, Or
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
 from pyiceberg.table import FileScanTask, Table
 from pyiceberg.types import PrimitiveType
@@ -32,9 +32,9 @@ from frazil.commit.merge_plan import (
     pieces_of,
 )
 from frazil.errors import SchemaIncompatible
-from frazil.ingest.calendar_limits import MICROSECONDS
 from frazil.ingest.contract import StagedFile
 from frazil.merge.contract import DeleteFile, MergeRules, MergeTask, TableFile
+from frazil.spec.type_ends import rows_between
 from frazil.table.branches import head_of
 
 MOST_SPANS = 16
@@ -94,25 +94,12 @@ def _filter(table: Table, staged: Sequence[StagedFile], rules: MergeRules) -> Bo
     """Rows near in event time, with keys between the least and the greatest of the batch."""
     assert rules.event_time is not None
     spans = _spans([bounds for file in staged if (bounds := _bounds(table, rules.event_time, [file]))], rules)
-    near: BooleanExpression = reduce(
-        Or, (_within(rules.event_time, span) for span in spans)
-    ) if len(spans) else AlwaysTrue()  # fmt: skip
+    event_time = table.schema().find_field(rules.event_time)
+    near = reduce(Or, (rows_between(event_time, *span) for span in spans)) if spans else AlwaysTrue()
     for name in rules.key:
         if bounds := _bounds(table, name, staged):
-            near = And(near, _between(name, *bounds))
+            near = And(near, rows_between(table.schema().find_field(name), *bounds))
     return near
-
-
-def _between(name: str, least: Any, greatest: Any) -> BooleanExpression:
-    return And(GreaterThanOrEqual(term=name, value=least), LessThanOrEqual(term=name, value=greatest))
-
-
-def _within(event_time: str, span: Span) -> BooleanExpression:
-    """The rows of a span: without an end outside the calendar, of which PyIceberg finds neither month nor year."""
-    (least, greatest), (first, last) = span, MICROSECONDS
-    after = GreaterThanOrEqual(term=event_time, value=min(least, last)) if least >= first else AlwaysTrue()
-    before = LessThanOrEqual(term=event_time, value=max(greatest, first)) if greatest <= last else AlwaysTrue()
-    return And(after, before)
 
 
 def _spans(bounds: Iterable[Span], rules: MergeRules) -> list[Span]:

@@ -28,6 +28,11 @@ REFUSED = frozenset({400, 405, 413, 422, 501})
 REFUSALS_MOST = 8
 """Refusals of the same metadata, within seconds, that end a swap. A gateway may fail for a moment; and a race that is
 reported as a refusal (sequence number too old) changes the metadata."""
+FAILURES_MOST = 20
+"""Failures to prepare a commit on the same metadata, within a minute, that end a swap. A storage that answers with
+garbage may be well again by then."""
+_FAULTS = (ArithmeticError, AssertionError, AttributeError, LookupError, NotImplementedError, TypeError, ValueError)
+"""What planning and merging raise by themselves. The errors of servers that are among them are also OSErrors."""
 
 SAID_MOST = 300
 """Characters of an error in a sentence of the log: some servers answer with pages."""
@@ -67,24 +72,29 @@ class TablesNamed:
 
 @dataclass(slots=True)
 class Refusals:
-    """Counts how often a catalog has refused a change of the same metadata."""
+    """Counts how often a change of the same metadata was refused by a catalog, or could not be prepared."""
 
     of: TablesNamed
     count: int = 0
     seen: tuple[str, ...] = ()
 
-    def met(self, error: Exception, tables: Sequence[Table]) -> None:
-        """Count a refusal, and raise `CommitRefused` at the last; ignores other errors."""
-        if not _is_refusal(error) or not tables:
+    def met(self, error: Exception, step: Step, tables: Sequence[Table]) -> None:
+        """Count a refusal or a fault, and raise `CommitRefused` at the last; ignores other errors."""
+        fault = step == "prepare" and isinstance(error, _FAULTS) and not isinstance(error, OSError)
+        if not tables or not (fault or _is_refusal(error)):
             return
-        seen = tuple(table.metadata_location for table in tables)
+        seen = (type(error).__name__ if fault else "", *(table.metadata_location for table in tables))
         self.count = self.count + 1 if seen == self.seen else 1
         self.seen = seen
-        if self.count >= REFUSALS_MOST:
-            raise CommitRefused(
-                f"the catalog refuses to change {self.of.tables}: {error}. The staged files "
-                "and the journal are kept. Fix what it says, then start again"
-            ) from error
+        if self.count < (FAILURES_MOST if fault else REFUSALS_MOST):
+            return
+        what = f"the catalog refuses to change {self.of.tables}: {error}"
+        remedy = "Fix what it says, then start again"
+        if fault:
+            said = f"{type(error).__name__}: {one_line(error)[:SAID_MOST]}"
+            what = f"a commit to {self.of.tables} cannot be prepared: {said}. It failed {self.count} times alike"
+            remedy = "Report this with the log; a start tries again"
+        raise CommitRefused(f"{what}. The staged files and the journal are kept. {remedy}") from error
 
 
 def _is_refusal(error: Exception) -> bool:

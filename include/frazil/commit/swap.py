@@ -341,7 +341,8 @@ def swap(handle: TableHandle, propose: Propose[T], *, patience: Patience) -> T:
     In every round `propose` sees the metadata that its change will replace. It is not called if the table turns out to
     have an attempt whose answer was lost.
     Raises `CommitUnavailable` if no round is decided within `patience.total_s`, or before the caller is asked to end,
-    `CommitRefused` if the catalog refuses the change, and `AccessDenied` if it refuses our credentials.
+    `CommitRefused` if the catalog refuses the change or it cannot be prepared, and `AccessDenied` if it refuses our
+    credentials.
     """
     return _swap((TableCommit(handle, propose, ()),), None, patience)
 
@@ -362,7 +363,7 @@ def _swap(commits: Sequence[TableCommit[T]], at_once: CommitTables | None, patie
             looked_again = True
             continue
         except Exception as error:  # anything else is an unknown outcome, which the next round finds out
-            refusals.met(error, rounds.tables)
+            refusals.met(error, rounds.step, rounds.tables)
             setback = setback_of(error, rounds.step, of, patience.total_s)
             left_s = deadline + rounds.proposing_s - patience.clock()
             if left_s <= 0:

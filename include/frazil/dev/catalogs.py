@@ -23,7 +23,7 @@ def catalogs(
     if store is not None:
         found["rest"] = store.rest_catalog()
     if database is not None:
-        storage = {"warehouse": local_warehouse.absolute().as_uri()}
+        storage = {"warehouse": f"file://{local_warehouse.absolute()}"}
         if store is not None:
             storage = {"warehouse": f"s3://{WAREHOUSE}/", **store.s3_properties()}
         found["postgres"] = {"type": "sql", "uri": database.uri, **storage}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import date
 from typing import NamedTuple
 
 import numpy as np
@@ -10,9 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-_EPOCH = date(1970, 1, 1).toordinal()
-DAYS = (date.min.toordinal() - _EPOCH, date.max.toordinal() - _EPOCH)
-MICROSECONDS = (DAYS[0] * 86_400_000_000, (DAYS[1] + 1) * 86_400_000_000 - 1)
+from frazil.spec.type_ends import DAYS, MICROSECONDS
+
 MILLISECONDS = (MICROSECONDS[0] // 1000, MICROSECONDS[1] // 1000)
 OUT_OF_RANGE = "OutOfRange"
 """The error class of a record with such a value."""

@@ -82,7 +82,8 @@ def _leaves(path: str, array: pa.Array) -> Iterator[tuple[str, pa.Array]]:
         yield from _leaves(f"{path}.key_value.{kind.key_field.name}", array.keys)
         yield from _leaves(f"{path}.key_value.{kind.item_field.name}", array.items)
     elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        yield from _leaves(f"{path}.list.{kind.value_field.name}", array.flatten())
+        values = array.values[array.offsets[0].as_py() : array.offsets[-1].as_py()]  # Arrow cannot flatten all UUIDs
+        yield from _leaves(f"{path}.list.{kind.value_field.name}", values)
     else:
         yield path, array
 

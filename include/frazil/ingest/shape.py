@@ -29,6 +29,7 @@ from frazil.ingest.sensitive import Protector
 from frazil.ingest.sightings import Sightings, joined_sightings
 from frazil.ingest.split import column_of
 from frazil.spec.coordinates import LINE
+from frazil.spec.type_ends import ends_of
 
 
 class Shaper:
@@ -136,14 +137,18 @@ def told(moment: Beyond, record: bytes | None, *, quote: Quoter, units: Mapping[
     return moment.text(words if words is None or unit is None else f"{words} (unit: {unit})")
 
 
-def least_truncatable(schema: Schema, spec: PartitionSpec) -> Iterator[tuple[PartitionField, Decimal]]:
-    """Partition fields that truncate a decimal, each with the least value whose truncation the type can hold."""
+def least_truncatable(schema: Schema, spec: PartitionSpec) -> Iterator[tuple[PartitionField, int | Decimal]]:
+    """Partition fields that truncate numbers, each with the least value whose truncation the type can hold."""
     for field in spec.fields:
         kind = schema.find_type(field.source_id)
-        if isinstance(kind, DecimalType) and isinstance(field.transform, TruncateTransform):
-            width = field.transform.width
-            with localcontext(prec=2 * kind.precision):
-                yield field, Decimal(-((10**kind.precision - 1) // width * width)).scaleb(-kind.scale)
+        if isinstance(field.transform, TruncateTransform) and (ends := ends_of(kind)):
+            least = -(-ends[0] // field.transform.width * field.transform.width)
+            yield field, _scaled(least, kind) if isinstance(kind, DecimalType) else least
+
+
+def _scaled(number: int, kind: DecimalType) -> Decimal:
+    with localcontext(prec=2 * kind.precision):
+        return Decimal(number).scaleb(-kind.scale)
 
 
 def _without(shaped: Decoded, wrong: Mapping[int, str]) -> Decoded:

@@ -30,6 +30,7 @@ from frazil.ingest.destinations import Divider
 from frazil.ingest.isolate import IsolatedDecoder
 from frazil.ingest.kafka import RangeReader
 from frazil.ingest.narrow import is_environment, narrowed
+from frazil.ingest.no_rows import no_rows
 from frazil.ingest.opened import decoder_maker, open_reader, open_writer
 from frazil.ingest.progress import ProgressCounter
 from frazil.ingest.range_turns import TurnReader
@@ -273,7 +274,7 @@ class _Stage:
 
     def _unwritable(self, error: Exception) -> Decoded:
         rejection = Rejection(0, UNWRITABLE, f"{type(error).__name__}: {error}")
-        return Decoded(self._main.layout.arrow_schema.empty_table(), np.arange(0), [rejection])
+        return Decoded(no_rows(self._main.layout.arrow_schema), np.arange(0), [rejection])
 
     def check_table(self) -> None:
         """Write a row of nulls and zeros in memory: if it raises, the table is at fault, and no record."""

@@ -20,7 +20,9 @@ from pyiceberg.schema import Schema, prune_columns
 from pyiceberg.table.name_mapping import parse_mapping_from_json
 from pyiceberg.types import ListType, LongType, MapType, StringType
 
+import frazil.table.exact_reading  # noqa: F401 - reads data files
 from frazil.ingest.contract import StagedFile
+from frazil.ingest.no_rows import no_rows
 from frazil.merge.changes import column
 from frazil.merge.contract import DeleteFile, TableFile
 
@@ -65,7 +67,7 @@ class Reader:
     def whole(self, path: str, schema: Schema) -> pa.Table:
         found = self.open(path)
         with found:
-            return pa.concat_tables([arrow_schema(schema).empty_table(), *(rows for _, rows in found.groups(schema))])
+            return pa.concat_tables([no_rows(arrow_schema(schema)), *(rows for _, rows in found.groups(schema))])
 
     def deleted(self, file: TableFile) -> NDArray[np.int64]:
         """The positions of a data file's rows that delete files name, in order."""
@@ -132,11 +134,11 @@ class DataReader:
                 _to_requested_schema(schema, there, batch, downcast_ns_timestamp_to_us=True)
                 for batch in rows.to_batches()
             ]
-            yield starts[group], pa.Table.from_batches(batches).cast(expected) if batches else expected.empty_table()
+            yield starts[group], pa.Table.from_batches(batches).cast(expected) if batches else no_rows(expected)
 
     def at(self, schema: Schema, positions: NDArray[np.int64]) -> pa.Table:
         """The rows at some positions, which are in order."""
-        parts = [arrow_schema(schema).empty_table()]
+        parts = [no_rows(arrow_schema(schema))]
         groups = np.unique(np.searchsorted(np.array(self.starts), positions, side="right") - 1).tolist()
         for start, rows in self.groups(schema, groups):
             mine = positions[(positions >= start) & (positions < start + rows.num_rows)] - start

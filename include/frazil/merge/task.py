@@ -16,6 +16,7 @@ from pyiceberg.schema import Schema
 from pyroaring import BitMap64
 
 from frazil.ingest.contract import StagedFile
+from frazil.ingest.no_rows import no_rows
 from frazil.ingest.write import TableWriter, file_namer
 from frazil.merge.changes import Newest, column, newest_by_key
 from frazil.merge.contract import Counts, MergeContext, MergeResult, MergeTask, TableFile
@@ -82,7 +83,7 @@ class _Merge:
     def result(self) -> MergeResult:
         rules, task = self.context.rules, self.task
         changes_schema = Schema.model_validate_json(self.context.changes.schema_json)
-        none = arrow_schema(changes_schema).empty_table()
+        none = no_rows(arrow_schema(changes_schema))
         changes = pa.concat_tables([none, *(self.reader.whole(path, changes_schema) for path in task.changes)])
         newest = newest_by_key(changes, rules, self.ids)
         del changes

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator
 import numpy as np
 import pyarrow as pa
 from pyiceberg.conversions import from_bytes
-from pyiceberg.expressions import And, BooleanExpression, GreaterThanOrEqual, LessThan
+from pyiceberg.expressions import BooleanExpression
 from pyiceberg.io.pyarrow import ArrowScan
 from pyiceberg.manifest import DataFile, ManifestContent, ManifestEntryStatus
 from pyiceberg.table import FileScanTask, Table
@@ -21,6 +21,7 @@ from pyiceberg.types import NestedField, PrimitiveType
 
 from frazil.partitions.completeness import Cursor
 from frazil.partitions.windows import Grain, Window
+from frazil.spec.type_ends import rows_between
 
 
 def window_rows(table: Table, windows: Collection[Window], *, column: str, snapshot_id: int) -> dict[Window, int]:
@@ -33,7 +34,8 @@ def window_rows(table: Table, windows: Collection[Window], *, column: str, snaps
 
 def added_rows(table: Table, snapshot: Snapshot, cursor: Cursor, *, column: str) -> Counter[int]:
     """Rows by window start that the files added by a snapshot bring to the windows covered by the cursor."""
-    field, within = table.schema().find_field(column), between(column, cursor.from_us, cursor.through_us)
+    field = table.schema().find_field(column)
+    within = rows_between(field, cursor.from_us, cursor.through_us - 1)
     counts: Counter[int] = Counter()
     unclear = []
     for manifest in snapshot.manifests(table.io):
@@ -56,11 +58,6 @@ def _may_reach(file: DataFile, field: NestedField, cursor: Cursor) -> bool:
     return bounds is None or (bounds[0] < cursor.through_us and bounds[1] >= cursor.from_us)
 
 
-def between(column: str, from_us: int, to_us: int) -> BooleanExpression:
-    """Rows whose time lies in `[from, to)`."""
-    return And(GreaterThanOrEqual(term=column, value=from_us), LessThan(term=column, value=to_us))
-
-
 def _runs(windows: list[Window]) -> Iterator[tuple[Window, Window]]:
     """The first and last window of each run of adjacent windows."""
     start = 0
@@ -71,12 +68,13 @@ def _runs(windows: list[Window]) -> Iterator[tuple[Window, Window]]:
 
 
 def _count(table: Table, first: Window, last: Window, *, column: str, snapshot_id: int) -> Counter[int]:
-    within = between(column, first.start_us, last.end_us)
+    field = table.schema().find_field(column)
+    within = rows_between(field, first.start_us, last.end_us - 1)
     scan = table.scan(row_filter=within, selected_fields=(column,), snapshot_id=snapshot_id)
     counts: Counter[int] = Counter()
     unclear = []
     for task in scan.plan_files():
-        known = _by_entry(task, table.schema().find_field(column), first.grain)
+        known = _by_entry(task, field, first.grain)
         if known is None:
             unclear.append(task)
         else:

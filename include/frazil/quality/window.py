@@ -9,13 +9,14 @@ from typing import Any
 import pandas as pd  # type: ignore[import-untyped]
 import pyarrow as pa
 from pyiceberg.exceptions import NoSuchTableError
-from pyiceberg.expressions import And, GreaterThanOrEqual, LessThan
 from pyiceberg.schema import Schema
 from pyiceberg.table import DataScan
 from pyiceberg.types import IcebergType, ListType, MapType, StructType, TimestamptzType
 
+import frazil.table.exact_reading  # noqa: F401 - reads data files
 from frazil.errors import FrazilError, SpecError
 from frazil.quality.gate import GateRequest
+from frazil.spec.type_ends import rows_between
 from frazil.table.catalogs import catalog_config, catalog_errors, existing_catalog, spark_properties
 
 _NULLABLE = {
@@ -90,11 +91,7 @@ def open_window(request: GateRequest) -> GatedWindow:
     schema = table.schemas()[table.schema().schema_id if snapshot.schema_id is None else snapshot.schema_id]
     if request.event_time not in schema.column_names:
         raise SpecError(f"{request.table} has no column {request.event_time}, which was named as its event time")
-    begin, end = _bounds(request, schema)
-    row_filter = And(
-        GreaterThanOrEqual(term=request.event_time, value=begin.isoformat()),
-        LessThan(term=request.event_time, value=end.isoformat()),
-    )
+    row_filter = rows_between(schema.find_field(request.event_time), request.from_us, request.to_us - 1)
     return GatedWindow(request, schema, table.scan(row_filter, snapshot_id=request.snapshot_id))
 
 

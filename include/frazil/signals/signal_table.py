@@ -20,6 +20,7 @@ from pyiceberg.expressions import And, BooleanExpression, EqualTo, GreaterThan
 from pyiceberg.table import Table
 from pyiceberg.table.update import SetPropertiesUpdate
 
+import frazil.table.exact_reading  # noqa: F401 - reads data files
 from frazil.commit.history import ancestors
 from frazil.commit.snapshot import SnapshotWriter
 from frazil.commit.swap import Change, Done, Patience, TableHandle, commit_snapshot
@@ -28,9 +29,9 @@ from frazil.errors import FrazilError, MarkerUnreadable
 from frazil.ingest.contract import StagedFile
 from frazil.ingest.write import TableWriter, file_namer
 from frazil.partitions.completeness import Cursor
-from frazil.partitions.window_rows import between
 from frazil.partitions.windows import Grain, Window
 from frazil.signals.signal import SCHEMA, SPEC, Signal, from_row, to_arrow
+from frazil.spec.type_ends import rows_between
 from frazil.table.catalogs import catalog_errors
 from frazil.table.declared import DeclaredTable
 from frazil.table.storage import open_store
@@ -68,7 +69,7 @@ class TableSignals:
     def newest(self, *, from_us: int, to_us: int) -> dict[Window, Signal]:
         """The last signal of each window that begins in `[from, to)`."""
         found: dict[Window, Signal] = {}
-        for signal in self._scan(between("start", from_us, to_us)):
+        for signal in self._scan(rows_between(SCHEMA.find_field("start"), from_us, to_us - 1)):
             found[signal.window] = signal
         return found
 

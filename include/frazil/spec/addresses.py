@@ -8,10 +8,14 @@ from urllib.parse import urlsplit
 OBJECT_STORES = frozenset({"s3", "s3a", "s3n", "gs", "gcs", "abfs", "abfss", "wasb", "wasbs"})
 """URI schemes that PyIceberg opens through fsspec."""
 
+FOLDERS = ("write.data.path", "write.metadata.path")
+"""Table properties that name folders."""
+
 _PROTOCOL = re.compile(r"(?:PLAINTEXT|SSL|SASL_PLAINTEXT|SASL_SSL)://", re.IGNORECASE)
 """A prefix that librdkafka allows before a server."""
 _SERVER = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^\s:/\[\]@]+)(?::(?P<port>\d+))?")
 _MOST_PORT = 65_535
+_CUTS = re.compile(r"[#?\x00-\x1f\x7f]")
 
 
 def servers_problem(text: str) -> str | None:
@@ -44,8 +48,19 @@ def _server_problem(server: str) -> str | None:
     return None
 
 
+def path_problem(text: str) -> str | None:
+    """Why a folder's files would lie elsewhere, as the rest of a sentence; None if they would not.
+
+    PyIceberg and Iceberg's S3 client take what follows for a query or a fragment, and leave control characters out.
+    """
+    sign = _CUTS.search(text)
+    return f"has {sign[0]!r}, where storage libraries cut a path short; choose a folder without it" if sign else None
+
+
 def location_problem(text: str) -> str | None:
     """Why a location cannot hold files, as the rest of a sentence; None if it can."""
+    if problem := path_problem(text):
+        return problem
     if text.startswith("/"):
         return None
     parts = urlsplit(text)

@@ -17,6 +17,9 @@ TIME_TRANSFORMS = frozenset({"year", "month", "day", "hour"})
 TRANSFORMS = ("identity", "bucket", "truncate", "year", "month", "day", "hour", "void")
 ALLOWED = "column, year/month/day/hour(column), bucket(n, column), truncate(n, column), void(column)"
 
+MAX_WIDTH = 2**31 - 1
+"""Iceberg's Java library keeps widths and bucket counts as `int`."""
+
 _TIMES = frozenset({"timestamp", "timestamptz"})
 _BUCKETS = _TIMES | {"int", "long", "decimal", "date", "time", "string", "uuid", "fixed", "binary"}
 _FITS = {
@@ -107,6 +110,6 @@ def _width(transform: str, text: str | None) -> int | None:
         if text is not None:
             raise ValueError(f"gives {transform} a number; write {transform}(column)")
         return None
-    if text is None or not text.isdecimal() or int(text) == 0:
-        raise ValueError(f"needs a whole number above 0: {transform}(16, column)")
+    if text is None or not text.isdecimal() or len(text) > len(str(MAX_WIDTH)) or not 0 < int(text) <= MAX_WIDTH:
+        raise ValueError(f"needs a whole number above 0, and at most {MAX_WIDTH}: {transform}(16, column)")
     return int(text)

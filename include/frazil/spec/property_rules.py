@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from frazil.spec.addresses import location_problem, servers_problem
+from frazil.spec.addresses import FOLDERS, location_problem, path_problem, servers_problem
 from frazil.spec.formats import registry_of
 from frazil.spec.inconsistent import Problem
 from frazil.spec.references import problem_in
@@ -139,6 +139,8 @@ def table_properties(spec: StreamSpec) -> Iterator[Problem]:
             yield Problem(path, value, "is not supported; frazil writes parquet, so leave it out")
         elif key in _GENERATIONS and value not in ("v1", "v2"):
             yield Problem(path, value, "is not v1 or v2")
+        elif key in FOLDERS and (what := path_problem(value)):
+            yield Problem(path, value, what)
         elif _WHOLE_NUMBERS.fullmatch(key) and not re.fullmatch(r"\d+", value):
             yield Problem(path, value, "is not a whole number, as Iceberg requires")
 

@@ -18,6 +18,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from frazil import clock
 from frazil.errors import AccessDenied, CommitUnavailable, FrazilError, SpecError
 from frazil.extras import require
+from frazil.spec.addresses import path_problem
 
 _EXTRA = re.compile(r"pyiceberg\[([\w-]+)\]")
 _PACKAGES = {"glue": ("boto3", "glue"), "hive": ("thrift", "hive"), "sql-postgres": ("psycopg2", "postgres")}
@@ -79,8 +80,10 @@ def _of_answer(error: Exception) -> str:
     return f"it answers {response.status_code} without Iceberg's error"
 
 
-def check_storage(warehouse: str) -> None:
-    """Raise MissingExtra where the package is missing that a warehouse's location needs."""
+def check_storage(name: str, warehouse: str) -> None:
+    """Raise SpecError for a warehouse that cannot hold files, and MissingExtra where its storage lacks a package."""
+    if problem := path_problem(warehouse):
+        raise SpecError(f"the warehouse of the catalog {name!r} {problem}: {warehouse!r}")
     module = _STORAGES.get(urlsplit(warehouse).scheme)
     if module is not None:
         require(module)

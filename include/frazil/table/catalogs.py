@@ -38,9 +38,11 @@ from sqlalchemy import Engine as SqlEngine
 from sqlalchemy.exc import DBAPIError, OperationalError
 from urllib3.exceptions import TimeoutError as HttpTimeout
 
+import frazil.table.exact_partitions  # noqa: F401 - whoever has a table reads manifests
 from frazil.errors import AccessDenied, CommitRefused, CommitUnavailable, FrazilError, SpecError, TableLost, words_of
 from frazil.extras import extras_named
 from frazil.home import home
+from frazil.spec.addresses import path_problem
 from frazil.table.catalog_mistakes import check_storage, client_error, loading_error
 from frazil.table.configuration import check_configuration
 from frazil.table.expired import has_expired
@@ -268,6 +270,8 @@ def _flat(configured: object, prefix: str = "") -> dict[str, str]:
 
 def _embedded_properties() -> dict[str, str]:
     folder = home()
+    if problem := path_problem(str(folder)):
+        raise SpecError(f"FRAZIL_HOME ({str(folder)!r}) {problem}")
     uri = URL.create("sqlite", database=str(folder / "catalog.db")).render_as_string()
     return {"type": "sql", "uri": _with_busy_timeout(uri), "warehouse": f"file://{folder}/warehouse"}
 
@@ -295,7 +299,7 @@ def _open_once(config: CatalogConfig) -> Catalog:
     kind, uri = inferred_type(config.properties), config.properties.get("uri", "")
     if kind == "hive" and uri and not uri.startswith("thrift://"):
         raise SpecError(f"the catalog {config.name!r} is wrongly configured: its uri is not thrift://host:port")
-    check_storage(config.properties.get("warehouse", ""))
+    check_storage(config.name, config.properties.get("warehouse", ""))
     try:
         with extras_named():
             catalog = _opened(kind, config)

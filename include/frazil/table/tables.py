@@ -14,6 +14,7 @@ from pyiceberg.table.sorting import SortOrder
 from sqlalchemy.exc import IntegrityError
 
 from frazil.errors import SchemaIncompatible, TableLost
+from frazil.spec.addresses import FOLDERS, path_problem
 from frazil.spec.model import StreamSpec
 from frazil.table.catalogs import catalog_errors, existing_catalog
 from frazil.table.declared import FORMAT_VERSION, DeclaredTable, declared_dead_letters, declared_table, name_of
@@ -112,6 +113,7 @@ def ensure_declared(catalog: Catalog, declared: DeclaredTable, stream: str) -> T
 def as_declared(table: Table, declared: DeclaredTable, stream: str) -> Table:
     """A loaded table, evolved if that is safe. Raises SchemaIncompatible."""
     _check_format_version(table)
+    _check_folders(table)
     return evolve_to(table, declared, stream)
 
 
@@ -163,6 +165,13 @@ def _check_format_version(table: Table) -> None:
         raise SchemaIncompatible(
             f"{name_of(table)} has Iceberg format version {version}; frazil writes version {FORMAT_VERSION}: {way_out}"
         )
+
+
+def _check_folders(table: Table) -> None:
+    folders = {"location": table.location(), **{name: table.properties.get(name, "") for name in FOLDERS}}
+    for name, folder in folders.items():
+        if problem := path_problem(folder):
+            raise SchemaIncompatible(f"{name_of(table)}: {name} {folder!r} {problem}, or write to a new table")
 
 
 def _warn_of_another_layout(table: Table, declared: DeclaredTable, stream: str) -> None:

@@ -6,6 +6,7 @@ import dataclasses
 
 import pyarrow as pa
 import pytest
+from pyiceberg.types import StringType
 
 from frazil.commit.marker import BatchKey
 from frazil.commit.merging import Merging
@@ -242,3 +243,24 @@ def test_rows_that_waited_on_the_open_branch_are_in_main_before_a_merge(catalog,
     assert marker.open_snapshot_id is None
     rows = {row["kafka_offset"]: row["name"] for row in world.load().scan().to_arrow().to_pylist()}
     assert rows == {0: "0-0", 1: "new", 2: "0-2"}
+
+
+def test_deletes_from_a_partition_by_a_later_column_are_read_by_everyone(bucketed):
+    bucketed.how = "merge-on-read"
+    committer = bucketed.begin()
+    bucketed.upsert(committer, FIRST)
+    table = bucketed.load()
+    with table.update_schema() as update:
+        update.add_column("later", StringType())
+    with table.update_spec() as update:
+        update.add_identity("later")
+    committer = bucketed.begin()
+    more = [(number, ("eu", number)) for number in range(100, 120)]
+    bucketed.upsert(committer, more)
+
+    bucketed.upsert(committer, [(100, None), (101, ("us", 1))])
+
+    rows = dict(FIRST) | dict(more) | {101: ("us", 1)}
+    del rows[100]
+    assert bucketed.accounts() == rows
+    assert bucketed.delete_files() > 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import tempfile
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,15 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from pyiceberg.partitioning import PartitionField, PartitionSpec
-from pyiceberg.transforms import MonthTransform, Transform, YearTransform
+from pyiceberg.transforms import DayTransform, HourTransform, MonthTransform, Transform, YearTransform
 
 from frazil.commit import repeats_plan
 from frazil.commit.swap import Patience
 from frazil.errors import SpecError
+from frazil.ingest.calendar_limits import MICROSECONDS
+from tests.unit.commit import repeated
 from tests.unit.commit.conftest import FaultyCatalog, catalog_in
-from tests.unit.commit.repeated import BY_BUCKET, BY_HOUR, WHOLE, RepeatedWorld, kept_of, repeated_world
+from tests.unit.commit.repeated import BY_BUCKET, BY_HOUR, WHOLE, WITHIN_US, RepeatedWorld, kept_of, repeated_world
 
 
 @pytest.fixture
@@ -69,15 +70,17 @@ def test_only_the_files_near_in_event_time_are_read(world: RepeatedWorld) -> Non
     assert not any(task.files for task in world.ran), "no file may have the key"
 
 
-@pytest.mark.parametrize("transform", [MonthTransform(), YearTransform()], ids=str)
-@pytest.mark.parametrize("year_month_day", [(9999, 12, 31), (1, 1, 1)], ids=str)
+ENDS = [MICROSECONDS[0], MICROSECONDS[0] + WITHIN_US, MICROSECONDS[1] - WITHIN_US, MICROSECONDS[1]]
+
+
+@pytest.mark.parametrize("transform", [MonthTransform(), YearTransform(), DayTransform(), HourTransform()], ids=str)
+@pytest.mark.parametrize("at", ENDS)
 def test_event_times_at_the_ends_of_the_calendar_stop_nothing(
-    catalog: FaultyCatalog, tmp_path: Path, transform: Transform[Any, Any], year_month_day: tuple[int, int, int]
+    catalog: FaultyCatalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, transform: Transform[Any, Any], at: int
 ) -> None:
+    monkeypatch.setattr(repeated, "MINUTE_US", 1)
     world = repeated_world(catalog, tmp_path, PartitionSpec(PartitionField(2, 1000, transform, "at_part")))
     world.tables = dataclasses.replace(world.tables, patience=Patience(total_s=0))
-    beginning = datetime(*year_month_day, tzinfo=UTC)
-    at = (beginning - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(minutes=1) + (1439 if beginning.month == 12 else 0)
     committer = world.begin()
     world.batch(committer, [(1, at), (1, at), (2, 0)])
     world.batch(committer, [(1, at), (2, 30), (3, at)])

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from requests.exceptions import JSONDecodeError
 
 from frazil.commit.swap import Done, Patience, TableHandle, swap
-from frazil.errors import CommitUnavailable, RolledBack, StaleBatch
+from frazil.errors import CommitRefused, CommitUnavailable, RolledBack, StaleBatch
 
 
 def test_a_handle_loads_once_until_it_is_told_to_look_again(world):
@@ -52,6 +53,35 @@ def test_what_a_decision_raises_on_purpose_ends_the_loop_at_once(world):
         swap(TableHandle(world.catalog, "demo.events"), decide, patience=world.time.patience())
 
     assert world.time.waits == []
+
+
+@pytest.mark.parametrize("error", [OverflowError("date value out of range"), KeyError("a"), TypeError("b")])
+def test_a_commit_that_cannot_be_prepared_ends_with_the_reason_and_is_not_tried_for_ever(world, error):
+    def decide(table):  # noqa: ARG001
+        raise error
+
+    with pytest.raises(CommitRefused, match=rf"demo\.events cannot be prepared: {type(error).__name__}: .*journal"):
+        swap(TableHandle(world.catalog, "demo.events"), decide, patience=world.time.patience(total_s=600))
+
+    assert len(world.time.waits) < 30
+    assert world.time.now_s < 200
+
+
+def test_an_error_that_goes_while_the_table_changes_or_comes_from_a_server_is_waited_for(world):
+    tried = []
+
+    def decide(table):  # noqa: ARG001
+        tried.append(None)
+        if len(tried) < 40:
+            if len(tried) % 10 == 0:
+                world.foreign_append(offset=len(tried))
+            raise OverflowError("date value out of range")
+        if len(tried) < 80:
+            raise JSONDecodeError("a page of a proxy", "<html>", 0)
+        return Done("answer")
+
+    patience = world.time.patience(total_s=3600)
+    assert swap(TableHandle(world.catalog, "demo.events"), decide, patience=patience) == "answer"
 
 
 def test_a_table_that_has_changed_since_it_was_loaded_is_asked_once_more_before_anything_ends(world):

@@ -42,6 +42,22 @@ def _read(path: str) -> Any:
     return pq.read_table(path.removeprefix("file://"))
 
 
+def test_letters_and_their_files_keep_each_value_but_the_mark(world: World, opened: OpenStream) -> None:
+    """PyIceberg reads a letter without headers as one with an empty list of them."""
+
+    def letters() -> list[dict[str, Any]]:
+        table = world.load_dead_letters()
+        paths = [task.file.file_path for task in table.scan().plan_files()]
+        rows = [row for path in paths for row in _read(path).to_pylist()]
+        marked = {"discarded_at", "discarded_by", "discard_reason"}
+        return sorted(({k: v for k, v in row.items() if k not in marked} for row in rows), key=str)
+
+    before = letters()
+    assert {row["headers"] for row in before} == {None}
+    assert discard(opened, NOT_JSON, MARK) == 3
+    assert letters() == before
+
+
 def discarded(world: World) -> list[tuple[str, int, int]]:
     rows = world.load_dead_letters().scan("discarded_at is not null").to_arrow().to_pylist()
     assert {(r["discarded_by"], r["discard_reason"], r["discarded_at"].timestamp()) for r in rows} <= {

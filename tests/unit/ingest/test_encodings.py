@@ -159,3 +159,11 @@ def test_large_values_are_encoded_in_little_memory() -> None:
 def test_small_values_are_encoded_in_batches_of_the_usual_length() -> None:
     assert choose(pa.table({"c": ["a"] * 10, "n": range(10)}), modern=True).batch_values == 1_024
     assert choose(pa.table({"c": pa.array([], pa.string())}), modern=True).batch_values == 1_024
+
+
+def test_a_file_whose_lists_with_uuids_are_all_null_has_encodings() -> None:
+    kind = pa.large_list(pa.struct([pa.field("id", pa.uuid())]))
+
+    found = choose(pa.table({"ids": pa.nulls(2, kind)}), modern=True)
+
+    assert found.use_dictionary == ["ids.list.item.id"]

@@ -39,12 +39,12 @@ SCHEMA = Schema(
 )
 ARROW = schema_to_pyarrow(SCHEMA, include_field_ids=True)
 
-_times = st.datetimes(datetime(1900, 1, 1), datetime(2100, 1, 1))  # noqa: DTZ001 - a wall clock
+_times = st.datetimes(datetime(1900, 1, 1), datetime(2100, 1, 1)) | st.sampled_from([datetime.min, datetime.max])  # noqa: DTZ001, DTZ901 - wall clocks
 _values: dict[str, st.SearchStrategy[Any]] = {
     "int": st.integers(-(2**31), 2**31 - 1),
-    "long": st.integers(-(2**62), 2**62),
-    "decimal": st.decimals(Decimal("-9999.99"), Decimal("9999.99"), places=2),
-    "date": st.dates(date(1900, 1, 1), date(2100, 1, 1)),
+    "long": st.integers(-(2**63), 2**63 - 1),
+    "decimal": st.decimals(Decimal("-9999999.98"), Decimal("9999999.99"), places=2),
+    "date": st.dates(date(1900, 1, 1), date(2100, 1, 1)) | st.sampled_from([date.min, date.max]),
     "timestamp": _times,
     "timestamptz": _times.map(lambda moment: moment.replace(tzinfo=UTC)),
     "string": st.text(st.characters(codec="utf-8"), max_size=4),

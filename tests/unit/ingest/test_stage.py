@@ -342,16 +342,23 @@ def test_what_is_required_inside_of_what_is_missing_is_not_missed(
     assert pq.read_schema(file.path).field("x").nullable
 
 
-@pytest.mark.parametrize(("kind", "scale", "width"), [("decimal(38,0)", 0, 10), ("decimal(5,2)", 2, 7)])
+@pytest.mark.parametrize(
+    ("kind", "lowest", "scale", "width"),
+    [
+        ("decimal(38,0)", -(10**38 - 1), 0, 10),
+        ("decimal(5,2)", -(10**5 - 1), 2, 7),
+        ("int", -(2**31), 0, 10),
+        ("int", -(2**31), 0, 2**31 - 1),
+        ("long", -(2**63), 0, 10),
+    ],
+)
 def test_a_partition_value_that_its_type_cannot_hold_is_a_dead_letter(
-    kind: str, scale: int, width: int, make_world: MakeWorld
+    kind: str, lowest: int, scale: int, width: int, make_world: MakeWorld
 ) -> None:
     world = make_world({"n": kind}, partition_by=[f"truncate({width}, n)"])
-    digits = int(kind[8:-3])
-    most = 10**digits - 1
-    least = -(most // width * width)
+    least = -(-lowest // width * width)
 
-    unscaled = [0, -most, least - 1, least, most]
+    unscaled = [0, lowest, least - 1, least, -lowest - 1]
     values = [f"{n}".encode() if not scale else f"{n / 10**scale:.{scale}f}".encode() for n in unscaled]
     records = [Record(b'{"ts":"2024-01-01T00:00:00Z","n":%s}' % value) for value in [*values, b"null"]]
     main, dead = check(world, records, world.stage(records))
@@ -359,6 +366,7 @@ def test_a_partition_value_that_its_type_cannot_hold_is_a_dead_letter(
     assert {letter["error_class"] for letter in dead.values()} == {"OutOfRange"}
     assert dead[RANGE_START + 1]["error"].endswith("is too low for the partition field n_trunc")
     assert main[RANGE_START + 3]["n"] == Decimal(values[3].decode())
+    assert main[RANGE_START + 4]["n"] == Decimal(values[4].decode())
     assert world.reader is not None
     assert world.reader.readings == 1
 

@@ -311,6 +311,26 @@ MISTAKES: list[tuple[str, dict[str, Any], list[str]]] = [
         ["table.location: 'not a uri' cannot hold files", "s3://bucket"],
     ),
     (
+        "location with a query",
+        {"table": {"identifier": "a.b", "location": "file:///w/q?b/l"}},
+        ["table.location: 'file:///w/q?b/l' has '?'", "a folder without it"],
+    ),
+    (
+        "location with a fragment",
+        {"table": {"identifier": "a.b", "location": "s3://bucket/a#b"}},
+        ["table.location: 's3://bucket/a#b' has '#'"],
+    ),
+    (
+        "location with a tab",
+        {"table": {"identifier": "a.b", "location": "/w/a\tb"}},
+        [r"table.location: '/w/a\tb' has '\t'"],
+    ),
+    (
+        "folder of data with a query",
+        {"table": {"identifier": "a.b", "properties": {"write.data.path": "s3://bucket/a?b"}}},
+        ["table.properties.write.data.path: 's3://bucket/a?b' has '?'"],
+    ),
+    (
         "file format",
         {"table": {"identifier": "a.b", "properties": {"write.format.default": "orc"}}},
         ["table.properties.write.format.default: 'orc' is not supported; frazil writes parquet"],

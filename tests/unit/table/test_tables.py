@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,9 +17,11 @@ from frazil.errors import SchemaIncompatible, SpecError
 from frazil.spec import iceberg
 from frazil.spec.model import StreamSpec
 from frazil.table.catalogs import load_catalog
+from frazil.table.declared import declared_table
 from frazil.table.evolution import ACCEPTED_SCHEMA
 from frazil.table.renamed import PROPERTY
 from frazil.table.schema_update import undeclared_columns
+from frazil.table.storage import open_store
 from frazil.table.tables import data_location, ensure_dead_letters, ensure_table, state_location
 
 Stream = Callable[..., StreamSpec]
@@ -267,3 +270,53 @@ def test_locations_follow_the_table(catalog: Catalog, stream: Stream, tmp_path: 
     assert state_location(table, "flights") == f"file://{tmp_path}/t/_frazil/flights"
     moved = ensure_table(catalog, stream(table={"identifier": "a.c", "properties": {"write.data.path": "file:///d/"}}))
     assert data_location(moved) == "file:///d"
+
+
+@pytest.mark.usefixtures("unconfigured")
+@pytest.mark.parametrize("name", ["a b", "é", "p%20c", "p%c", "a;b", "a:b", "[a]{b}", "+&="])
+def test_all_files_of_a_table_are_in_its_folder_whatever_its_name(
+    stream: Stream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv("FRAZIL_HOME", str(tmp_path / name))
+    table = ensure_table(load_catalog(None), stream(partition_by=[]))
+    table.append(table.scan().to_arrow())
+    open_store(table.location(), {}).put(f"{state_location(table, 'flights')}/one", b"1")
+
+    files = {path for path in tmp_path.rglob("*") if path.is_file() and path.is_relative_to(tmp_path / name)}
+    assert files == {path for path in tmp_path.rglob("*") if path.is_file()}
+    assert {path.suffix for path in files} >= {".json", ".avro", ""}
+    assert load_catalog(None).load_table("demo.flights").scan().count() == 0
+
+
+@pytest.mark.usefixtures("unconfigured")
+@pytest.mark.parametrize("sign", ["#", "?", "\t", "\n"])
+def test_a_home_that_would_be_cut_short_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sign: str) -> None:
+    monkeypatch.setenv("FRAZIL_HOME", str(tmp_path / f"a{sign}b"))
+
+    with pytest.raises(SpecError, match=r"FRAZIL_HOME .* has .* a folder without it"):
+        load_catalog(None)
+
+    assert [path.name for path in tmp_path.iterdir() if path.name != "empty"] == []
+
+
+@pytest.mark.usefixtures("unconfigured")
+def test_a_warehouse_that_would_be_cut_short_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYICEBERG_CATALOG__LAKE__TYPE", "sql")
+    monkeypatch.setenv("PYICEBERG_CATALOG__LAKE__URI", f"sqlite:///{tmp_path}/lake.db")
+    monkeypatch.setenv("PYICEBERG_CATALOG__LAKE__WAREHOUSE", f"file://{tmp_path}/a#b")
+
+    with pytest.raises(SpecError, match="warehouse of the catalog 'lake' has '#'"):
+        load_catalog("lake")
+
+
+@pytest.mark.parametrize("place", ["location", "write.data.path", "write.metadata.path"])
+def test_a_table_whose_files_would_be_cut_short_is_refused(
+    catalog: Catalog, stream: Stream, tmp_path: Path, place: str
+) -> None:
+    folder = f"file://{tmp_path}/a#b"
+    catalog.create_namespace("demo")
+    options = {"location": folder} if place == "location" else {"properties": {place: folder}}
+    catalog.create_table("demo.flights", declared_table(stream()).schema, **options)
+
+    with pytest.raises(SchemaIncompatible, match=f"demo.flights: {re.escape(place)} .*a#b' has '#'"):
+        ensure_table(catalog, stream())

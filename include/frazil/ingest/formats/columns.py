@@ -100,11 +100,6 @@ class Columns:
             self.words[new[BASE] :][: width * count] = words[old[BASE] :][: width * count]
             self.valid[new[FLAG] :][:count] = valid[old[FLAG] :][:count]
 
-    def empty_table(self) -> pa.Table:
-        """No rows. Arrow's own has none of an extension type in a list."""
-        self.begin(0)
-        return self.table(np.zeros(0, np.uint8))
-
     def table(self, data: NDArray[np.uint8]) -> pa.Table:
         """The rows, whose strings are in `data`, the bytes of the records, or in `text`."""
         arrays = [

@@ -27,6 +27,7 @@ from frazil.ingest.formats.columns import Columns
 from frazil.ingest.formats.json.nodes import Numbers
 from frazil.ingest.formats.json.types import check_supported
 from frazil.ingest.formats.other_events import is_other_schema
+from frazil.ingest.no_rows import no_rows
 from frazil.ingest.sightings import WHOLE, Sightings, Within, joined_sightings
 from frazil.registry.client import Schemas, SchemaText, UnknownSchema
 
@@ -95,7 +96,7 @@ class AvroDecoder:
         self._sighted = []
         rejections: dict[int, Fault] = {}
         roots, content = self._begun(values, rejections)
-        tables, kept = [self._columns.empty_table()], []
+        tables, kept = [no_rows(self._columns.arrow_schema)], []
         for part in self._columns.parts(len(values)):
             wrong, where = np.empty(len(roots[part]), np.uint8), np.zeros((len(roots[part]), 2), np.int64)
             tables.append(self._read(content[part], roots[part], wrong, where))

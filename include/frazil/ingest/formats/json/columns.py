@@ -16,6 +16,7 @@ from frazil.ingest.formats.json import new_keys
 from frazil.ingest.formats.json.rows import NEW, SAMPLE, read_records
 from frazil.ingest.formats.json.scan import room
 from frazil.ingest.formats.json.types import Units, depth
+from frazil.ingest.no_rows import no_rows
 from frazil.ingest.sightings import Path
 
 _MOST_KEYS = 4096
@@ -45,7 +46,7 @@ class ChunkReader:
         """The rows of the sure records, in order, and for each value whether it is unsure."""
         unsure = np.ones(len(values), np.uint8)
         tables = [self._read(values[part], unsure[part]) for part in self._columns.parts(len(values))]
-        rows = pa.concat_tables(tables) if tables else self._columns.empty_table()
+        rows = pa.concat_tables(tables) if tables else no_rows(self._columns.arrow_schema)
         if self._new_keys[new_keys.ON]:
             self.new, self.samples = int(np.count_nonzero(unsure & NEW)), np.flatnonzero(unsure & SAMPLE)
             unsure &= 1

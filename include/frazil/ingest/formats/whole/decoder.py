@@ -10,6 +10,7 @@ from pyiceberg.schema import Schema
 from frazil.ingest.binary_arrays import arrow_binary, failures
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.decode import Decoded, Rejection
+from frazil.ingest.no_rows import no_rows
 
 
 class WholeDecoder:
@@ -24,7 +25,7 @@ class WholeDecoder:
         if self._lacking:
             text = f"{self._lacking[0]}: required, and nothing fills it"
             rejections = [Rejection(i, "MissingRequired", text) for i in range(len(chunk))]
-            return Decoded(self._arrow_schema.empty_table(), np.zeros(0, np.int64), rejections)
+            return Decoded(no_rows(self._arrow_schema), np.zeros(0, np.int64), rejections)
         wrong = failures(chunk.values, self._field, what="value")
         good = np.ones(len(chunk), np.bool_)
         good[list(wrong)] = False

@@ -1,0 +1,45 @@
+"""Makes PyIceberg read null lists and maps of structs as null, in a process that imports this module.
+
+PyIceberg 0.12 reads them as empty. Rows that are read are compared and written again, so each module that reads data
+files through PyIceberg imports this one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+from pyiceberg.io.pyarrow import ArrowProjectionVisitor
+from pyiceberg.types import ListType, MapType
+
+
+def _list(
+    self: ArrowProjectionVisitor, kind: ListType, array: pa.Array | None, values: pa.Array | None
+) -> pa.Array | None:
+    if values is None or not isinstance(array, pa.ListArray | pa.LargeListArray | pa.FixedSizeListArray):
+        return None
+    values = self._cast_if_needed(kind.element_field, values)
+    element = self._construct_field(kind.element_field, values.type)
+    if isinstance(array, pa.FixedSizeListArray):
+        return _with_child(array, pa.list_(element, array.type.list_size), values).cast(pa.list_(element))
+    return _with_child(array, (pa.large_list if isinstance(array, pa.LargeListArray) else pa.list_)(element), values)
+
+
+def _map(
+    self: ArrowProjectionVisitor, kind: MapType, array: pa.Array | None, keys: pa.Array | None, items: pa.Array | None
+) -> pa.Array | None:
+    if keys is None or items is None or not isinstance(array, pa.MapArray):
+        return None
+    keys, items = self._cast_if_needed(kind.key_field, keys), self._cast_if_needed(kind.value_field, items)
+    fields = [self._construct_field(kind.key_field, keys.type), self._construct_field(kind.value_field, items.type)]
+    return _with_child(array, pa.map_(*fields), pa.StructArray.from_arrays([keys, items], fields=fields))
+
+
+def _with_child(array: pa.Array, kind: pa.DataType, child: pa.Array) -> pa.Array:
+    """The same lists or maps, null ones included, with other values in the place of theirs."""
+    own: list[Any] = array.buffers()[: 1 if isinstance(array, pa.FixedSizeListArray) else 2]
+    return pa.Array.from_buffers(kind, len(array), own, offset=array.offset, children=[child])
+
+
+ArrowProjectionVisitor.list = _list  # type: ignore[method-assign, assignment]
+ArrowProjectionVisitor.map = _map  # type: ignore[method-assign, assignment]

@@ -1,0 +1,44 @@
+"""Values that no change touches are the same after a merge, whatever their type."""
+
+from __future__ import annotations
+
+import pytest
+from pyiceberg.schema import Schema
+from pyiceberg.types import IntegerType, ListType, LongType, MapType, NestedField, StringType, StructType
+
+from frazil.merge.contract import MergeRules
+from tests.unit.merge.made_table import MadeTable
+
+STRUCT = StructType(NestedField(20, "a", IntegerType(), required=False))
+OTHER = StructType(NestedField(21, "a", IntegerType(), required=False))
+INNER = StructType(NestedField(22, "a", IntegerType(), required=False))
+SCHEMA = Schema(
+    NestedField(1, "id", LongType(), required=True),
+    NestedField(2, "list", ListType(10, STRUCT, element_required=False), required=False),
+    NestedField(3, "map", MapType(11, StringType(), 12, OTHER, value_required=False), required=False),
+    NestedField(
+        4,
+        "deep",
+        ListType(13, ListType(14, INNER, element_required=False), element_required=False),
+        required=False,
+    ),
+)
+ROWS = [
+    {"id": 1, "list": None, "map": None, "deep": None},
+    {"id": 2, "list": [], "map": [], "deep": []},
+    {"id": 3, "list": [None, {"a": None}, {"a": 1}], "map": [("k", None), ("l", {"a": 1})], "deep": [None, [], [None]]},
+    {"id": 4, "list": None, "map": [("k", {"a": None})], "deep": [[{"a": 4}], None]},
+]
+
+
+@pytest.mark.parametrize("how", ["copy-on-write", "merge-on-read"])
+def test_a_null_list_or_map_of_structs_stays_null(tmp_path, how):
+    table = MadeTable(tmp_path, SCHEMA, MergeRules(("id",), how=how))
+
+    table.merge(table.stage(ROWS))
+    table.merge(table.stage([{"id": 4, "deep": []}]))
+
+    assert sorted(table.rows(), key=lambda row: row["id"]) == [
+        *ROWS[:3],
+        {**dict.fromkeys(ROWS[0]), "id": 4, "deep": []},
+    ]
