@@ -266,7 +266,19 @@ MISTAKES: list[tuple[str, dict[str, Any], list[str]]] = [
     (
         "topic pattern",
         {"source": {"bootstrap-servers": "a:1", "topic-pattern": "a(b"}},
-        ["source.topic-pattern: 'a(b' is no regular expression: missing ), unterminated subpattern"],
+        ["source.topic-pattern: 'a(b' is not a regular expression of RE2's: missing ): a(b"],
+    ),
+    *(
+        (
+            f"topic pattern that needs backtracking: {pattern}",
+            {"source": {"bootstrap-servers": "a:1", "topic-pattern": pattern}},
+            [
+                f"source.topic-pattern: '{pattern}' is not a regular expression of RE2's: ",
+                "look-around",
+                "back references",
+            ],
+        )
+        for pattern in ("a(?=b)", "(a)(?P=b)", "a*+", "(a{1000}){1000}")
     ),
     (
         "group id",
@@ -684,6 +696,18 @@ def test_a_pattern_matches_whole_names_and_no_internal_topic(declare: Declare) -
     declared = load_stream(declare(source=source)).source
     names = ["shop.orders.de", "shop.orders.", "a.shop.orders.de", "shop_orders.de", "__consumer_offsets", "my-offsets"]
     assert [name for name in names if name in declared.reads] == ["shop.orders.de", "shop.orders.", "my-offsets"]
+
+
+def test_no_pattern_that_validates_takes_longer_than_its_topic_is_long(declare: Declare) -> None:
+    """`re` holds the interpreter's lock for ever on each of these, so it runs in a process that can be killed."""
+    source = {"bootstrap-servers": "localhost:9092", "topic-pattern": "(a+)+$|(a|aa)+$|(.*a){20}$"}
+    matching = """
+import sys
+from pathlib import Path
+from frazil.spec.load import load_stream
+assert "a" * 240 + "-b" not in load_stream(Path(sys.argv[1])).source.reads
+"""
+    subprocess.run([sys.executable, "-c", matching, declare(source=source)], check=True, timeout=20)
 
 
 def test_streams_of_one_table_may_read_the_same_topic_of_two_clusters(declare: Declare, tmp_path: Path) -> None:
