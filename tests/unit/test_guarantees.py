@@ -1,4 +1,4 @@
-"""The pages of guarantees and of limits promise nothing without a test; every test of a fault with real parts is named."""
+"""The pages of guarantees and limits promise nothing without a test, and name every test of a fault with real parts."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ from frazil.errors import SpecError
 from frazil.operations.acts import RUNS_A_DAG, Act
 from frazil.partitions.completeness import Cursor
 from frazil.partitions.windows import Grain, Window
+from frazil.safe_text import reason_problem
 from frazil.status.reset_target import ResetTarget
 
 TARGETS = ("marker", "earliest", "latest", "table", "timestamp")
@@ -111,8 +112,10 @@ def day_of(form: Form) -> Window:
 def text_of(form: Form, key: str) -> str:
     """What is in a field of text. Raises Invalid."""
     value = form.get(key, "")
-    if not isinstance(value, str) or len(value) > 1000:
-        raise Invalid(f"{key} is no text of at most 1,000 characters")
+    if not isinstance(value, str):
+        raise Invalid(f"{key} is no text")
+    if problem := reason_problem(value.strip()):
+        raise Invalid(f"{LABELS.get(key, key)}: {problem}")
     return value.strip()
 
 
