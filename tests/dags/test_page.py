@@ -461,6 +461,7 @@ EMPTY = {"from-time": "", "to-time": "", "dry-run": True}
 FORMS: tuple[tuple[str, dict[str, Any], str | None], ...] = (
     ("backfill", EMPTY, "Say from when, or until when"),
     ("backfill", {"from-time": "2026-11-24T16"}, "From: a time ends with its zone"),
+    ("backfill", {"from-time": "0001-01-01T00:00:00+23:59"}, "From: '0001-01-01T00:00:00+23:59' is no time"),
     ("backfill", {"to-time": "yesterday"}, "To, and before: 'yesterday' is no time. Write it as 2013-12-30 00:00Z"),
     (
         "backfill",

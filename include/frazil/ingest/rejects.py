@@ -78,4 +78,4 @@ def _place(reject: Reject) -> tuple[str, int, int]:
 
 def _one_line(text: str) -> str:
     """The text as a log can hold it."""
-    return safe(text[:TEXT_MOST], lines=False)
+    return safe(text[:TEXT_MOST].replace("\n", " "), lines=False)

@@ -40,7 +40,7 @@ from urllib3.exceptions import TimeoutError as HttpTimeout
 
 from frazil.errors import AccessDenied, CommitRefused, CommitUnavailable, FrazilError, SpecError, TableLost, words_of
 from frazil.extras import extras_named
-from frazil.home import home
+from frazil.home import home, make_folder
 from frazil.table.catalog_mistakes import check_storage, client_error, loading_error
 from frazil.table.configuration import check_configuration
 from frazil.table.expired import has_expired
@@ -340,7 +340,7 @@ def _opened(kind: str, config: CatalogConfig) -> Catalog:
 def _alone() -> Iterator[None]:
     """Let one process at a time prepare the embedded catalog; the kernel frees the lock of a dead process."""
     folder = home()
-    (folder / "warehouse").mkdir(parents=True, exist_ok=True)
+    make_folder(folder / "warehouse")
     with (folder / "catalog.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

@@ -25,6 +25,7 @@ from frazil.stream.throttle import Bounds
 from tests.unit.spec.conftest import SMALLEST
 
 Declare = Callable[..., Path]
+LONG_SCHEMA = {"type": "protobuf", "schema-text": "x" * (2**20 + 1)}
 
 
 def test_the_smallest_stream_has_sane_defaults(declare: Declare) -> None:
@@ -708,6 +709,38 @@ from frazil.spec.load import load_stream
 assert "a" * 240 + "-b" not in load_stream(Path(sys.argv[1])).source.reads
 """
     subprocess.run([sys.executable, "-c", matching, declare(source=source)], check=True, timeout=20)
+
+
+@pytest.mark.parametrize(
+    ("key", "changes"),
+    [
+        ("description", {"description": "x" * 3_000_000}),
+        ("owner", {"owner": "x" * 201}),
+        ("schema.carrier.doc", {"schema": {"carrier": {"type": "string", "doc": "x" * 10_001}}}),
+        ("source.bootstrap-servers", {"source": {"bootstrap-servers": "x" * 100_001, "topics": "a"}}),
+        ("source.format.schema-text", {"source": {"bootstrap-servers": "a:1", "topics": "a", "format": LONG_SCHEMA}}),
+    ],
+)
+def test_no_text_is_without_end_and_one_that_is_too_long_is_not_shown(
+    declare: Declare, key: str, changes: dict[str, Any]
+) -> None:
+    with pytest.raises(SpecError) as caught:
+        load_stream(declare(**changes))
+    (line,) = [line for line in str(caught.value).splitlines() if f" {key}:" in line]
+    assert "is too long; write at most " in line
+    assert len(str(caught.value)) < 1000
+
+
+def test_every_text_of_a_declaration_has_a_bound() -> None:
+    def unbounded(node: Any, path: str) -> list[str]:
+        if isinstance(node, list):
+            return [found for part in node for found in unbounded(part, path)]
+        if not isinstance(node, dict):
+            return []
+        free = node.get("type") == "string" and not {"maxLength", "enum", "const", "pattern", "format"} & node.keys()
+        return [path] * free + [found for key, part in node.items() for found in unbounded(part, f"{path}/{key}")]
+
+    assert unbounded(StreamSpec.model_json_schema(), "") == []
 
 
 def test_streams_of_one_table_may_read_the_same_topic_of_two_clusters(declare: Declare, tmp_path: Path) -> None:

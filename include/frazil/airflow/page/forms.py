@@ -14,6 +14,7 @@ from frazil.partitions.completeness import Cursor
 from frazil.partitions.windows import Grain, Window
 from frazil.safe_text import reason_problem
 from frazil.status.reset_target import ResetTarget
+from frazil.timetext import parse_moment
 
 TARGETS = ("marker", "earliest", "latest", "table", "timestamp")
 LABELS = {"from-time": "From", "to-time": "To, and before", "at": "That time", "partition": "Window", "day": "Day"}
@@ -124,7 +125,7 @@ def _moment(form: Form, key: str) -> datetime:
     if not text:
         raise Invalid(f"{LABELS[key]}: write a time, such as 2013-12-30 00:00Z")
     try:
-        moment = datetime.fromisoformat(text)
+        moment = parse_moment(text)
     except ValueError as error:
         raise Invalid(f"{LABELS[key]}: {text!r} is no time. Write it as 2013-12-30 00:00Z") from error
     if moment.tzinfo is None:
