@@ -11,7 +11,7 @@ from frazil.spec.event_time import TimeUnit
 from frazil.spec.types import parse_type
 from frazil.spec.values import MAX_DESCRIPTION_CHARACTERS, Model
 
-_NOT_NULL = re.compile(r"\s+not\s+null\s*$", re.IGNORECASE)
+_NOT_NULL = re.compile(r"(?<!\s)\s+not\s+null\s*$", re.IGNORECASE)
 
 
 class Column(Model):

@@ -32,6 +32,8 @@ _STAND_INS: Mapping[str, Any] = {
 }
 """A stream's required parts besides its columns."""
 
+MAX_LINE_CHARACTERS = 2000
+"""Of one problem: it may quote a text of any length."""
 _FORMAT = ("source", "format")
 
 _MEANINGS = {
@@ -79,7 +81,8 @@ def describe(error: ValidationError, declared: Mapping[str, Any], path: Path, fi
 
 def _line(problem: Problem) -> str:
     shown = "" if problem.value is None else f"{_short(problem.value)} "
-    return f"{problem.key}: {shown}{_without_credentials(problem.message)}"
+    line = f"{problem.key}: {shown}{_without_credentials(problem.message)}"
+    return line if len(line) <= MAX_LINE_CHARACTERS else f"{line[: MAX_LINE_CHARACTERS - 1]}…"
 
 
 def _without_credentials(text: str) -> str:

@@ -731,6 +731,38 @@ def test_no_text_is_without_end_and_one_that_is_too_long_is_not_shown(
     assert len(str(caught.value)) < 1000
 
 
+def with_type(text: str) -> dict[str, Any]:
+    return {"schema": {"departed": "timestamptz not null", "carrier": "string", "x": text}}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"commit": {"interval": "0" * 1_000_000}},
+        {"commit": {"size": "0" * 1_000_000}},
+        with_type("int" + " " * 90_000 + "x"),
+        with_type("list<" * 19_000),
+        with_type("struct<a: " * 49 + "int" + ">" * 49),
+        with_type("struct<" + ", ".join(f"a{i}: int" for i in range(7_000)) + ">"),
+        {"sort-by": ["a" + " " * 90_000 + "b"]},
+        {"partition-by": ["bucket(" * 14_000]},
+        {"source": {"bootstrap-servers": "a" * 90_000, "topics": "t"}},
+        {"source": {"bootstrap-servers": "a@" * 45_000, "topics": "t"}},
+    ],
+)
+def test_no_text_of_a_declaration_takes_long_or_is_answered_at_length(
+    declare: Declare, changes: dict[str, Any]
+) -> None:
+    """Pages and DAG files read every declaration: one that takes minutes stops them all."""
+    path = declare(**changes)
+    before = time.process_time()
+    try:
+        load_stream(path)
+    except SpecError as error:
+        assert len(str(error)) < 3000  # noqa: PT017 - some are sound
+    assert time.process_time() - before < 5
+
+
 def test_every_text_of_a_declaration_has_a_bound() -> None:
     def unbounded(node: Any, path: str) -> list[str]:
         if isinstance(node, list):
