@@ -32,6 +32,13 @@ def run_folder(name: str) -> Path:
     return home() / "streams" / name
 
 
+def make_folder(folder: Path) -> None:
+    """Create a folder with its parents; whatever the umask, others cannot write into it."""
+    if not folder.is_dir():
+        make_folder(folder.parent)
+        folder.mkdir(mode=0o775, exist_ok=True)
+
+
 def cache_folder() -> Path:
     """The folder for what checkouts share and can recreate; not created here."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser().absolute() / "frazil"

@@ -19,6 +19,17 @@ def ago(milliseconds: int) -> str:
     return f"{hours} h {rest} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
 
 
+def parse_moment(value: str | datetime) -> datetime:
+    """A time in ISO 8601, with its zone if it has one. Raises ValueError, also for one that UTC's calendar has not."""
+    moment = value if isinstance(value, datetime) else datetime.fromisoformat(value)
+    if moment.tzinfo is not None:
+        try:
+            moment.astimezone(UTC)
+        except OverflowError:
+            raise ValueError(f"{moment.isoformat()} is in UTC before the year 1 or after 9999") from None
+    return moment
+
+
 def utc(ms: int | None) -> str:
     """A time in milliseconds since the epoch: `2013-12-30 04:00:00Z`; `unknown` for None."""
     if ms is None:

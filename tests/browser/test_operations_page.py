@@ -98,6 +98,11 @@ def test_each_view_meets_wcag_aa_in_light_and_dark_and_on_a_narrow_screen(open_p
                 assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), other
             page.locator(".flow > span").evaluate_all("all => all.forEach(one => { one.textContent = '204 an hour'; })")
             assert page.evaluate(f"[...document.querySelectorAll('.flow')].every({FITS})"), width
+        page.locator(".note > span, .lines small").evaluate_all(
+            "all => all.forEach(one => { one.textContent = 'w'.repeat(700); })"
+        )
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), (heading, width)
+        view(page, at, heading)
         if width > 400 or heading in NARROW:
             found[heading] = violations(page, of=rules)
     view(page, "#/stream/refunds", "refunds")

@@ -263,7 +263,8 @@ def ask(  # noqa: PLR0913 - who asks, and what
     user = SimpleAuthManagerUser(username=(role or "").lower(), role=role, teams=list(teams))
     cookies = {"Cookie": f"_token={get_auth_manager().generate_jwt(user)}"} if role else {}
     began = time.monotonic()
-    answer = server.request(method, path, headers={**cookies, **headers}, json=body)
+    sent = {"content": body} if isinstance(body, bytes) else {"json": body}
+    answer = server.request(method, path, headers={**cookies, **headers}, **sent)
     is_json = answer.headers.get("content-type", "").startswith("application/json")
     return {
         "status": answer.status_code,
@@ -434,6 +435,25 @@ def ask_between(role: str, path: str, *, headers: Mapping[str, str], body: Any) 
 
     with patch.object(acts, "trigger_dag", after_another):
         answers.append(ask(role, "POST", path, headers=headers, body=body))
+    return answers
+
+
+def act_between(
+    role: str, path: str, acts_and_forms: Mapping[str, Any], *, headers: Mapping[str, str]
+) -> list[dict[str, Any]]:
+    """What two acts on ticks are answered of which the second is done after the first one's look, before its write."""
+    from frazil.airflow.page import acts  # noqa: PLC0415 - needs AIRFLOW_HOME
+
+    write, answers = acts._set_desired, list[dict[str, Any]]()
+    (slow, slow_form), (quick, quick_form) = acts_and_forms.items()
+
+    def after_another(*given: Any, **more: Any) -> str:
+        with patch.object(acts, "_set_desired", write):
+            answers.append(ask(role, "POST", f"{path}/{quick}/ticks", headers=headers, body=quick_form))
+        return write(*given, **more)
+
+    with patch.object(acts, "_set_desired", after_another):
+        answers.append(ask(role, "POST", f"{path}/{slow}/ticks", headers=headers, body=slow_form))
     return answers
 
 

@@ -18,6 +18,7 @@ from frazil.errors import SpecError
 from frazil.partitions.completeness import Cursor
 from frazil.partitions.windows import Grain, Window
 from frazil.spec.load import load_stream
+from frazil.supervise.desired import DesiredStore
 from tests.dags import in_airflow
 from tests.dags.in_airflow import CHECKOUT, AirflowProcess
 from tests.polling import eventually
@@ -100,8 +101,10 @@ def test_every_module_that_the_page_imports_is_served_and_nothing_else_is(ask: A
     imported = {name for file in STATIC.glob("*.js") for name in re.findall(r'from "\./(.+?)"', file.read_text())}
     assert imported | {"main.js"} == {file.name for file in STATIC.glob("*.js")}
     assert {ask("VIEWER", name)["headers"]["content-type"] for name in imported} == {"text/javascript; charset=utf-8"}
-    for path in ("nothing.js", "..%2Fapp.py", "app.py"):
-        assert ask("VIEWER", path)["status"] == 404
+    for path in ("nothing.js", "..%2Fapp.py", "app.py", f"{'n' * 5000}.js", "a%00.js"):
+        answer = ask("VIEWER", path)
+        assert answer["status"] == 404
+        assert str(CHECKOUT) not in str(answer["body"])
 
 
 def test_without_a_stream_the_overview_says_where_they_are_looked_for(ask: Ask, streams: Path):
@@ -308,6 +311,9 @@ def test_a_stream_is_paused_and_resumed_and_airflows_audit_log_says_by_whom(ask:
     def post(what: str, act: str, **form: Any) -> Any:
         return ask("OP", f"api/{what}/{act}/ticks", method="POST", headers=OURS, body=form)
 
+    def entries(event: str) -> list[Any]:
+        return [rest for owner, *rest in airflow_process.call(in_airflow.audit_log, event) if owner == "op"]
+
     plan, stale = post("plan", "pause")["body"], post("plan", "restart")["body"]["seal"]
     assert "No writer starts before somebody resumes ticks." in plan["says"]
     paused = post("act", "pause", reason="an upgrade", seal=plan["seal"])
@@ -325,15 +331,100 @@ def test_a_stream_is_paused_and_resumed_and_airflows_audit_log_says_by_whom(ask:
     assert post("plan", "pause")["body"]["refused"] == "ticks is paused already"
     resumed = post("act", "resume", seal=post("plan", "resume")["body"]["seal"])
     assert resumed["body"]["said"].startswith("ticks is to run.")
-    ((owner, dag_id, extra),) = airflow_process.call(in_airflow.audit_log, "frazil_pause")
-    assert (owner, dag_id) == ("op", "frazil_writer_ticks")
+    ((dag_id, extra),) = entries("frazil_pause")
+    assert dag_id == "frazil_writer_ticks"
     told = json.loads(extra)
     assert (told["reason"], told["outcome"]) == ("an upgrade", f"done: {paused['body']['said']}")
-    resumes = [
-        json.loads(extra)["outcome"] for *_, extra in airflow_process.call(in_airflow.audit_log, "frazil_resume")
-    ]
+    resumes = [json.loads(extra)["outcome"] for _, extra in entries("frazil_resume")]
     assert [outcome.partition(":")[0] for outcome in resumes] == ["refused", "refused", "done"]
     assert MOVED in resumes[0]
+
+
+UNSHOWN = "\ud800 \x1b[2J\u202egnp"
+SHOWN = r"\ud800 \x1b[2J\u202egnp"
+
+
+@pytest.mark.usefixtures("declared")
+def test_a_reason_that_cannot_be_shown_is_refused_and_one_that_is_kept_hides_no_stream(
+    ask: Ask, home: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def post(body: Any) -> dict[str, Any]:
+        return ask("OP", "api/act/pause/ticks", method="POST", headers=OURS, body=body)
+
+    for reason, said in (
+        ("a\u202eb", "the character \\u202e"),
+        ("\x1b[2J", "the character \\x1b"),
+        ("a" * 1001, "1,001"),
+    ):
+        answer = post({"reason": reason})
+        assert answer["status"] == 422
+        assert said in answer["body"]["detail"]
+    assert post(json.dumps({"reason": UNSHOWN}).encode())["status"] == 422
+    monkeypatch.setenv("FRAZIL_HOME", str(home / "frazil"))
+    kept = DesiredStore("ticks", None)
+    kept.pause(by="ana", reason=UNSHOWN)  # as an earlier version kept it
+
+    def notes() -> list[str] | None:
+        answers = [ask("VIEWER", path) for path in ("api/overview", "api/stream/ticks")]
+        assert [answer["status"] for answer in answers] == [200, 200]
+        (line,) = [line for line in answers[0]["body"]["lines"] if line["stream"] == "ticks"]
+        return line["notes"] if line["word"] == answers[1]["body"]["line"]["word"] == "paused" else None
+
+    assert eventually(notes, within_s=60) == [SHOWN]
+    kept.resume(by="ana", reason="")
+    eventually(lambda: notes() is None, within_s=60)
+
+
+@pytest.mark.usefixtures("declared")
+def test_of_two_who_confirm_the_same_at_once_one_is_refused(ask: Ask, airflow_process: AirflowProcess):
+    """Both have seen the same; one of them acts between the other's look and the other's write."""
+
+    def seal(act: str) -> str:
+        return str(ask("OP", f"api/plan/{act}/ticks", method="POST", headers=OURS, body={})["body"]["seal"])
+
+    both = {act: {"seal": seal(act)} for act in ("restart", "pause")}
+    first, second = airflow_process.call(in_airflow.act_between, "OP", "/frazil/ops/api/act", both, headers=OURS)
+    assert (first["status"], second["status"]) == (200, 422)
+    assert "Nothing was done: ticks was paused, resumed or restarted by somebody else" in second["body"]["detail"]
+    assert ask("OP", "api/plan/pause/ticks", method="POST", headers=OURS, body={})["body"]["refused"] == (
+        "ticks is paused already"
+    )
+    assert (
+        ask("OP", "api/act/resume/ticks", method="POST", headers=OURS, body={"seal": seal("resume")})["status"] == 200
+    )
+
+
+@pytest.mark.usefixtures("declared")
+def test_the_audit_log_has_what_was_refused_and_of_a_form_its_fields_alone(ask: Ask, airflow_process: AirflowProcess):
+    def last(event: str) -> tuple[str, dict[str, Any]]:
+        owner, _, extra = airflow_process.call(in_airflow.audit_log, event)[-1]
+        assert len(extra) < 4000
+        return owner, json.loads(extra)
+
+    def post(role: str, body: Any, headers: dict[str, str] = OURS) -> int:
+        return int(ask(role, "api/act/reset/ticks", method="POST", headers=headers, body=body)["status"])
+
+    assert post("VIEWER", {"reason": "mine"}) == 403
+    owner, entry = last("frazil_reset")
+    assert (owner, entry["subject"], entry["outcome"][:48]) == (
+        "viewer",
+        "ticks",
+        "refused: Airflow does not let you do that: you n",
+    )
+    assert post("ADMIN", {}, {**OURS, "Sec-Fetch-Site": "cross-site"}) == 403
+    assert last("frazil_reset") == (
+        "admin",
+        {"outcome": "refused: refused: another site sent it", "subject": "ticks"},
+    )
+    assert post("OP", {"padding": "a" * 3_000_000}) == 413
+    assert last("frazil_reset")[1]["outcome"].startswith("refused: the form has more than 65,536 bytes")
+    assert post("OP", [{}]) == 422
+    assert post("OP", {"to": ["a" * 5000], "padding": "a" * 50_000, "reason": "why", "seal": "x"}) == 422
+    entry = last("frazil_reset")[1]
+    assert entry.pop("outcome").startswith("refused: ")
+    assert entry == {"to": "(list)", "reason": "why", "subject": "ticks"}
+    assert ask("OP", f"api/act/reset/{'n' * 5000}", method="POST", headers=OURS, body={})["status"] == 404
+    assert len(last("frazil_reset")[1]["subject"]) == 1000
 
 
 @pytest.mark.usefixtures("declared")
@@ -370,6 +461,7 @@ EMPTY = {"from-time": "", "to-time": "", "dry-run": True}
 FORMS: tuple[tuple[str, dict[str, Any], str | None], ...] = (
     ("backfill", EMPTY, "Say from when, or until when"),
     ("backfill", {"from-time": "2026-11-24T16"}, "From: a time ends with its zone"),
+    ("backfill", {"from-time": "0001-01-01T00:00:00+23:59"}, "From: '0001-01-01T00:00:00+23:59' is no time"),
     ("backfill", {"to-time": "yesterday"}, "To, and before: 'yesterday' is no time. Write it as 2013-12-30 00:00Z"),
     (
         "backfill",

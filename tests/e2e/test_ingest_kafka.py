@@ -378,6 +378,23 @@ def test_brokers_out_of_reach_are_said_so_in_time(reader: str) -> None:
             list(opened)
 
 
+def test_a_record_beyond_what_the_client_takes_is_named_as_the_cause(
+    reader: str, kafka: EmbeddedKafka, topic: TopicFactory, caplog: pytest.LogCaptureFixture
+) -> None:
+    name = topic(max_message_bytes="5000000")
+    produce(kafka, name, [event(1), b"x" * 3_000_000], **{"message.max.bytes": 5_000_000})
+    small = {"message.max.bytes": "900000", "fetch.max.bytes": "999000", "receive.message.max.bytes": "1000000"}
+    kind = ColumnReader if reader == "columns" else MessageReader
+    with (
+        kind(
+            {"bootstrap.servers": kafka.bootstrap, **small}, [OffsetRange(name, 0, 0, 2)], unreachable_limit_s=3
+        ) as ranges,
+        pytest.raises(KafkaUnavailable, match=r"Invalid response size .*: increase receive\.message\.max\.bytes"),
+    ):
+        list(ranges)
+    assert "increase receive.message.max.bytes" in caplog.text
+
+
 def test_a_stage_that_fails_removes_its_files(kafka: EmbeddedKafka, topic: TopicFactory, context: StageContext) -> None:
     name = topic()
     produce(kafka, name, map(event, range(4)))

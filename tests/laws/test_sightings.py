@@ -27,7 +27,8 @@ from frazil.ingest.sightings import (
     seen_in,
 )
 from frazil.table.evolution import Addition
-from frazil.table.growth import grown, growth
+from frazil.table.growth import growth
+from tests.grown_schema import grown
 
 NAMES = st.sampled_from(["a", "b", "A", "long name", "é", "x.y", ""])
 LEAVES = st.sampled_from(

@@ -1,16 +1,18 @@
-"""The guarantees' page promises nothing without a test, and names every test of a fault with real parts."""
+"""The pages of guarantees and limits promise nothing without a test, and name every test of a fault with real parts."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-PAGE = Path("docs/reference/guarantees.md")
-NAMED = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", PAGE.read_text())
+PAGES = [Path("docs/reference", name).read_text() for name in ("guarantees.md", "limits.md")]
+NAMED = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", "".join(PAGES))
+HEADS = ("| fault |", "| a producer chooses |")
 
 
 def test_each_row_names_a_test_that_exists() -> None:
-    rows = [row for row in PAGE.read_text().splitlines() if row.startswith("| ") and not row.startswith("| fault |")]
+    lines = [line for page in PAGES for line in page.splitlines()]
+    rows = [line for line in lines if line.startswith("| ") and not line.startswith(HEADS)]
     assert rows
     assert [row for row in rows if "`tests/" not in row] == []
     missing = [f"{file}::{name}" for file, name in NAMED if not defines(Path(file).read_text(), name)]

@@ -33,7 +33,7 @@ from frazil.commit.repeats_plan import plan_repeats
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.target import target_table
 from frazil.errors import SpecError
-from frazil.home import run_folder
+from frazil.home import make_folder, run_folder
 from frazil.ingest.contract import OffsetRange, StagedFile, StageTask
 from frazil.ingest.stage import stage
 from frazil.merge.contract import Counts, MergeContext, MergeResult, MergeTask
@@ -178,7 +178,7 @@ class _Replay:
 
 def _differences(replay: _Replay) -> Iterator[Finding]:
     folder, stream = run_folder(replay.spec.name), replay.spec.name
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     with TemporaryDirectory(dir=folder, prefix="audit-") as name:
         changes, context = replay.staged(Path(name))
         done = _merged(replay.table, changes, context)

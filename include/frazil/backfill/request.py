@@ -13,9 +13,9 @@ from frazil.errors import SpecError
 from frazil.offsets.spans import TopicPartition
 from frazil.spec.model import STREAM_NAME
 from frazil.spec.values import Model
-from frazil.timetext import utc
+from frazil.timetext import parse_moment, utc
 
-UtcMoment = Annotated[AwareDatetime, AfterValidator(lambda moment: moment.astimezone(UTC))]
+UtcMoment = Annotated[AwareDatetime, AfterValidator(lambda moment: parse_moment(moment).astimezone(UTC))]
 """In UTC, so that one moment has one text."""
 Offset = Annotated[int, Field(ge=0)]
 OffsetsByTopic = dict[str, dict[int, Offset]]

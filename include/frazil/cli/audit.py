@@ -11,7 +11,7 @@ from frazil.audit.compare import FindingKind
 from frazil.audit.declared import audit as audit_declared
 from frazil.audit.run import Audit
 from frazil.cli.options import json_option, stream_argument, streams_option
-from frazil.cli.output import echo_json, echo_lines, echo_table, working
+from frazil.cli.output import echo, echo_json, echo_lines, echo_table, working
 from frazil.cli.positions import MomentText
 from frazil.commit.period import Period, last, period
 from frazil.errors import AdoptionRequired
@@ -103,7 +103,7 @@ def _audited(spec: StreamSpec, window: Period | None, *, with_source: bool) -> A
         with working("reading Kafka and the table" if with_source else "reading the table"):
             return audit_declared(spec, window=window, with_source=with_source)
     except AdoptionRequired as not_begun:  # nothing is to be adopted: its name would mislead
-        click.echo(str(not_begun), err=True)
+        echo(str(not_begun), err=True)
         raise SystemExit(not_begun.exit_code) from None
 
 
@@ -119,7 +119,7 @@ def _show(result: Audit, *, with_source: bool) -> None:
     else:
         _show_offsets(result, with_source=with_source)
     echo_lines(f"{'OFF ' if f.kind.is_wrong else 'note'}  {f.where}: {f.sentence}" for f in result.findings)
-    click.echo(_verdict(result))
+    echo(_verdict(result))
 
 
 def _show_offsets(result: Audit, *, with_source: bool) -> None:
@@ -139,7 +139,7 @@ def _show_offsets(result: Audit, *, with_source: bool) -> None:
     if rows:
         echo_table(columns, rows, numbers=frozenset(columns[1:]))
     if not with_source and any(p.start is not None for p in result.partitions):
-        click.echo("gaps: not asked (--source compares with Kafka)")
+        echo("gaps: not asked (--source compares with Kafka)")
 
 
 def _verdict(result: Audit) -> str:

@@ -14,7 +14,7 @@ from frazil.backfill.request import BackfillRequest, parse_request
 from frazil.backfill.run import open_backfill
 from frazil.cli.light import allow_pandas
 from frazil.cli.options import json_option, stream_argument, streams_option
-from frazil.cli.output import ask, echo_fields, echo_json, working
+from frazil.cli.output import ask, echo, echo_fields, echo_json, working
 from frazil.cli.person import person
 from frazil.cli.positions import MomentText, OffsetsText
 from frazil.commit.lane import Lane, LaneState, branch_name, read_lane
@@ -93,7 +93,7 @@ def backfill(  # noqa: PLR0913 - a command's options
 
     with open_backfill(spec, request, kafka_timeout_s=PERSON_WAITS_S, looks=True) as asked:
         found = estimate(asked, asked.plan(asked.lane()))
-    echo_json(found) if as_json else click.echo("\n".join(sentences(found, stream=stream)))
+    echo_json(found) if as_json else echo("\n".join(sentences(found, stream=stream)))
 
 
 def _run(spec: StreamSpec, request: BackfillRequest, *, as_json: bool) -> None:
@@ -111,7 +111,7 @@ def _run(spec: StreamSpec, request: BackfillRequest, *, as_json: bool) -> None:
         with SparkEngine(small) as engine:
             lane = run(asked, engine, tell)
     if lane is None and not as_json:
-        click.echo(f"Stream {spec.name}: nothing that is asked for is missing.")
+        echo(f"Stream {spec.name}: nothing that is asked for is missing.")
     else:
         _tell(lane, spec, as_json=as_json)
 
@@ -141,7 +141,7 @@ def _tell(lane: Lane | None, spec: StreamSpec, *, as_json: bool) -> None:
     if as_json:
         echo_json(lane)
     elif lane is None:
-        click.echo(f"Stream {spec.name} never had a backfill.")
+        echo(f"Stream {spec.name} never had a backfill.")
     else:
         on_branch = f", on branch {branch_name(spec.name)}" if lane.is_open and spec.mode == "append" else ""
         echo_fields(
@@ -163,11 +163,11 @@ def _staged(spec: StreamSpec) -> str:
 
 def _abandon(opened: OpenStream, lane: Lane | None, *, yes: bool) -> None:
     if lane is None or lane.state in {LaneState.PUBLISHED, LaneState.ABANDONED}:
-        click.echo(f"Stream {opened.spec.name} has no backfill under way.")
+        echo(f"Stream {opened.spec.name} has no backfill under way.")
         return
     staged = counted(lane.records, _staged(opened.spec))
     on_branch = f" from branch {branch_name(opened.spec.name)}" if opened.spec.mode == "append" else ""
-    click.echo(f"Backfill {lane.id} has staged {staged} in {counted(lane.chunks, 'chunk')}; main has none of them.")
+    echo(f"Backfill {lane.id} has staged {staged} in {counted(lane.chunks, 'chunk')}; main has none of them.")
     ask(f"Abandon it, and remove them{on_branch}?", yes=yes)
     # It may have been published while the question stood.
-    click.echo(f"Backfill {lane.id} is {abandon(opened.tables, lane, by=person()).state}.")
+    echo(f"Backfill {lane.id} is {abandon(opened.tables, lane, by=person()).state}.")

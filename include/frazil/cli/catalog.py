@@ -7,7 +7,7 @@ from typing import get_args
 import click
 
 from frazil.cli.options import json_option
-from frazil.cli.output import echo_json
+from frazil.cli.output import echo, echo_json
 from frazil.spark.jars import ROOTS
 from frazil.table.catalogs import catalog_config
 from frazil.table.readers import Reader, configuration
@@ -32,4 +32,4 @@ def catalog(name: str | None, reader: Reader, *, as_json: bool) -> None:
     config = catalog_config(name)
     packages = [each for name in jar_sets(config.properties) for each in ROOTS[name].coordinates]
     text = configuration(reader, config.name, config.properties, packages)
-    echo_json({"catalog": config.name, "for": reader, "configuration": text}) if as_json else click.echo(text)
+    echo_json({"catalog": config.name, "for": reader, "configuration": text}) if as_json else echo(text)

@@ -12,7 +12,7 @@ import click
 from pyiceberg.table import Table
 
 from frazil.cli.options import json_option, streams_argument, streams_option
-from frazil.cli.output import echo_json, echo_table
+from frazil.cli.output import echo, echo_json, echo_table
 from frazil.cli.positions import MomentText
 from frazil.commit.cut import TAG, Cut, CutTable, StreamHistory, cut_of, remove_tag, set_tag
 from frazil.commit.lacking import lacking_replayed, lacking_since
@@ -179,7 +179,7 @@ def _tag(name: str, found: Cut, tables: Tables) -> None:
     try:
         for table in found.tables:
             if table.snapshot_id is None:
-                click.echo(f"{table.table} had no snapshot then: it is not tagged", err=True)
+                echo(f"{table.table} had no snapshot then: it is not tagged", err=True)
                 continue
             loaded = tables[table.table][0]
             had = TAG + name in loaded.metadata.refs
@@ -200,7 +200,7 @@ def _untag(name: str, tables: Tables) -> None:
     ]
     if not removed:
         raise FrazilError(f"no table has a tag {TAG}{name}: {', '.join(tables)}")
-    click.echo(f"{TAG}{name} is removed from {', '.join(removed)}")
+    echo(f"{TAG}{name} is removed from {', '.join(removed)}")
 
 
 def _print(found: Cut, engine: Engine | None, tables: Tables) -> None:
@@ -208,7 +208,7 @@ def _print(found: Cut, engine: Engine | None, tables: Tables) -> None:
         _show(found)
         return
     for table in found.tables:
-        click.echo(select(engine, tables[table.table][1], table))
+        echo(select(engine, tables[table.table][1], table))
 
 
 def select(engine: Engine, catalog: str, table: CutTable) -> str:
@@ -244,4 +244,4 @@ def _show(found: Cut) -> None:
     ]
     echo_table(("table", "holds", "snapshot", "committed", "last batch", "watermark"), rows)
     if found.watermark_ms is not None:
-        click.echo(f"Cut by watermark: {moment(found.watermark_ms)}.")
+        echo(f"Cut by watermark: {moment(found.watermark_ms)}.")

@@ -13,8 +13,8 @@ from typing import Any
 import click
 
 from frazil import clock
-from frazil.cli.options import json_option, stream_argument, streams_option
-from frazil.cli.output import Teller
+from frazil.cli.options import checked_reason, json_option, stream_argument, streams_option
+from frazil.cli.output import Teller, echo
 from frazil.cli.person import person
 from frazil.host.launcher import ProcessState
 from frazil.host.launchers import open_launcher
@@ -26,7 +26,9 @@ from frazil.supervise.desired import DesiredStore, open_desired
 from frazil.table.lost import lost_table
 
 ENDS_NAMED = 5
-_reason_option = click.option("--reason", default="", help="Why; shown in the log and by `frazil status`.")
+_reason_option = click.option(
+    "--reason", default="", callback=checked_reason, help="Why; shown in the log and by `frazil status`."
+)
 
 
 def _arguments(command: Callable[..., DesiredStore]) -> Callable[..., Any]:
@@ -74,7 +76,7 @@ def pause(stream: str, streams_folder: Path, reason: str, *, teller: Teller) -> 
     teller.say(f"{stream} is paused: {stops}. No supervisor starts one before `frazil resume {stream}`.")
     _say_where(spec, desired, _lost(spec, desired), teller)
     if problem:
-        click.echo(problem, err=True)
+        echo(problem, err=True)
     return desired
 
 

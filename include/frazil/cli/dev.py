@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from frazil.cli.options import json_option
-from frazil.cli.output import Teller, echo_json
+from frazil.cli.output import Teller, echo, echo_json
 from frazil.dev import process
 from frazil.dev.airflow import COMPONENTS, EmbeddedAirflow
 from frazil.dev.catalogs import FILE, write_configuration
@@ -184,7 +184,7 @@ def status(as_json: bool) -> None:
         for name, server in servers.items():
             where = addresses.get(name, "")
             line = f"{name:<15}running   pid {server.pid:<8} {where}" if server else f"{name:<15}not running"
-            click.echo(line.rstrip())
+            echo(line.rstrip())
     if not any(servers.values()):
         raise SystemExit(1)
 

@@ -15,8 +15,8 @@ from frazil import clock
 from frazil.backfill.commit import unfinished
 from frazil.backfill.eligible import check_replayed
 from frazil.cli.light import allow_pandas
-from frazil.cli.options import json_option, stream_argument, streams_option
-from frazil.cli.output import ask, echo_json, echo_table, working
+from frazil.cli.options import checked_reason, json_option, stream_argument, streams_option
+from frazil.cli.output import ask, echo, echo_json, echo_table, working
 from frazil.cli.person import person
 from frazil.cli.positions import MomentText
 from frazil.commit.opened import OpenStream, read_stream
@@ -24,6 +24,7 @@ from frazil.dead_letters.counts import counts, samples
 from frazil.dead_letters.discard import Mark, discard
 from frazil.dead_letters.left_out import LeftOut, left_out, sentences
 from frazil.dead_letters.letters import ERROR_CLASS, Selection
+from frazil.safe_text import safe
 from frazil.spec.load import find_stream
 from frazil.spec.units import counted
 from frazil.timetext import utc
@@ -83,13 +84,13 @@ def list_(stream: str, streams_folder: Path, *, as_json: bool, discarded: bool, 
     if as_json:
         echo_json(found)
     elif not found:
-        click.echo(f"Stream {stream} has no such dead letters.")
+        echo(f"Stream {stream} has no such dead letters.")
     else:
         rows = [(f"{c.day}", c.reason, f"{c.letters:,}", f"{c.replayed:,}", f"{c.discarded:,}") for c in found]
         numbers = frozenset({"letters", "replayed in vain", "discarded"})
         echo_table(["day", "reason", "letters", "replayed in vain", "discarded"], rows, numbers=numbers)
     if (lane := unfinished(opened.tables)) and lane.replays:
-        click.echo(
+        echo(
             f"A replay of stream {stream} ({lane.request['dead-letters']}) runs, or was interrupted: "
             f"`frazil dlq replay {stream}` finishes it.",
             err=True,
@@ -118,21 +119,21 @@ def show(  # noqa: PLR0913 - a command's options
         echo_json(found)
         return
     for letter in found:
-        click.echo(f"{letter.where}  {utc(letter.rejected_at_ms)}  {letter.reason}: {letter.error}")
+        echo(f"{letter.where}  {utc(letter.rejected_at_ms)}  {letter.reason}: {letter.error}")
         value = "none (a tombstone)" if letter.value is None else letter.value
         for name, text in (("key", letter.key), ("value", value), ("discarded", letter.discarded)):
             if text is not None:
-                click.echo(f"    {name}: {_cut(text)}")
+                echo(f"    {name}: {_cut(text)}")
         for name, values in letter.headers.items():
             for text in values:
-                click.echo(f"    header {_cut(name)}: {'null' if text is None else _cut(text)}")
+                echo(f"    header {_cut(name)}: {'null' if text is None else _cut(text)}")
     if not found:
-        click.echo(f"Stream {stream} has no such dead letters.")
+        echo(f"Stream {stream} has no such dead letters.")
 
 
 @dlq.command("discard")
 @_selecting
-@click.option("--because", required=True, help="Why; kept with each letter.")
+@click.option("--because", required=True, callback=checked_reason, help="Why; kept with each letter.")
 @click.option("--by", default=person, show_default="the user who gives the command", help="Who; kept with each letter.")
 @click.option("--dry-run", is_flag=True, help="Say how many letters that would be, and change nothing.")
 @click.option("--yes", is_flag=True, help="Do not ask; for scripts.")
@@ -158,7 +159,7 @@ def discard_(  # noqa: PLR0913 - a command's options
     _tell(as_json, f"{counted(done, 'dead letter')} of stream {stream} discarded.", discarded=done, meant=meant)
     lane = unfinished(opened.tables) if done < meant else None
     if lane and lane.replays and not lane.is_open:
-        click.echo(
+        echo(
             f"Letters that home has as rows by replay {lane.id} are not discarded: they leave once each table has its "
             f"rows. `frazil dlq replay {stream}` brings these, or says which table must be mended or given up "
             f"(`frazil route {stream}`).",
@@ -186,7 +187,7 @@ def replay_(stream: str, streams_folder: Path, *, as_json: bool, dry_run: bool, 
     letters = opened.tables.dead_letters.current()
     left = left_out(opened, selection)
     for sentence in sentences(left, stream):
-        click.echo(sentence, err=True)
+        echo(sentence, err=True)
     if dry_run:
         meant = sum(c.letters for c in counts(letters, opened.spec, selection)) - left.total()
         said = (
@@ -209,13 +210,13 @@ def replay_(stream: str, streams_folder: Path, *, as_json: bool, dry_run: bool, 
         echo_json({**_counts(own), **_document(left), **before})
         return
     if earlier:
-        click.echo(f"Finished a replay that another command began. {_came_to(opened.spec, earlier)}")
+        echo(f"Finished a replay that another command began. {_came_to(opened.spec, earlier)}")
     if own.lane:
-        click.echo(_came_to(opened.spec, own))
+        echo(_came_to(opened.spec, own))
     else:
         act = "else to replay" if earlier else "to replay"
         there = sum(c.letters for c in counts(opened.tables.dead_letters.refresh(), opened.spec, selection))
-        click.echo(_nothing(stream, act, selection, left_out=bool(left), are_rows=there > left.total()))
+        echo(_nothing(stream, act, selection, left_out=bool(left), are_rows=there > left.total()))
 
 
 def _nothing(stream: str, act: str, selection: Selection, *, left_out: bool = False, are_rows: bool = False) -> str:
@@ -245,19 +246,14 @@ def _came_to(spec: StreamSpec, done: Replayed) -> str:
 
 
 def _cut(text: str) -> str:
-    return f"{_printable(text[:SHOWN])}{'…' if len(text) > SHOWN else ''}"
-
-
-def _printable(text: str) -> str:
-    """Without what would move a terminal's cursor."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return f"{safe(text[:SHOWN], lines=False)}{'…' if len(text) > SHOWN else ''}"
 
 
 def _tell(as_json: bool, sentence: str, **document: Any) -> None:
     if as_json:
         echo_json(document)
     else:
-        click.echo(sentence)
+        echo(sentence)
 
 
 def _open(stream: str, streams_folder: Path, reasons: tuple[str, ...]) -> OpenStream:
@@ -268,7 +264,7 @@ def _open(stream: str, streams_folder: Path, reasons: tuple[str, ...]) -> OpenSt
         there = {c.reason for c in counts(opened.tables.dead_letters.current(), opened.spec, every)}
         if strange := sorted({*reasons} - there):
             named = f"; there are letters of {', '.join(sorted(there))}" if there else ""
-            click.echo(f"Stream {stream} has no letters of {', '.join(strange)}{named}.", err=True)
+            echo(f"Stream {stream} has no letters of {', '.join(strange)}{named}.", err=True)
     return opened
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 
 from frazil.cli.options import json_option, streams_option
-from frazil.cli.output import echo_json, echo_line
+from frazil.cli.output import echo, echo_json, echo_line
 from frazil.doctor import airflow, host
 from frazil.doctor.finding import Check, Finding, State, findings
 from frazil.doctor.streams import clocks_of, connections, declarations
@@ -65,7 +65,7 @@ def doctor(streams_folder: Path, *, as_json: bool) -> None:
     if as_json:
         echo_json({"findings": found, "counts": {state.value: counts[state] for state in State}})
     else:
-        click.echo(f"\n{counts[State.WRONG]} wrong, {counts[State.WARNING]} to look at, {counts[State.OK]} in order")
+        echo(f"\n{counts[State.WRONG]} wrong, {counts[State.WARNING]} to look at, {counts[State.OK]} in order")
     if counts[State.WRONG]:
         raise SystemExit(1)
 
@@ -74,7 +74,7 @@ def _show(one: Finding) -> None:
     sign, style = SIGNS[one.state]
     echo_line(f"{sign} {one.subject:<14} {one.said}", style=style, head=len(sign))
     if one.mend:
-        click.echo(f"  {'':<14} → {one.mend}")
+        echo(f"  {'':<14} → {one.mend}")
 
 
 def _of_dev() -> tuple[dict[str, str], dict[str, int], Mapping[str, int]]:

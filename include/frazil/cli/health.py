@@ -13,7 +13,7 @@ import click
 from frazil import clock
 from frazil.cli.asking import Asking
 from frazil.cli.options import json_option, streams_option, table_argument
-from frazil.cli.output import echo_fields, echo_json, echo_lines, echo_table, is_narrow, said_of
+from frazil.cli.output import echo, echo_fields, echo_json, echo_lines, echo_table, is_narrow, said_of
 from frazil.cli.status import AT_ONCE
 from frazil.commit.marker import property_name
 from frazil.errors import FrazilError, SpecError, TableLost
@@ -111,7 +111,7 @@ def health(table: str | None, streams_folder: Path, *, as_json: bool, deep: bool
         beyond = (reading.sentence for stream in running for reading in stream.beyond)
         echo_lines(sentence for sentence in beyond if not any(problem in sentence for problem in told))
     for error in () if as_json else errors:
-        click.echo(error, err=True)
+        echo(error, err=True)
     if errors:
         raise SystemExit(SpecError.exit_code)
     if any(look.missing for look in found):
@@ -311,11 +311,11 @@ def _show_partitions(partitions: Sequence[PartitionFiles]) -> None:
     """The worst first: most small files, then most data files with many deleted rows, then most delete files."""
     files = sum(p.files for p in partitions)
     each = files / max(len(partitions), 1)
-    click.echo(f"{counted(files, 'data file')} in {counted(len(partitions), 'partition')}, {each:.1f} each")
+    echo(f"{counted(files, 'data file')} in {counted(len(partitions), 'partition')}, {each:.1f} each")
     if deletes := sum(p.delete_files for p in partitions):
         size, rows = (sum(getattr(p.deletes, name) for p in partitions) for name in ("bytes", "rows"))
         gone = sum(len(p.deletes.dangling) for p in partitions)
-        click.echo(
+        echo(
             f"{counted(deletes, 'delete file')} of {rounded_bytes(size)} with {counted(rows, 'row')}; {gone:,} of them "
             "are of data files that are gone"
         )
@@ -337,9 +337,7 @@ def _show_partitions(partitions: Sequence[PartitionFiles]) -> None:
     ]
     echo_table(columns, rows, numbers=frozenset(columns[1:8]))
     if len(worst) > PARTITIONS_SHOWN:
-        click.echo(
-            f"and {counted(len(worst) - PARTITIONS_SHOWN, 'partition')} more, with fewer small files; --json has all"
-        )
+        echo(f"and {counted(len(worst) - PARTITIONS_SHOWN, 'partition')} more, with fewer small files; --json has all")
 
 
 def _compacted(one: TableHealth) -> str:

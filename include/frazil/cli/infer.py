@@ -12,7 +12,7 @@ import click
 from pydantic import ValidationError
 
 from frazil.cli.options import json_option, streams_option
-from frazil.cli.output import echo_json
+from frazil.cli.output import echo, echo_json
 from frazil.errors import SpecError
 from frazil.spec.addresses import servers_problem
 from frazil.spec.formats import Registry
@@ -71,7 +71,7 @@ def infer(  # noqa: PLR0913 - one for each option
     if declared is not None:
         written = registered(sample, declared, SchemaRegistry(declared, os.environ, meanwhile=NOTHING_INFERRED))
     text = proposal(sample, named, written)
-    echo_json({"stream": stream, "declaration": text}) if as_json else click.echo(text, nl=False)
+    echo_json({"stream": stream, "declaration": text}) if as_json else echo(text, nl=False)
 
 
 def _registry(folder: Path, url: str | None) -> Registry | None:

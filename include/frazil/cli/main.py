@@ -17,6 +17,7 @@ from click.shell_completion import CompletionItem
 from frazil import __version__
 from frazil.cli import light
 from frazil.cli.options import JSON
+from frazil.cli.output import echo, echo_json
 from frazil.errors import EnvironmentUnusable, FrazilError
 from frazil.extras import extras_named
 from frazil.home import home
@@ -125,10 +126,8 @@ def main() -> None:
         with extras_named(), _full_disk_named():
             frazil()
     except FrazilError as error:
-        click.echo(f"{type(error).__name__}: {error}", err=True)
+        echo(f"{type(error).__name__}: {error}", err=True)
         if JSON in sys.argv[1:]:
-            from frazil.cli.output import echo_json  # noqa: PLC0415 - only programs ask for it
-
             kind = {"type": type(error).__name__, "message": str(error), "exit-code": error.exit_code}
             echo_json({"error": kind})
         sys.exit(error.exit_code)

@@ -16,7 +16,7 @@ from pyiceberg.exceptions import NoSuchTableError
 from frazil import clock
 from frazil.cli.light import allow_pandas
 from frazil.cli.options import json_option, streams_option, table_argument
-from frazil.cli.output import echo_json, echo_table, working
+from frazil.cli.output import echo, echo_json, echo_table, working
 from frazil.lineage.jobs import telling
 from frazil.maintenance.compaction import CompactionPlan
 from frazil.maintenance.due import Action, enabled
@@ -73,7 +73,7 @@ def maintain(table: str, streams_folder: Path, *, as_json: bool, actions: tuple[
     """
     specs, problems = sound_streams(streams_folder)
     for problem in problems:
-        click.echo(problem, err=True)
+        echo(problem, err=True)
     found = find_maintained(specs, table)
     if dry_run:
         plans = _plans(found, actions)
@@ -114,7 +114,7 @@ def _run(found: MaintainedTable, actions: Iterable[Action], *, as_json: bool) ->
             outcomes = run.maintain(spark, catalog, found, actions=tuple(actions), now_ms=began_ms)
             with telling() as jobs:
                 tell(jobs, found, outcomes, began_ms=began_ms)
-    echo_json(outcomes) if as_json else click.echo("\n".join(map(str, outcomes)))
+    echo_json(outcomes) if as_json else echo("\n".join(map(str, outcomes)))
     sys.exit(next((outcome.exit_code for outcome in outcomes if outcome.exit_code), 0))
 
 
@@ -137,16 +137,16 @@ def local_spark(catalog: str | None) -> dict[str, str]:
 
 def _show(plans: Mapping[Action, MaintenancePlan], settings: Maintenance) -> None:
     for action, plan in plans.items():
-        click.echo(f"{action}: {plan.sentence}")
+        echo(f"{action}: {plan.sentence}")
         if isinstance(plan, CompactionPlan):
             _show_partitions(plan)
             if plan.dangling:
-                click.echo(f"{counted(len(plan.dangling), 'delete file')} of data files that are gone would go too")
+                echo(f"{counted(len(plan.dangling), 'delete file')} of data files that are gone would go too")
         elif isinstance(plan, ExpiryPlan) and plan.kept:
             kept = [(str(snapshot), why) for snapshot, why in plan.kept.items()]
             echo_table(("kept snapshot", "why"), kept[:SHOWN])
     for action in (action for action in plans if not enabled(settings, action)):
-        click.echo(f"{action} is switched off: it is only shown")
+        echo(f"{action} is switched off: it is only shown")
 
 
 def _show_partitions(plan: CompactionPlan) -> None:
@@ -159,4 +159,4 @@ def _show_partitions(plan: CompactionPlan) -> None:
         columns = ("plan", "partition", "files", "bytes", "why")
         echo_table(columns, rows[:SHOWN], numbers=frozenset({"files", "bytes"}))
     if len(rows) > SHOWN:
-        click.echo(f"and {len(rows) - SHOWN:,} more: --json has them all")
+        echo(f"and {len(rows) - SHOWN:,} more: --json has them all")

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import CompletionItem
 
+from frazil.safe_text import reason_problem
+
 if TYPE_CHECKING:
     from frazil.spec.model import StreamSpec
 
@@ -27,6 +29,14 @@ streams_option = click.option(
 )
 
 JSON = "--json"
+
+
+def checked_reason(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """The callback of an option that explains an action: every host and page shows its text."""
+    if value is not None and (problem := reason_problem(value)):
+        raise click.BadParameter(problem, ctx, param)
+    return value
+
 
 json_option = click.option(JSON, "as_json", is_flag=True, help="One JSON document on standard output.")
 

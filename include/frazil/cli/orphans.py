@@ -8,7 +8,7 @@ import click
 
 from frazil import clock
 from frazil.cli.options import json_option, streams_option, table_argument
-from frazil.cli.output import echo_json, working
+from frazil.cli.output import echo, echo_json, working
 from frazil.maintenance.orphan_cleanup import clean_orphans
 from frazil.maintenance.tables import find_maintained
 from frazil.spec.load import load_streams, no_stream
@@ -42,8 +42,8 @@ def orphans(table: str, streams_folder: Path, *, as_json: bool, delete: bool) ->
     if as_json:
         echo_json(report)
     else:
-        click.echo(report.sentence)
+        echo(report.sentence)
         for path in report.examples:
-            click.echo(path)
+            echo(path)
     if report.refused:
         raise SystemExit(1)

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from frazil.safe_text import safe
+
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.table import Table
@@ -27,9 +29,14 @@ WIDTH_OF_A_PIPE = 200
 """Where no terminal says how wide it is, nothing is broken that a program may want to read."""
 
 
+def echo(text: str, *, err: bool = False, nl: bool = True) -> None:
+    """Text on standard output or standard error. What it quotes of people and producers can only be read."""
+    click.echo(safe(text), err=err, nl=nl)
+
+
 def echo_json(document: object) -> None:
     """One JSON document; fields of dataclasses in kebab-case, as in the streams' YAML; what JSON has not, as text."""
-    click.echo(json.dumps(_plain(document), indent=2, default=str))
+    echo(json.dumps(_plain(document), indent=2, default=str))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -44,7 +51,7 @@ class Teller:
     def say(self, sentence: str) -> None:
         """See `lines_of`."""
         for line in lines_of(sentence):
-            click.echo(line, err=self.as_json)
+            echo(line, err=self.as_json)
 
     def table(self, columns: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: frozenset[str]) -> None:
         """See `table_of`."""
@@ -99,7 +106,7 @@ def table_of(columns: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: 
         whole = column == columns[0]
         table.add_column(column, justify="right" if column in numbers else "left", overflow="fold", no_wrap=whole)
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(safe, row))
     return table
 
 
@@ -123,7 +130,7 @@ def echo_lines(lines: Iterable[RenderableType]) -> None:
     """Sentences, which no line's end breaks, and tables: see `lines_of`."""
     for line in _told(lines):
         if isinstance(line, str):
-            click.echo(line)
+            echo(line)
         else:
             _console().print(line)
 
@@ -137,7 +144,7 @@ def echo_line(line: str, *, style: str, head: int) -> None:
     """A line whose first `head` characters have a style, where a terminal shows it."""
     from rich.text import Text  # noqa: PLC0415 - only where people look
 
-    text = Text(line)
+    text = Text(safe(line))
     text.stylize(style, 0, head)
     _console().print(text, soft_wrap=True)
 
@@ -158,7 +165,7 @@ def watched(look: Callable[[], Iterable[RenderableType]], *, every_s: float) -> 
     with suppress(KeyboardInterrupt), Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
             began = time.monotonic()
-            seen = [folded(one, console.width) if isinstance(one, str) else one for one in _told(look())]
+            seen = [folded(safe(one), console.width) if isinstance(one, str) else one for one in _told(look())]
             head = Text(f"{datetime.now(UTC):%H:%M:%S} UTC, every {every_s:g} s; Ctrl-C ends\n", style="dim")
             live.update(Group(head, *seen), refresh=True)
             time.sleep(max(0.0, every_s - (time.monotonic() - began)))

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from frazil.cli.options import json_option
-from frazil.cli.output import Teller
+from frazil.cli.output import Teller, echo
 from frazil.spark.java import require_pyspark
 from frazil.spark.package import STORAGES, installed_storages, make_package
 
@@ -33,7 +33,7 @@ def package(target: Path, storage: tuple[str, ...], *, as_json: bool) -> None:
     """
     require_pyspark()
     storages = storage or installed_storages()
-    make_package(target, storages=storages, say=lambda text: click.echo(text, err=True))
+    make_package(target, storages=storages, say=lambda text: echo(text, err=True))
     where = ", ".join(("folders", *storages))
     size, teller = target.stat().st_size, Teller(as_json)
     teller.say(f"{target}: {size / 2**20:.0f} MiB, for tables in {where}")

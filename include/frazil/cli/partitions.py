@@ -11,8 +11,8 @@ import click
 from pyiceberg.catalog import Catalog
 
 from frazil import clock
-from frazil.cli.options import json_option, streams_option, table_argument
-from frazil.cli.output import echo_fields, echo_json, echo_table
+from frazil.cli.options import checked_reason, json_option, streams_option, table_argument
+from frazil.cli.output import echo, echo_fields, echo_json, echo_table
 from frazil.cli.person import person
 from frazil.errors import SpecError
 from frazil.partitions.completeness import complete_to, moment
@@ -66,7 +66,7 @@ class Partitions:
     help="Signal a day once more, with the revisions it has: for consumers that were paused.",
 )
 @click.option("--release", "held", metavar="PARTITION", help="Signal a window that its quality gate holds.")
-@click.option("--reason", help="With --release: why; it is recorded.")
+@click.option("--reason", callback=checked_reason, help="With --release: why; it is recorded.")
 def partitions(  # noqa: PLR0913 - a command's options
     table: str,
     streams_folder: Path,
@@ -113,7 +113,7 @@ def _feeding(streams_folder: Path, name: str) -> tuple[StreamSpec, ...]:
     table = next((spec.table.identifier for spec in specs if spec.name == name), None)
     if table is None:
         return streams_of(streams_folder, name)
-    click.echo(f"{name} is a stream of the table {table}, which is shown", err=True)
+    echo(f"{name} is a stream of the table {table}, which is shown", err=True)
     return streams_of(streams_folder, table)
 
 

@@ -11,6 +11,7 @@ import click
 
 from frazil.commit.marker import flat
 from frazil.commit.reset import Offsets
+from frazil.timetext import parse_moment
 
 
 class MomentText(click.ParamType[datetime]):
@@ -20,7 +21,7 @@ class MomentText(click.ParamType[datetime]):
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
         try:
-            moment = value if isinstance(value, datetime) else datetime.fromisoformat(str(value))
+            moment = parse_moment(value if isinstance(value, datetime) else str(value))
         except ValueError:
             self.fail(f"{value!r} is no ISO 8601 time such as 2013-12-30T00:00:00Z", param, ctx)
         if moment.tzinfo is None:

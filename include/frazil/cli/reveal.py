@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from frazil.cli.options import json_option, stream_argument, streams_option
-from frazil.cli.output import echo_json
+from frazil.cli.output import echo, echo_json
 from frazil.errors import SpecError
 from frazil.ingest.sealing import Secret
 from frazil.spec.load import find_stream
@@ -40,6 +40,6 @@ def reveal(stream: str, tokens: tuple[str, ...], streams_folder: Path, *, as_jso
         except ValueError as error:
             raise click.ClickException(f"{token!r} {error}: it was made with another secret, or is cut") from None
         if not as_json:
-            click.echo(texts[token])
+            echo(texts[token])
     if as_json:
         echo_json({"stream": stream, "texts": texts})

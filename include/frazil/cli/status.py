@@ -13,7 +13,7 @@ import click
 
 from frazil import clock
 from frazil.cli.options import json_option, stream_argument, streams_option
-from frazil.cli.output import echo_json, echo_lines, fields_of, is_narrow, table_of, watched
+from frazil.cli.output import echo, echo_json, echo_lines, fields_of, is_narrow, table_of, watched
 from frazil.errors import SpecError
 from frazil.host.launchers import open_launcher
 from frazil.operations.letters import rejected_of, treated
@@ -76,7 +76,7 @@ def status(stream: str | None, streams_folder: Path, *, as_json: bool, every_s: 
     else:
         echo_lines(look.lines())
         for error in look.errors:
-            click.echo(error, err=True)
+            echo(error, err=True)
     if look.errors:
         raise SystemExit(SpecError.exit_code)
 

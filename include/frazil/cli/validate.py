@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from frazil.cli.options import json_option, streams_option
+from frazil.cli.output import echo
 from frazil.errors import SpecError
 from frazil.spec.conflicts import conflicts
 from frazil.spec.json_schema import render
@@ -47,7 +48,7 @@ def validate(files: tuple[Path, ...], streams_folder: Path, *, as_json: bool, co
       frazil validate include/streams/flights.yaml
     """
     if json_schema:
-        click.echo(render(), nl=False)
+        echo(render(), nl=False)
         return
     streams, errors = _load(files or _all_of(streams_folder))
     connections = _connections(streams) if connect else None
@@ -59,16 +60,16 @@ def validate(files: tuple[Path, ...], streams_folder: Path, *, as_json: bool, co
     if as_json:
         told = {"streams": [_summary(spec) for spec in streams.values()], "errors": errors, "warnings": warned}
         told |= {"connections": connections.good} if connections else {}
-        click.echo(json.dumps(told, indent=2))
+        echo(json.dumps(told, indent=2))
     else:
         for spec in streams.values():
-            click.echo(_line(spec))
+            echo(_line(spec))
         for good in connections.good if connections else ():
-            click.echo(good)
+            echo(good)
         for warning in warned:
-            click.echo(f"warning: {warning}", err=True)
+            echo(f"warning: {warning}", err=True)
         for error in errors:
-            click.echo(error, err=True)
+            echo(error, err=True)
     if errors:
         raise SystemExit(SpecError.exit_code)
 

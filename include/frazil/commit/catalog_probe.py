@@ -33,7 +33,7 @@ from sqlalchemy.exc import ArgumentError
 from frazil.commit.branch_end import BranchEnd
 from frazil.commit.snapshot import Prepared, SnapshotWriter
 from frazil.errors import AccessDenied, CommitRefused
-from frazil.home import home
+from frazil.home import home, make_folder
 from frazil.spec.model import StreamSpec
 from frazil.table.branches import head_of
 from frazil.table.catalog_mistakes import wrongly_configured
@@ -76,7 +76,7 @@ def check_can_hold(catalog: Catalog, spec: StreamSpec, *, now_ms: int) -> None:
             f"stream {spec.name}: the catalog {catalog.name!r} cannot hold a stream: {'; '.join(lacks)}. Nothing was "
             "written to the stream's table. Declare the table in another catalog"
         )
-    record.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(record.parent)
     record.write_text(json.dumps({"catalog": catalog.name, "probed-at-ms": now_ms}))
 
 

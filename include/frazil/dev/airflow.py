@@ -24,6 +24,7 @@ from frazil import home as frazil_home
 from frazil.dev import process
 from frazil.dev.airflow_client import AirflowClient
 from frazil.errors import EnvironmentUnusable
+from frazil.home import make_folder
 from frazil.spark.catalog_jars import catalog_jars
 from frazil.table.catalogs import configured_catalogs
 
@@ -203,7 +204,7 @@ class EmbeddedAirflow(process.Embedded):
 
     def _make_secrets(self) -> None:
         """Create the secrets of this home at its first start, readable only by the owner."""
-        self.home.mkdir(parents=True, exist_ok=True)
+        make_folder(self.home)
         _write_once(self._passwords_file, {user: secrets.token_urlsafe(12) for user in _ROLES})
         fernet = base64.urlsafe_b64encode(secrets.token_bytes(32)).decode()
         _write_once(

@@ -21,6 +21,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from frazil.dev import process
 from frazil.errors import EnvironmentUnusable
+from frazil.home import make_folder
 from frazil.kafka.client import AdminClient
 from frazil.spark import jars
 from frazil.spark.java import require_java
@@ -128,7 +129,7 @@ class EmbeddedKafka(process.EmbeddedServer):
         java = [str(require_java()), *JVM_OPTIONS, f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}"]
         java += ["-cp", os.pathsep.join(str(jar) for jar in jars.ensure("kafka"))]
         data = self.folder / "data"
-        data.mkdir(parents=True, exist_ok=True)
+        make_folder(data)
         properties = self.folder / PROPERTIES_FILE
         listeners = {"PLAINTEXT": self.port, **self._listeners}
         text = _SETTINGS.format(
@@ -153,7 +154,9 @@ def _format(java: list[str], properties: Path, data: Path) -> None:
     cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
     # With `=`, because one id in 64 begins with a dash.
     command = [*java, "kafka.tools.StorageTool", "format", f"--cluster-id={cluster_id}", "-c", str(properties)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(
+        command, env=process.server_environment(), capture_output=True, text=True, check=False, timeout=120
+    )
     if done.returncode:
         raise EnvironmentUnusable(f"Kafka's storage in {data} was not formatted: {done.stderr or done.stdout}")
 

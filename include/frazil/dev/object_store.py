@@ -21,6 +21,7 @@ import requests
 
 from frazil.dev import process
 from frazil.errors import MissingExtra
+from frazil.home import make_folder
 
 REGION = "us-east-1"
 WAREHOUSE = "warehouse"
@@ -134,7 +135,7 @@ class EmbeddedObjectStore(process.EmbeddedServer):
         inner_ports = tuple(p if process.is_free(p) else process.free_port() for p in self._state.inner_ports)
         self._state = _State(s3_port, catalog_port, inner_ports, self._state.key, self._state.secret)
         data = self.folder / "data"
-        data.mkdir(parents=True, exist_ok=True)
+        make_folder(data)
         _write_private(self.folder / STATE_FILE, json.dumps(asdict(self._state)))
         identities = self.folder / "identities.json"
         _write_private(identities, json.dumps(_identities(self._state)))

@@ -19,6 +19,7 @@ from tempfile import NamedTemporaryFile
 
 from frazil.dev import process
 from frazil.errors import EnvironmentUnusable, MissingExtra
+from frazil.home import make_folder
 
 USER = DATABASE = "frazil"
 PORT_FILE = "port"
@@ -69,7 +70,7 @@ class EmbeddedPostgres(process.EmbeddedServer):
     def _password(self) -> str:
         file = self.folder / PASSWORD_FILE
         if not file.is_file():
-            self.folder.mkdir(parents=True, exist_ok=True)
+            make_folder(self.folder)
             file.touch(mode=0o600)
             file.write_text(secrets.token_urlsafe(24))
         return file.read_text()
@@ -77,7 +78,7 @@ class EmbeddedPostgres(process.EmbeddedServer):
     def _launch(self) -> None:
         process.require_free_port(self.port, what="PostgreSQL", option="--postgres-port")
         programs, prefix = _programs(), _as_another_user()
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder)
         if not (self.data / "PG_VERSION").is_file():
             self._make_data(programs, prefix)
         (self.folder / PORT_FILE).write_text(str(self.port))
@@ -92,7 +93,7 @@ class EmbeddedPostgres(process.EmbeddedServer):
         process.start(self.RECORD, command, records=self.folder, log=self.log)
 
     def _make_data(self, programs: Path, prefix: list[str]) -> None:
-        self.data.mkdir(parents=True, exist_ok=True)
+        make_folder(self.data)
         if prefix:
             shutil.chown(self.data, user=_other_user())
         options = ["--username", USER, "--auth", "scram-sha-256", "--encoding", "UTF8", "--locale", "C"]
@@ -102,7 +103,15 @@ class EmbeddedPostgres(process.EmbeddedServer):
             if prefix:
                 shutil.chown(password.name, user=_other_user())
             command = [*prefix, str(programs / "initdb"), "-D", str(self.data), *options, "--pwfile", password.name]
-            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, cwd="/")
+            done = subprocess.run(
+                command,
+                env=process.server_environment(),
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=120,
+                cwd="/",
+            )
         if done.returncode:
             said = " ".join((done.stderr or done.stdout).split())
             whose = f" as the user {_other_user()}, because it refuses to run as root" if prefix else ""

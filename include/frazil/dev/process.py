@@ -25,8 +25,13 @@ from typing import ClassVar, Self
 import psutil
 
 from frazil.errors import EnvironmentUnusable
+from frazil.home import make_folder
 from frazil.host.processes import has_ended
 
+VARIABLES = frozenset(
+    {"PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TZ", "TMPDIR", "JAVA_HOME", "LD_LIBRARY_PATH"}
+)
+"""What embedded servers get of the environment."""
 RECORD_SUFFIX = ".process.json"
 LOOPBACK = "127.0.0.1"
 
@@ -155,17 +160,23 @@ class EmbeddedServer(Embedded):
             time.sleep(_POLL_S)
 
 
+def server_environment() -> dict[str, str]:
+    """What an embedded server needs of this process's environment, and none of the shell's secrets."""
+    return {name: value for name, value in os.environ.items() if name in VARIABLES or name.startswith("LC_")}
+
+
 def start(
     name: str, command: Sequence[str | Path], *, records: Path, log: Path, environment: Mapping[str, str] | None = None
 ) -> Server:
     """Start a server detached from this terminal and session; its output is appended to `log`.
 
-    The record is `<records>/<name>.process.json`. Ctrl-C and SIGTERM wait until it is written.
+    Its environment is `server_environment()` unless one is given. The record is `<records>/<name>.process.json`.
+    Ctrl-C and SIGTERM wait until it is written.
     """
     for folder in (records, log.parent):
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
     argv = [str(part) for part in command]
-    env = dict(os.environ if environment is None else environment)
+    env = server_environment() if environment is None else dict(environment)
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _INTERRUPTS)
     try:
         pid = os.posix_spawnp(

@@ -21,6 +21,7 @@ import requests
 from frazil.dev import process
 from frazil.errors import EnvironmentUnusable
 from frazil.extras import require
+from frazil.home import make_folder
 from frazil.spark import jars
 
 PORT_FILE = "port"
@@ -64,7 +65,7 @@ class EmbeddedRegistry(process.EmbeddedServer):
     def _launch(self) -> None:
         process.require_free_port(self.port, what="the schema registry", option="--registry-port")
         java, program = _java(), _program()
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder)
         (self.folder / PORT_FILE).write_text(str(self.port))
         settings = {
             "quarkus.http.host": process.LOOPBACK,

@@ -17,6 +17,7 @@ import requests
 
 from frazil.dev import process
 from frazil.errors import EnvironmentUnusable
+from frazil.home import make_folder
 from frazil.spark.class_archive import LEAN
 from frazil.spark.java import require_java, require_pyspark
 
@@ -68,7 +69,7 @@ class SparkMaster(process.EmbeddedServer):
     def _launch(self) -> None:
         process.require_free_port(self.port, what="the Spark master", option="--spark-port")
         state = self.folder / "state"
-        state.mkdir(parents=True, exist_ok=True)
+        make_folder(state)
         (self.folder / PORTS_FILE).write_text(f"{self.port} {self._ui_port} {self.rest_port}")
         options = [
             "-Dspark.deploy.recoveryMode=FILESYSTEM",

@@ -8,17 +8,20 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from frazil.home import make_folder
+
 
 def replace_json(path: Path, value: Any) -> None:
     """Replace a file, creating its folder if missing. A reader sees either the old content or the new.
 
     Raises OSError; on a disk without room, for example.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     # Named by thread as well: a step that Airflow cancelled runs on beside the next supervisor's.
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
     try:
-        temporary.write_text(json.dumps(value))
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o644), "w") as file:
+            file.write(json.dumps(value))
         temporary.replace(path)
     except OSError:
         temporary.unlink(missing_ok=True)

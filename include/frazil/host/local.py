@@ -9,7 +9,7 @@ from pathlib import Path
 
 from frazil import clock
 from frazil.errors import EnvironmentUnusable, WriterBusy
-from frazil.home import run_folder
+from frazil.home import make_folder, run_folder
 from frazil.host.agents import ask_agent_to_kill
 from frazil.host.endings import read_heartbeat, record_unseen_exit
 from frazil.host.launcher import Launcher, LaunchRequest, LogChunk, LogPosition, Observation, ProcessState
@@ -35,7 +35,7 @@ class LocalLauncher(Launcher):
     def launch(self, request: LaunchRequest) -> Launch:
         """See `Launcher.launch`."""
         launch_id = uuid.uuid4().hex
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder)
         try:
             answer = subprocess.run(
                 self._parent_command(launch_id, request),

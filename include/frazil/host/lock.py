@@ -7,6 +7,7 @@ in JSON; when the holder is gone, that remains as the record of the last launch.
 from __future__ import annotations
 
 import dataclasses
+import errno
 import fcntl
 import json
 import os
@@ -16,7 +17,8 @@ from pathlib import Path
 from types import TracebackType
 
 from frazil import clock
-from frazil.errors import WriterBusy
+from frazil.errors import EnvironmentUnusable, WriterBusy
+from frazil.home import make_folder
 from frazil.host.processes import mark
 from frazil.host.records import Launch, LaunchKind
 
@@ -46,8 +48,8 @@ class WriterLock:
         if (inherited := self._inherited()) is not None:
             self._fd = inherited
             return inherited
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        make_folder(self._path.parent)
+        fd = self._opened()
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -56,6 +58,16 @@ class WriterLock:
         self._fd = fd
         self.record(self._foreground())
         return fd
+
+    def _opened(self) -> int:
+        try:
+            return os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        except OSError as error:
+            if error.errno != errno.ELOOP:
+                raise
+            raise EnvironmentUnusable(
+                f"{self._path} is a symbolic link, and the lock would be written where it leads: remove it"
+            ) from None
 
     def record(self, launch: Launch) -> None:
         """Write the holder's launch into the lock file; only the holder may."""

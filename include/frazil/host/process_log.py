@@ -5,12 +5,23 @@ from __future__ import annotations
 import logging
 import sys
 
+from frazil.safe_text import safe
+
 FORM = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+class SafeFormatter(logging.Formatter):
+    """Escapes what a log quotes of people and producers and a terminal would act on."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return safe(super().format(record))
 
 
 def log_to_stderr(*, with_threads: bool = False) -> None:
     """Log frazil's own messages, and warnings of others, to standard error."""
     form = FORM.replace("%(message)s", "[%(threadName)s] %(message)s") if with_threads else FORM
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format=form)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(SafeFormatter(form))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
     for noisy in ("py4j", "pyiceberg", "botocore"):
         logging.getLogger(noisy).setLevel(logging.WARNING)

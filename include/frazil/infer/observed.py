@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from frazil.timetext import parse_moment
+
 MOST_DISTINCT = 5_000
 TEXTS_FOR_AN_ODD_ONE = 500
 """One text among so many does not decide what the others are."""
@@ -129,7 +131,7 @@ def observe(records: Iterable[dict[str, Any]]) -> Observed:
 
 def _moment(text: str) -> datetime | None:
     try:
-        moment = datetime.fromisoformat(text)
+        moment = parse_moment(text)
     except ValueError:
         return None
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)

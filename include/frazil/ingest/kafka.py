@@ -7,6 +7,7 @@ chooses.
 
 from __future__ import annotations
 
+import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,6 +23,8 @@ from frazil.ingest.contract import OffsetRange
 from frazil.kafka.client import refusal
 from frazil.offsets.spans import TopicPartition
 
+log = logging.getLogger(__name__)
+
 CHUNK_RECORDS = 50_000
 """Parsing costs the same per record from 20,000 on; smaller chunks need less memory, and more of it stays cached."""
 CHUNK_BYTES = 32 * 2**20
@@ -31,6 +34,10 @@ CONSUME_BYTES = 16 * 2**20
 POLL_S = 0.1
 UNREACHABLE_LIMIT_S = 120.0
 WATERMARKS_TIMEOUT_S = 10.0
+FETCHES_THROTTLED = 2
+"""Fetches in a row that a quota may let wait before that counts as silence."""
+MAX_THROTTLED_S = 900.0
+LOGGED_THROTTLE_S = 5.0
 
 TUNING = {"fetch.queue.backoff.ms": "5", "queued.max.messages.kbytes": "32768", "log_level": "2"}
 """Overridable: librdkafka's default back-off is a whole second once its queue is full, and it logs a line for each
@@ -46,6 +53,8 @@ EXACTNESS = {
 """Not overridable: without one of these, records are lost, or read although they were never committed."""
 
 _GONE = frozenset({KafkaError._UNKNOWN_TOPIC, KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_PARTITION})
+_CONSEQUENCES = frozenset({KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT})
+"""What follows from other errors, and says nothing of their cause. Connections come and go: they are not logged."""
 _NOT_THERE = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._LOG_TRUNCATION})
 """An offset that retention deleted, or that a log lost while it was read."""
 
@@ -78,6 +87,8 @@ class RangeReader(ABC):
 
     notice: str | None = None
     """What people should know about how it reads."""
+    on_read: Callable[[int], None] = staticmethod(lambda _: None)
+    """Gets, after each fetch, how many records were read that no chunk has yet."""
 
     def __init__(
         self,
@@ -99,7 +110,10 @@ class RangeReader(ABC):
             (r.topic, r.partition): i for i, r in enumerate(ranges) if r.start < r.end
         }
         self._failure: FrazilError | None = None
-        self._last_trouble = "the brokers are silent"
+        self._troubles: dict[int, str] = {}
+        """What Kafka's client said last of each kind of trouble, since a record arrived."""
+        self._logged: set[int | str] = set()
+        self._throttled_s = 0.0
         self._bytes_per_record = 1024.0
 
     def __enter__(self) -> Self:
@@ -117,22 +131,42 @@ class RangeReader(ABC):
         self._assign((*tp, int(self._positions[i])) for tp, i in self._open.items())
         advanced_at = self._monotonic()
         while self._open:
-            before = self._progress()
+            before, earlier = self._progress(), tuple(self._troubles)
             arrived = self._fetch(self._wanted(), POLL_S)
             if self._failure:
                 raise self._failure
             for chunk in self._chunks() if arrived else ():
                 yield chunk
                 advanced_at = self._monotonic()  # the time that its taker needed is not Kafka's
+            self.on_read(self._pending())
             if self._progress() != before:
                 advanced_at = self._monotonic()
-            elif self._monotonic() - advanced_at > self._limit_s:  # a partition may answer with errors alone
+                for code in earlier:
+                    del self._troubles[code]
+            elif self._monotonic() - advanced_at > self._patience_s():  # a partition may answer with errors alone
                 raise self._failure or self._stalled()
         yield from self._rest()
 
     def _progress(self) -> tuple[int, int]:
         """Changes when a range ends, and when a record or an end of partition moves a position."""
         return len(self._open), int(self._positions.sum())
+
+    def _patience_s(self) -> float:
+        """How long no range need get further. A quota may let the next fetch wait, and the one after it."""
+        return self._limit_s + min(FETCHES_THROTTLED * self._throttled_s, MAX_THROTTLED_S)
+
+    def _on_throttle(self, milliseconds: int) -> None:
+        """A broker lets the next fetch wait, by a quota; or no longer."""
+        self._throttled_s = milliseconds / 1000
+        if self._throttled_s >= LOGGED_THROTTLE_S and "throttle" not in self._logged:
+            self._logged.add("throttle")
+            log.warning("%s: %s", self._place(), self._throttle_words())
+
+    def _throttle_words(self) -> str:
+        return f"a quota of the brokers lets each fetch wait for {self._throttled_s:.0f} s"
+
+    def _place(self) -> str:
+        return ", ".join(sorted({r.topic for r in self._ranges}))
 
     @abstractmethod
     def close(self) -> None: ...
@@ -148,6 +182,10 @@ class RangeReader(ABC):
     @abstractmethod
     def _chunks(self) -> Iterator[Chunk]:
         """Process what was fetched; yield the chunks that are full."""
+
+    @abstractmethod
+    def _pending(self) -> int:
+        """Records that were read, and are in no chunk yet."""
 
     @abstractmethod
     def _rest(self) -> Iterator[Chunk]:
@@ -189,8 +227,11 @@ class RangeReader(ABC):
 
     def _on_error(self, code: int, text: str, where: str = "") -> None:
         """Keep the failure, which the loop raises: an exception in a callback would be lost."""
-        self._last_trouble = text
-        place = where or ", ".join(sorted({r.topic for r in self._ranges}))
+        self._troubles[code] = text
+        place = where or self._place()
+        if code not in _CONSEQUENCES and code not in self._logged:
+            self._logged.add(code)
+            log.warning("%s: Kafka's client says: %s", place, text)
         refused = refusal(code, text, what=f"access to {place}", stream=self._stream, servers=self._servers)
         if refused:
             self._failure = refused
@@ -210,8 +251,13 @@ class RangeReader(ABC):
 
     def _stalled(self) -> KafkaUnavailable:
         (topic, partition), i = next(iter(self._open.items()))
+        causes = [text for code, text in self._troubles.items() if code not in _CONSEQUENCES]
+        said = causes or [*self._troubles.values()][-1:] or ["the brokers are silent"]
+        todo = "" if causes else " Are the brokers reachable?"
+        if self._throttled_s:
+            said.append(self._throttle_words())
+            todo = " Raise the quota, or let producers send smaller batches: one must fit into what it allows in 10 s."
         return KafkaUnavailable(
-            f"no record arrived for {self._limit_s:.0f} s and {len(self._open)} ranges have not ended, among them "
-            f"{topic}[{partition}] at {self._positions[i]} of {self._ends[i]}: {self._last_trouble}. "
-            "Are the brokers reachable?"
+            f"no record arrived for {self._patience_s():.0f} s and {len(self._open)} ranges have not ended, among them "
+            f"{topic}[{partition}] at {self._positions[i]} of {self._ends[i]}: {'; '.join(said)}.{todo}"
         )

@@ -47,7 +47,7 @@ from frazil.ingest.kafka_loop import (
     take,
 )
 from frazil.kafka.client import client_errors
-from frazil.kafka.librdkafka import ErrorCallback, Message, librdkafka
+from frazil.kafka.librdkafka import ErrorCallback, Message, ThrottleCallback, librdkafka
 from frazil.offsets.spans import TopicPartition
 
 log = logging.getLogger(__name__)
@@ -83,9 +83,9 @@ class ColumnReader(RangeReader):
         self._know({})
         self._columns = _Columns(_ROOM_BYTES, _ROOM_BYTES, _ROOM_BYTES // 16)
         self._client: int | None = None
-        self._callback = ErrorCallback(self._on_trouble)
+        self._callbacks = ErrorCallback(self._on_trouble), ThrottleCallback(self._on_wait)
         with client_errors():
-            self._client = self._library.consumer(consumer_properties(properties), self._callback)
+            self._client = self._library.consumer(consumer_properties(properties), *self._callbacks)
         self._log_lines = self._library.queue_new(self._client)
         self._library.set_log_queue(self._client, self._log_lines)
         self._queue = self._library.queue_get_consumer(self._client)
@@ -217,6 +217,13 @@ class ColumnReader(RangeReader):
     def _on_trouble(self, _: int, code: int, text: bytes, __: int) -> None:
         """librdkafka's callback, called in this thread while it is polled."""
         self._on_error(code, text.decode(errors="replace"))
+
+    def _on_wait(self, _: int, __: bytes, ___: int, milliseconds: int, ____: int) -> None:
+        """librdkafka's callback, as above."""
+        self._on_throttle(milliseconds)
+
+    def _pending(self) -> int:
+        return int(self._at[RECORDS])
 
     def _pass_on_log_lines(self) -> None:
         facility, text, level = c_char_p(), c_char_p(), c_int()

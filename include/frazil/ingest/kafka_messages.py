@@ -34,9 +34,11 @@ class MessageReader(RangeReader):
         # The last row is that of unknown topics, which have no partitions.
         self._firsts, self._sizes = np.array([*self._partitions.values(), (0, 0)], np.int32).T
         self._batch: list[Message] = []
-        self._pending = _Pending()
+        self._unfinished = _Pending()
         with client_errors():
-            self._consumer = Consumer({**consumer_properties(properties), "error_cb": self._on_trouble})
+            self._consumer = Consumer(
+                {**consumer_properties(properties), "error_cb": self._on_trouble, "throttle_cb": self._on_wait}
+            )
 
     def close(self) -> None:
         self._consumer.close()
@@ -60,18 +62,25 @@ class MessageReader(RangeReader):
         """librdkafka's own callback."""
         self._on_error(error.code(), error.str())
 
+    def _on_wait(self, event: Any) -> None:
+        """librdkafka's callback."""
+        self._on_throttle(round(event.throttle_time * 1000))
+
+    def _pending(self) -> int:
+        return self._unfinished.records
+
     def _chunks(self) -> Iterator[Chunk]:
         batch, self._batch = self._batch, []
-        records, size = self._pending.records, self._pending.bytes
+        records, size = self._unfinished.records, self._unfinished.bytes
         # `any` tests the errors' truth: comparing a KafkaError with None fails in confluent-kafka 2.16.
         if any(map(Message.error, batch)):
             self._take_in_order(batch)
         else:
             self._add(batch)
-        records, size = self._pending.records - records, self._pending.bytes - size
+        records, size = self._unfinished.records - records, self._unfinished.bytes - size
         if records:
             self._bytes_per_record = max(1.0, size / records)
-        if self._pending.records >= CHUNK_RECORDS or self._pending.bytes >= CHUNK_BYTES:
+        if self._unfinished.records >= CHUNK_RECORDS or self._unfinished.bytes >= CHUNK_BYTES:
             yield from self._rest()
 
     def _take_in_order(self, batch: list[Message]) -> None:
@@ -87,8 +96,8 @@ class MessageReader(RangeReader):
         self._add(batch[begin:])
 
     def _rest(self) -> Iterator[Chunk]:
-        if self._pending.records:
-            pending, self._pending = self._pending, _Pending()
+        if self._unfinished.records:
+            pending, self._unfinished = self._unfinished, _Pending()
             yield pending.chunk()
 
     def _add(self, batch: list[Message]) -> None:
@@ -104,7 +113,7 @@ class MessageReader(RangeReader):
             batch = [m for m, keep in zip(batch, inside.tolist(), strict=True) if keep]
             index, offsets = index[inside], offsets[inside]
         self._positions[index] = offsets + 1  # the last of a range's offsets in a batch is the highest
-        self._pending.add(batch, index, offsets)
+        self._unfinished.add(batch, index, offsets)
 
     def _indexes(self, batch: list[Message]) -> NDArray[np.int32]:
         """The range of each message; -1 for a topic-partition that is not read."""

@@ -21,6 +21,7 @@ class TurnReader:
     """
 
     notice: str | None = None
+    on_read: Callable[[int], None] = staticmethod(lambda _: None)
 
     def __init__(
         self, open_ranges: Callable[[Sequence[OffsetRange]], RangeReader], ranges: Sequence[OffsetRange]
@@ -39,6 +40,7 @@ class TurnReader:
         for turn in turns(self._ranges):
             index = np.array(turn, np.int32)
             with self._open_ranges([self._ranges[i] for i in turn]) as reader:
+                reader.on_read = self.on_read
                 for chunk in reader:
                     yield replace(chunk, range_index=index[chunk.range_index])
 

@@ -6,7 +6,7 @@ already: a file whose columns do not fit the table is refused as a whole, becaus
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -92,6 +92,7 @@ class FileReader:
     """Reads from files the records of ranges; a topic-partition may have several. Iterate it once."""
 
     notice: str | None = None
+    on_read: Callable[[int], None] = staticmethod(lambda _: None)
 
     def __init__(
         self,

@@ -9,6 +9,7 @@ from frazil.ingest.chunk import Chunk
 from frazil.ingest.contract import OffsetRange, Reject, Rejects
 from frazil.ingest.decode import Rejection
 from frazil.offsets.spans import TopicPartition
+from frazil.safe_text import safe
 
 SAMPLES = 3
 """Samples of each error class."""
@@ -77,4 +78,4 @@ def _place(reject: Reject) -> tuple[str, int, int]:
 
 def _one_line(text: str) -> str:
     """The text as a log can hold it."""
-    return "".join(c if c.isprintable() else " " for c in text[:TEXT_MOST])
+    return safe(text[:TEXT_MOST].replace("\n", " "), lines=False)

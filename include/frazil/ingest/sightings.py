@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from heapq import nsmallest
 from itertools import count
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -20,6 +21,10 @@ MIXED = "mixed"
 """Values of types that no one type holds."""
 DEEPEST = 20
 """Values nested deeper than this are MIXED: engines limit how deep a schema may be."""
+MAX_OBJECT_FIELDS = 1_000
+"""An object with more fields is MIXED: its keys are data, and time and memory would be the producer's to choose."""
+MAX_NEW_FIELDS = 10_000
+"""New fields that are kept, the first by their paths: the order of records does not decide."""
 _LONGS = range(-(2**63), 2**63)
 _NUMBERS = ("int", "long", "float", "double")
 _PRIMITIVES: dict[str, type[iceberg.IcebergType]] = {
@@ -145,26 +150,42 @@ def joined_sightings(parts: Iterable[Sightings]) -> Sightings:
             wider[path] = wider_of(wider.get(path, kind), kind)
         optional |= part.optional
         records += part.records
+    if len(new) > MAX_NEW_FIELDS:
+        new = {path: new[path] for path in nsmallest(MAX_NEW_FIELDS, new)}
     return Sightings(new, wider, frozenset(optional), records)
 
 
 def merged(one: Seen, other: Seen) -> Seen:  # noqa: PLR0911 - a table
     """The narrowest type that holds the values of both."""
-    if one is None or one == other:
+    if one is None:
         return other
-    if other is None:
+    if other is None or one is other:
         return one
     match one, other:
         case ListOf(), ListOf():
-            return ListOf(merged(one.element, other.element))
+            element = merged(one.element, other.element)
+            return one if element is one.element else ListOf(element)
         case StructOf(), StructOf():
-            names = one.fields.keys() | other.fields.keys()
-            return StructOf({name: merged(one.fields.get(name), other.fields.get(name)) for name in names})
+            return _merged_structs(one, other)
         case MapOf(), MapOf():
-            return MapOf(merged(one.value, other.value))
+            value = merged(one.value, other.value)
+            return one if value is one.value else MapOf(value)
         case str(), str():
-            return _merged_names(one, other)
+            return one if one == other else _merged_names(one, other)
     return MIXED
+
+
+def _merged_structs(one: StructOf, other: StructOf) -> Seen:
+    """In time linear in `other`, unless it changes `one`; and that happens at most as often as the bounds allow."""
+    parts = {name: merged(one.fields.get(name), part) for name, part in other.fields.items()}
+    if all(name in one.fields and one.fields[name] is part for name, part in parts.items()):
+        return one
+    return struct_of({**one.fields, **parts})
+
+
+def struct_of(fields: Mapping[str, Seen]) -> Seen:
+    """An object's type; MIXED if it has too many fields."""
+    return MIXED if len(fields) > MAX_OBJECT_FIELDS else StructOf(fields)
 
 
 def _merged_names(one: str, other: str) -> str:
@@ -197,7 +218,7 @@ def seen_in(value: object, depth: int = 0) -> Seen:  # noqa: PLR0911 - a table
                 element = merged(element, seen_in(part, depth + 1))
             return ListOf(element)
         case dict():
-            return StructOf({name: seen_in(part, depth + 1) for name, part in value.items()})
+            return struct_of({name: seen_in(part, depth + 1) for name, part in value.items()})
     return MIXED
 
 
@@ -265,7 +286,11 @@ def _type(path: Path, seen: Seen, problems: list[NewField], ids: Iterator[int]) 
                     fields.append(iceberg.NestedField(next(ids), name, kind, required=False))
             return iceberg.StructType(*fields) if fields else None
     if seen == MIXED:
-        problems.append(NewField(path, None, "has values that no column of one type can hold"))
+        problems.append(
+            NewField(
+                path, None, f"has values that no column of one type can hold, or more than {MAX_OBJECT_FIELDS:,} fields"
+            )
+        )
         return None
     return wide_type(seen)
 

@@ -106,6 +106,7 @@ def _read(run: _Stage, on_progress: Callable[[int], None], *, tried: bool) -> Ge
             with _suspicion():
                 run.check_table()
         with _collector_paused(), run.reader() as reader:
+            reader.on_read = lambda records: report.now_and_then(run.progress.records + records)
             for chunk in reader:
                 with _suspicion():
                     take(chunk)

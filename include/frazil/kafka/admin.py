@@ -199,7 +199,7 @@ class KafkaOffsets:
     def at(self, when: datetime, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """The first offset at or after a broker timestamp; the end if there is none."""
         tps = list(partitions)
-        found = self._list(tps, OffsetSpec.for_timestamp(int(when.timestamp() * 1000)))
+        found = self._list(tps, OffsetSpec.for_timestamp(max(0, int(when.timestamp() * 1000))))
         missing = [tp for tp, offset in found.items() if offset < 0]
         return {**found, **(self.ends(missing) if missing else {})}
 

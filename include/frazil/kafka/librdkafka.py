@@ -38,6 +38,7 @@ _INVALID_OFFSET = -1001
 _TEXT_BYTES = 512
 
 ErrorCallback = CFUNCTYPE(None, c_void_p, c_int, c_char_p, c_void_p)
+ThrottleCallback = CFUNCTYPE(None, c_void_p, c_char_p, c_int32, c_int, c_void_p)
 
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "version": (c_int, []),
@@ -45,6 +46,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "conf_set": (c_int, [c_void_p, c_char_p, c_char_p, c_char_p, c_size_t]),
     "conf_set_events": (None, [c_void_p, c_int]),
     "conf_set_error_cb": (None, [c_void_p, ErrorCallback]),
+    "conf_set_throttle_cb": (None, [c_void_p, ThrottleCallback]),
     "conf_destroy": (None, [c_void_p]),
     "new": (c_void_p, [c_int, c_void_p, c_char_p, c_size_t]),
     "destroy": (None, [c_void_p]),
@@ -138,13 +140,15 @@ class Librdkafka:
                 raise KafkaException(KafkaError(KafkaError._INVALID_ARG, said.value.decode(errors="replace")))
         return conf
 
-    def consumer(self, properties: Mapping[str, str], on_error: Any) -> int:
-        """A consumer. While it is polled, its errors go to `on_error`, an `ErrorCallback` that must outlive it.
+    def consumer(self, properties: Mapping[str, str], on_error: Any, on_throttle: Any) -> int:
+        """A consumer. While it is polled, its errors go to `on_error`, an `ErrorCallback` that must outlive it; and
+        what it is told to wait to `on_throttle`, a `ThrottleCallback` that must too.
 
         Its log lines wait for the queue that `set_log_queue` names. Raises KafkaException.
         """
         conf = self.configured({**properties, "log.queue": "true"})
         self.conf_set_error_cb(conf, on_error)
+        self.conf_set_throttle_cb(conf, on_throttle)
         self.conf_set_events(conf, EVENT_LOG)
         client = self._client(_CONSUMER, conf)
         self.poll_set_consumer(client)

@@ -116,6 +116,8 @@ class Plan:
     """Given back with the confirmation: what was confirmed is what is done."""
     retype: bool = False
     """The person confirms by typing the subject's name."""
+    generation: int | None = None
+    """That of the desired state which the act would replace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +151,8 @@ def plan_of(act: Act, now: Situation, *, dry: bool = False) -> Plan:
     waits = waits_for(act, now.silent)
     retype = act in ALTERS and not (dry and act in HAS_DRY_RUN)
     refused = _refused(act, now, dry=dry)
-    return Plan(act, (*says, *_run_words(act, now), *waits), refused, seal=now.seal(act), retype=retype)
+    said = (*says, *_run_words(act, now), *waits)
+    return Plan(act, said, refused, seal=now.seal(act), retype=retype, generation=now.generation)
 
 
 def waits_for(act: Act, silent: Iterable[Silent]) -> tuple[str, ...]:

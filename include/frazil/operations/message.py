@@ -16,6 +16,7 @@ from typing import Any, Self
 from urllib.parse import quote
 
 from frazil.maintenance.rules import runbook_of
+from frazil.safe_text import safe
 from frazil.timetext import utc
 
 NAMED = 10
@@ -242,7 +243,7 @@ def _place(stream: str, subject: str) -> str:
 
 def _line(text: str, most: int) -> str:
     """In one line, of characters that can be seen, and not too long."""
-    seen = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    seen = safe(" ".join(text.split()), lines=False)
     return seen if len(seen) <= most else f"{seen[: most - 1]}…"
 
 

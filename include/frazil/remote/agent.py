@@ -25,7 +25,7 @@ from frazil.cluster.api import Silent
 from frazil.cluster.driver import Driver, DriverState, DriverStatus
 from frazil.cluster.submission import ClusterDriver
 from frazil.errors import Fenced, FrazilError
-from frazil.home import run_folder
+from frazil.home import make_folder, run_folder
 from frazil.host.agents import KILL, record_agent
 from frazil.host.process_log import log_to_stderr
 from frazil.remote.driver_folder import DriverFolder, LogEnd, Order, Told, Wanted
@@ -55,7 +55,7 @@ def run_agent(spec: StreamSpec, streams: Path, *, program: Path, until_caught_up
     """
     log_to_stderr()
     folder = run_folder(spec.name)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     asked = Asked()
     asked.listen()
     with Mirror(spec, folder) as mirror:

@@ -25,6 +25,7 @@ from frazil.ingest.compiled import KEPT_WITH_PYTHON
 NEEDED = (
     "confluent-kafka",
     "cryptography",
+    "google-re2",
     "msgspec",
     "numba",
     "numpy",

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 import os
 import sys
 from pathlib import Path
 
 from frazil.backfill.request import parse_request
 from frazil.errors import FrazilError
+from frazil.host.process_log import log_to_stderr
 from frazil.spec.load import find_stream
 from frazil.table.configuration import exit_if_unreadable
 
@@ -32,8 +32,7 @@ def main() -> int:
     parser.add_argument("--streams", type=Path, required=True, help="the folder of declared streams")
     parser.add_argument("--request", type=json.loads, required=True, help="the request, as JSON")
     arguments = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("py4j").setLevel(logging.WARNING)
+    log_to_stderr()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     try:
         spec = find_stream(arguments.streams, arguments.name)

@@ -9,9 +9,9 @@ from pydantic import Field, field_validator
 
 from frazil.spec.event_time import TimeUnit
 from frazil.spec.types import parse_type
-from frazil.spec.values import Model
+from frazil.spec.values import MAX_DESCRIPTION_CHARACTERS, Model
 
-_NOT_NULL = re.compile(r"\s+not\s+null\s*$", re.IGNORECASE)
+_NOT_NULL = re.compile(r"(?<!\s)\s+not\s+null\s*$", re.IGNORECASE)
 
 
 class Column(Model):
@@ -20,7 +20,11 @@ class Column(Model):
     name: str = Field(min_length=1)
     type: str = Field(description="An Iceberg type: `string`, `decimal(10, 2)`, `list<struct<a: int>>`, …")
     required: bool = Field(False, description="A record without a value for it is a dead letter (`not null`).")
-    doc: str | None = Field(default=None, description="What the column means; kept in the table's schema.")
+    doc: str | None = Field(
+        default=None,
+        max_length=MAX_DESCRIPTION_CHARACTERS,
+        description="What the column means; kept in the table's schema.",
+    )
     unit: TimeUnit | None = Field(
         default=None,
         description="How a record writes a `timestamptz` or `timestamp`: `iso`, which is the default, or a number of "

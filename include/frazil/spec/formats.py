@@ -54,6 +54,7 @@ class Registry(Model):
         return self
 
 
+MAX_SCHEMA_CHARACTERS = 2**20
 POSITION = "position"
 """In `Envelope.metadata`: an event's place in the source's log, as a text that is greater for a later event."""
 
@@ -186,7 +187,9 @@ class _SchemaFormat(Model):
         description="A file with the schema of all records, which then have no schema id. A relative path begins at "
         "the folder of the declaration.",
     )
-    schema_text: str | None = Field(default=None, description="The same, as the schema's text itself.")
+    schema_text: str | None = Field(
+        default=None, max_length=MAX_SCHEMA_CHARACTERS, description="The same, as the schema's text itself."
+    )
     _folder: Path = PrivateAttr(default=Path())
     """That of the declaration's file; the working directory of a format that no file declares."""
 

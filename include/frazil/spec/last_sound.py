@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 from frazil.errors import SpecError
-from frazil.home import home
+from frazil.home import home, make_folder
 from frazil.spec.file_cache import Signature, signature
 from frazil.spec.load import find_file, load_stream, read_stream, sound_streams, stream_files, validate_stream
 from frazil.spec.model import StreamSpec
@@ -246,7 +246,7 @@ class Memory:
         target = self._record(path)
         temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
         try:
-            self._records.mkdir(parents=True, exist_ok=True)
+            make_folder(self._records)
             temporary.write_text(json.dumps(record))
             temporary.replace(target)
         except (OSError, ValueError, TypeError) as error:

@@ -27,6 +27,7 @@ from frazil.spec.sensitive import Sensitive
 from frazil.spec.source import Source
 from frazil.spec.upsert import Delete, How
 from frazil.spec.values import (
+    MAX_DESCRIPTION_CHARACTERS,
     Bytes,
     Count,
     Duration,
@@ -159,9 +160,16 @@ class StreamSpec(Model):
     """One declared stream."""
 
     name: str = Field(pattern=STREAM_NAME, description="Lower case letters, digits, `-` and `_`; never reused.")
-    description: str | None = Field(default=None, description="What the stream is, for people; shown with its DAGs.")
+    description: str | None = Field(
+        default=None,
+        max_length=MAX_DESCRIPTION_CHARACTERS,
+        description="What the stream is, for people; shown with its DAGs.",
+    )
     owner: str | None = Field(
-        default=None, min_length=1, description="Who answers for the stream: the owner of its DAGs in Airflow."
+        default=None,
+        min_length=1,
+        max_length=200,
+        description="Who answers for the stream: the owner of its DAGs in Airflow.",
     )
     application: str | None = Field(
         default=None,

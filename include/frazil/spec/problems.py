@@ -32,6 +32,8 @@ _STAND_INS: Mapping[str, Any] = {
 }
 """A stream's required parts besides its columns."""
 
+MAX_LINE_CHARACTERS = 2000
+"""Of one problem: it may quote a text of any length."""
 _FORMAT = ("source", "format")
 
 _MEANINGS = {
@@ -51,6 +53,7 @@ _MEANINGS = {
     "dict_type": "is not a mapping",
     "model_type": "is not a mapping",
     "string_too_short": "is empty",
+    "string_too_long": "is too long; write at most {max_length} characters",
     "too_short": "is empty; at least one is needed",
 }
 
@@ -78,7 +81,8 @@ def describe(error: ValidationError, declared: Mapping[str, Any], path: Path, fi
 
 def _line(problem: Problem) -> str:
     shown = "" if problem.value is None else f"{_short(problem.value)} "
-    return f"{problem.key}: {shown}{_without_credentials(problem.message)}"
+    line = f"{problem.key}: {shown}{_without_credentials(problem.message)}"
+    return line if len(line) <= MAX_LINE_CHARACTERS else f"{line[: MAX_LINE_CHARACTERS - 1]}…"
 
 
 def _without_credentials(text: str) -> str:
@@ -184,7 +188,8 @@ def _translate(details: ErrorDetails, declared: Mapping[str, Any]) -> Iterator[P
     value = details["input"]
     if details["type"] == "union_tag_invalid":
         key, value = f"{key}.type" if isinstance(_at(declared, _FORMAT), Mapping) else key, details["ctx"]["tag"]
-    if is_secret(key) or details["type"] in {"missing", "dict_type"} or not isinstance(value, str | int | float):
+    unshown = {"missing", "dict_type", "string_too_long"}
+    if is_secret(key) or details["type"] in unshown or not isinstance(value, str | int | float):
         value = None  # nested values, and text in place of properties, may hold a secret
     if details["type"] == "extra_forbidden":
         yield Problem(key, None, _unknown_key(details["loc"]))
@@ -216,6 +221,7 @@ def meaning_of(details: ErrorDetails) -> str:
         word, bound = _BOUNDS[kind]
         return f"is {word} {context[bound]}"
     meaning = _MEANINGS.get(kind, f"cannot be used: {details['msg']}")
+    meaning = meaning.replace("{max_length}", f"{context.get('max_length', 0):,}")
     if details["input"] is None and kind in {"model_type", "string_type", "tuple_type", "dict_type"}:
         meaning = "is empty"
     elif kind == "string_type" and isinstance(details["input"], int | float):

@@ -9,7 +9,7 @@ from pydantic import Field, field_validator
 
 from frazil.spec.addresses import servers_problem
 from frazil.spec.formats import Format, Header, JsonFormat, Key
-from frazil.spec.topics import TopicPattern
+from frazil.spec.topics import TopicPattern, regular_expression
 from frazil.spec.values import Model, Properties, Start, YamlForm
 
 
@@ -23,7 +23,7 @@ class Source(Model):
     topic_pattern: str | None = Field(
         default=None,
         min_length=1,
-        description="Instead of `topics`: a regular expression, as Python has them, that whole names of topics match. "
+        description="Instead of `topics`: a regular expression, as RE2 has them, that whole names of topics match. "
         "A topic that appears later is read from its beginning.",
     )
     format: Format = Field(default=JsonFormat(), description="How a record's value is encoded.")
@@ -69,10 +69,8 @@ class Source(Model):
     @field_validator("topic_pattern")
     @classmethod
     def _regular_expression(cls, value: str | None) -> str | None:
-        try:
-            re.compile(value or "")
-        except (re.error, OverflowError, RecursionError) as error:
-            raise ValueError(f"is no regular expression: {error}") from None
+        if value is not None:
+            regular_expression(value)
         return value
 
     @field_validator("topics", mode="before")

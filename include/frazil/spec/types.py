@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
 
@@ -83,6 +83,9 @@ _SQL_NAMES = {
     )
 }
 """SQL's types of several words, as tokens with a space between them."""
+SQL_TOKENS = 8
+"""The most tokens of such a type: `timestamp ( 6 ) without time zone`, and one more."""
+MAX_NESTING = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +192,7 @@ class _Reader:
     def __init__(self, tokens: list[str]) -> None:
         self._tokens = tokens
         self._position = 0
+        self._nesting = 0
 
     def type(self) -> Type:
         self._no_sql()
@@ -205,20 +209,23 @@ class _Reader:
 
     def _no_sql(self) -> None:
         """Refuse a name of several words, which would be refused at its second one."""
-        rest = " ".join(self._tokens[self._position :])
+        rest = " ".join(self._tokens[self._position : self._position + SQL_TOKENS])
         for pattern, name in _SQL_NAMES.items():
             if found := pattern.match(rest):
                 written = re.sub(r" \( \d+ \)", "", found[0])
                 raise ValueError(f"has SQL's {written!r}, which Iceberg writes as {name!r}")
 
     def _nested(self, name: str) -> Type:
-        if name == "struct":
-            return self._struct()
-        if name == "list":
-            return self._list()
-        if name == "map":
-            return self._map()
-        raise _unknown(name)
+        makers: dict[str, Callable[[], Type]] = {"struct": self._struct, "list": self._list, "map": self._map}
+        inside = makers.get(name)
+        if inside is None:
+            raise _unknown(name)
+        self._nesting += 1
+        if self._nesting > MAX_NESTING:
+            raise ValueError(f"is nested more than {MAX_NESTING} levels deep")
+        made = inside()
+        self._nesting -= 1
+        return made
 
     def end(self) -> None:
         if rest := self._tokens[self._position :]:

@@ -14,8 +14,12 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, GetCoreSchemaHandle
 from pydantic_core import core_schema
 
 from frazil.spec.units import LARGEST_BYTES, format_bytes, format_duration, parse_bytes, parse_duration
+from frazil.timetext import parse_moment
 
 PERCENT_MOST = 99
+MAX_TEXT_CHARACTERS = 100_000
+"""Of any text of a declaration, where its key has no lower limit: certificates and schemas are the longest."""
+MAX_DESCRIPTION_CHARACTERS = 10_000
 
 
 def _kebab(name: str) -> str:
@@ -54,7 +58,7 @@ def _start(value: object) -> object:
 def _moment(value: object, besides: str = "") -> datetime:
     """A time with its zone, without which it would differ from machine to machine."""
     try:
-        moment = value if isinstance(value, datetime) else datetime.fromisoformat(str(value))
+        moment = parse_moment(value if isinstance(value, datetime) else str(value))
     except ValueError:
         raise ValueError(f"is not {besides}an ISO 8601 time with a zone: 2013-12-30T00:00:00Z") from None
     if moment.tzinfo is None:
@@ -163,6 +167,12 @@ Properties = Annotated[
 
 
 class Model(BaseModel):
-    """Fields are snake_case in Python and kebab-case in YAML; an unknown key is an error."""
+    """Fields are snake_case in Python and kebab-case in YAML; an unknown key is an error. Every text is bounded."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=_kebab, populate_by_name=True)
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        alias_generator=_kebab,
+        populate_by_name=True,
+        str_max_length=MAX_TEXT_CHARACTERS,
+    )

@@ -38,7 +38,7 @@ from frazil.errors import (
     TopicMissing,
 )
 from frazil.events import ChangesMerged, EpochBegan, Events, Happening, OutageMet, PhaseBegan, RecordsSkipped, Sink
-from frazil.home import run_folder
+from frazil.home import make_folder, run_folder
 from frazil.host.heartbeat import Phase
 from frazil.ingest.formats import check_supported
 from frazil.ingest.sealing import check_secret
@@ -105,7 +105,7 @@ class Writer:
         another epoch does not fix.
         """
         folder = run_folder(self.spec.name)
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         events = Events(self.spec.name, log_event, clock_ms=clock.now_ms)
         fingerprint, limits = self.spec.fingerprint(), Limits.for_stream(self.spec)
         # The engine may have been started before, and ends however this ends.

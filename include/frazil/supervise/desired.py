@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Iterable
 from functools import reduce
-from pathlib import Path
 
 from pyiceberg.table import Table
 
 from frazil import clock
-from frazil.errors import SpecError
+from frazil.errors import DesiredMoved, SpecError
 from frazil.home import run_folder
 from frazil.spec.model import StreamSpec
 from frazil.supervise.observed import Desired, DesiredMode
@@ -27,17 +27,21 @@ from frazil.table.storage import open_store
 from frazil.table.tables import load_stream_table, state_location
 
 DESIRED_FILE = "desired.json"
+AFTER_FOLDER = "desired-after"
+MAX_TRIES = 20
+"""Writes that somebody else may come before, one after another."""
 
 
 class DesiredStore:
-    """Reads and writes the desired state of one stream. Of two concurrent writes, the last wins."""
+    """Reads and writes the desired state of one stream. Each write follows the newest state."""
 
     def __init__(self, stream: str, table: Table | None) -> None:
-        self._places = [_in_folder(run_folder(stream))]
+        self._name = stream
+        self._places = [_Place(LocalStore(), f"{run_folder(stream)}")]
         """Where objects may be; writes go to the first one."""
         if table is not None:
             folder = state_location(table, stream)
-            self._places.insert(0, (open_store(folder, table.io.properties), f"{folder}/{DESIRED_FILE}"))
+            self._places.insert(0, _Place(open_store(folder, table.io.properties), folder))
 
     @classmethod
     def of_application(cls, application: str) -> DesiredStore:
@@ -51,31 +55,54 @@ class DesiredStore:
 
     def read(self) -> Desired:
         """The newest object. Raises AccessDenied, and SpecError if one was edited and is malformed."""
-        return reduce(_newest, (found for place in self._places if (found := _read(*place))), Desired())
+        return _newest_of(place.read() for place in self._places)
 
-    def pause(self, *, by: str, reason: str) -> Desired:
-        """Stop the writer after its current batch, and keep it stopped."""
-        return self._act(DesiredMode.PAUSED, by=by, reason=reason)
+    def pause(self, *, by: str, reason: str, after: int | None = None) -> Desired:
+        """Stop the writer after its current batch, and keep it stopped.
 
-    def resume(self, *, by: str, reason: str) -> Desired:
+        `after` is the generation that the person saw. Raises DesiredMoved if it is another one by now; so do `resume`
+        and `restart`.
+        """
+        return self._act(DesiredMode.PAUSED, by=by, reason=reason, after=after)
+
+    def resume(self, *, by: str, reason: str, after: int | None = None) -> Desired:
         """Let the writer run, and start again one that the supervisor gave up on."""
-        return self._act(DesiredMode.RUNNING, by=by, reason=reason)
+        return self._act(DesiredMode.RUNNING, by=by, reason=reason, after=after)
 
-    def restart(self, *, by: str, reason: str) -> Desired:
+    def restart(self, *, by: str, reason: str, after: int | None = None) -> Desired:
         """Replace a running writer after its current batch; if none runs, the same as `resume`."""
-        return self._act(DesiredMode.RUNNING, by=by, reason=reason, restart=True)
+        return self._act(DesiredMode.RUNNING, by=by, reason=reason, after=after, restart=True)
 
-    def _act(self, mode: DesiredMode, *, by: str, reason: str, restart: bool = False) -> Desired:
+    def _act(self, mode: DesiredMode, *, by: str, reason: str, after: int | None, restart: bool = False) -> Desired:
+        for _ in range(MAX_TRIES):
+            try:
+                before, own = self._before()
+            except SpecError:
+                # The lost generations were counted up from 0, so the clock exceeds them.
+                before, own = Desired(generation=clock.now_ms()), None
+                self._places[0].clear()
+            if after is not None and before.generation != after:
+                break
+            desired = self._following(before, mode, by=by, reason=reason, restart=restart)
+            if self._places[0].put(desired, after=own):
+                for place in self._places[1:]:
+                    place.clear()
+                return desired
+        raise DesiredMoved(
+            f"{self._name} was paused, resumed or restarted by somebody else at the same time: look at its state, and "
+            "repeat what you want"
+        )
+
+    def _before(self) -> tuple[Desired, Desired | None]:
+        """What counts now, and what the place has to which is written."""
+        own, *others = [place.read() for place in self._places]
+        return _newest_of([own, *others]), own
+
+    def _following(self, before: Desired, mode: DesiredMode, *, by: str, reason: str, restart: bool) -> Desired:
         now_ms = clock.now_ms()
-        try:
-            before = self.read()
-        except SpecError:
-            # The lost generations were counted up from 0, so the clock exceeds them.
-            before = Desired(generation=now_ms)
-        if not self.beside_table:  # a table that was lost may have had any number of generations
-            before = dataclasses.replace(before, generation=max(before.generation, now_ms))
-        generation = before.generation + 1
-        desired = Desired(
+        # A table that was lost may have had any number of generations.
+        generation = 1 + (before.generation if self.beside_table else max(before.generation, now_ms))
+        return Desired(
             mode=mode,
             generation=generation,
             restart_generation=generation if restart else before.restart_generation,
@@ -83,28 +110,57 @@ class DesiredStore:
             by=by,
             at_ms=now_ms,
         )
-        (store, path), *others = self._places
-        store.put(path, json.dumps(dataclasses.asdict(desired)).encode())
-        for store, path in others:
-            store.delete([path])
-        return desired
 
 
-def _in_folder(folder: Path) -> tuple[ObjectStore, str]:
-    return LocalStore(), f"{folder}/{DESIRED_FILE}"
+class _Place:
+    """A folder with the desired state: an object, and one after each generation, of which one writer makes each.
+
+    What comes after a generation is put under a name that has the generation, if no such object exists: that decides
+    who of several writers was first. Then it replaces the object, so that a reader finds it at once. The object may
+    be behind; a reader follows the names.
+    """
+
+    def __init__(self, store: ObjectStore, folder: str) -> None:
+        self._store, self._path, self._after = store, f"{folder}/{DESIRED_FILE}", f"{folder}/{AFTER_FOLDER}"
+
+    def read(self) -> Desired | None:
+        """The newest; None if nobody has said anything. Raises SpecError if an object is malformed."""
+        found = self._at(self._path)
+        while (newer := self._at(self._path_after(found))) is not None:
+            if found is not None and newer.generation <= found.generation:
+                raise SpecError(f"{self._path_after(found)} is no desired state after generation {found.generation}")
+            found = newer
+        return found
+
+    def put(self, desired: Desired, *, after: Desired | None) -> bool:
+        """Let a state follow the one that was read; False if another one does."""
+        path, data = self._path_after(after), json.dumps(dataclasses.asdict(desired)).encode()
+        if not self._store.put_if_absent(path, data) and self._store.get(path) != data:
+            return False
+        self._store.put(self._path, data)
+        return True
+
+    def clear(self) -> None:
+        self._store.delete([*(file.path for file in self._store.list_files(self._after)), self._path])
+
+    def _path_after(self, desired: Desired | None) -> str:
+        return f"{self._after}/{desired.generation if desired else 0:020d}.json"
+
+    def _at(self, path: str) -> Desired | None:
+        raw = self._store.get(path)
+        if raw is None:
+            return None
+        try:
+            value = json.loads(raw)
+            return Desired(**{**value, "mode": DesiredMode(value["mode"])})
+        except (ValueError, TypeError, KeyError) as error:
+            raise SpecError(
+                f"{path} is no desired state ({error}); replace it with `frazil pause` or `frazil resume`"
+            ) from error
 
 
-def _read(store: ObjectStore, path: str) -> Desired | None:
-    raw = store.get(path)
-    if raw is None:
-        return None
-    try:
-        value = json.loads(raw)
-        return Desired(**{**value, "mode": DesiredMode(value["mode"])})
-    except (ValueError, TypeError, KeyError) as error:
-        raise SpecError(
-            f"{path} is no desired state ({error}); replace it with `frazil pause` or `frazil resume`"
-        ) from error
+def _newest_of(found: Iterable[Desired | None]) -> Desired:
+    return reduce(_newest, (one for one in found if one is not None), Desired())
 
 
 def _newest(one: Desired, other: Desired) -> Desired:

@@ -41,7 +41,7 @@ from urllib3.exceptions import TimeoutError as HttpTimeout
 import frazil.table.exact_partitions  # noqa: F401 - whoever has a table reads manifests
 from frazil.errors import AccessDenied, CommitRefused, CommitUnavailable, FrazilError, SpecError, TableLost, words_of
 from frazil.extras import extras_named
-from frazil.home import home
+from frazil.home import home, make_folder
 from frazil.spec.addresses import path_problem
 from frazil.table.catalog_mistakes import check_storage, client_error, loading_error
 from frazil.table.configuration import check_configuration
@@ -344,7 +344,7 @@ def _opened(kind: str, config: CatalogConfig) -> Catalog:
 def _alone() -> Iterator[None]:
     """Let one process at a time prepare the embedded catalog; the kernel frees the lock of a dead process."""
     folder = home()
-    (folder / "warehouse").mkdir(parents=True, exist_ok=True)
+    make_folder(folder / "warehouse")
     with (folder / "catalog.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

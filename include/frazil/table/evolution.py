@@ -78,12 +78,14 @@ def differences(
     the columns whose declaration a person may change.
     """
     history = ColumnHistory.of((*former, existing))
-    comparison = _Comparison(existing, history, frozenset(declarable))
+    comparison = Comparison(existing, history, frozenset(declarable))
     return tuple(comparison.structs(declared.as_struct(), existing.as_struct(), path=(), parent=TOP))
 
 
 @dataclass(frozen=True, slots=True)
-class _Comparison:
+class Comparison:
+    """Compares with a table and the names and types that its columns had."""
+
     table: Schema
     history: ColumnHistory
     declarable: frozenset[str]
@@ -96,7 +98,7 @@ class _Comparison:
             here = (*path, field.name)
             if field.name not in table_fields:
                 told.update(self.history.ids.get((parent, field.name), ()))
-                yield self._missing(field, existing, path=here, parent=parent)
+                yield self.missing(field, existing, path=here, parent=parent)
             elif stranger := self._stranger(table_fields[field.name], path=here, parent=parent):
                 yield stranger
             else:
@@ -110,7 +112,7 @@ class _Comparison:
                     "in the table",
                 )
 
-    def _missing(self, declared: NestedField, existing: StructType, *, path: Path, parent: int) -> Addition | Conflict:
+    def missing(self, declared: NestedField, existing: StructType, *, path: Path, parent: int) -> Addition | Conflict:
         """A name that the table lacks: new, renamed or dropped."""
         name, mine = declared.name, path[0] in self.declarable
         optional = " and declare it without 'not null'" if declared.required and mine else ""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from pyiceberg.schema import Schema, index_by_id
+from pyiceberg.schema import Schema, index_name_by_id
 from pyiceberg.types import IcebergType, ListType, MapType, NestedField, StructType
 
 from frazil.spec.coordinates import LINE, METADATA_COLUMNS, OF_ICEBERG
-from frazil.table.evolution import Addition, Change, Conflict, Path, Promotion, Relaxation, differences, widens
+from frazil.table.column_history import TOP, ColumnHistory
+from frazil.table.evolution import Addition, Change, Comparison, Conflict, Path, Promotion, Relaxation, widens
 
 ELEMENT, VALUE = "element", "value"
 
@@ -39,31 +40,73 @@ def growth(
     """The changes to make, without those that the table has already.
 
     `former` are the table's schemas from the oldest to the newest. A table of `max_columns` columns, nested fields
-    included, gets no more. The top-level columns that are `fixed` stay required.
+    included, gets no more. The top-level columns that are `fixed` stay required. Records decide how many changes are
+    asked for, so the time is linear in them.
     """
-    former = tuple(former)
+    growing = _Growing(table, tuple(former))
     changes: list[Change] = []
     refused: list[Refusal] = []
-    columns = len(index_by_id(table))
     for change in sorted(asked, key=lambda c: c.path):
-        here = _found(table, change.path)
+        here = growing.fields.get(change.path)
         match change:
             case Promotion() if here is not None and widens(here.field_type, change.type):
                 changes.append(change)
             case Relaxation() if here is not None and here.required:
                 if change.path[0] not in fixed and here.field_id not in table.identifier_field_ids:
                     changes.append(change)
-            case Addition() if here is None and _parent(table, change.path) is not None:
-                size = len(index_by_id(Schema(NestedField(-1, change.path[-1], change.type))))
-                if reason := _taken(change.path) or _why_not(table, former, [*changes, change], change.path):
+            case Addition() if here is None and growing.parent(change.path) is not None:
+                if reason := _taken(change.path) or growing.add(change, max_columns):
                     refused.append(Refusal(change.path, reason))
-                elif columns + size > max_columns:
-                    what = f"would be column {columns + size} of the table, and evolution.max-columns is {max_columns}"
-                    refused.append(Refusal(change.path, what))
                 else:
-                    columns += size
                     changes.append(change)
     return Growth(tuple(changes), tuple(refused))
+
+
+class _Growing:
+    """A table's names, with those of the columns that were added to it."""
+
+    def __init__(self, table: Schema, former: Sequence[Schema]) -> None:
+        self.fields = dict(_paths(table.as_struct(), ()))
+        self._top = table.as_struct()
+        self._comparison = Comparison(table, ColumnHistory.of((*former, table)), frozenset())
+        self._full_names = set(index_name_by_id(table).values())
+        self._names = {(path[:-1], path[-1].lower()): path[-1] for path in self.fields}
+        self._new: dict[tuple[Path, str], str] = {}
+
+    def parent(self, path: Path) -> StructType | None:
+        """The struct that has, or would have, this field."""
+        if len(path) == 1:
+            return self._top
+        field = self.fields.get(path[:-1])
+        return field.field_type if field is not None and isinstance(field.field_type, StructType) else None
+
+    def add(self, change: Addition, max_columns: int) -> str | None:
+        """Add a column; return why it cannot be added, or None."""
+        path, name = change.path, (change.path[:-1], change.path[-1].lower())
+        within = index_name_by_id(Schema(NestedField(-1, path[-1], change.type))).values()
+        full_names = {".".join((*path[:-1], inside)) for inside in within}
+        columns = len(self._full_names) + len(full_names)
+        if alike := self._new.get(name):
+            return f"has the name of the new column {alike} in other case, and names are case-insensitive"
+        if alike := self._names.get(name):
+            return f"has the name of the column {alike} in other case, which it does not fill; write it as {alike}"
+        if not self._full_names.isdisjoint(full_names):  # PyIceberg's rule, and Iceberg has the same
+            return "would have the full name of another field: Iceberg joins the names of nested fields with dots"
+        if columns > max_columns:
+            return f"would be column {columns} of the table, and evolution.max-columns is {max_columns}"
+        if reason := self._history_of(change):
+            return reason
+        self._full_names |= full_names
+        self._new[name] = path[-1]
+        return None
+
+    def _history_of(self, change: Addition) -> str | None:
+        """Why the column cannot come because of one that the table had."""
+        parent = self.parent(change.path)
+        parent_id = TOP if len(change.path) == 1 else self.fields[change.path[:-1]].field_id
+        field = NestedField(-1, change.path[-1], change.type, required=False)
+        found = None if parent is None else self._comparison.missing(field, parent, path=change.path, parent=parent_id)
+        return found.message if isinstance(found, Conflict) else None
 
 
 def _taken(path: Path) -> str | None:
@@ -76,78 +119,17 @@ def _taken(path: Path) -> str | None:
     return None
 
 
-def _why_not(table: Schema, former: Sequence[Schema], changes: Sequence[Change], path: Path) -> str | None:
-    """Why the last of these changes cannot be made beside the others; None if it can."""
-    added = {change.path: change for change in changes if isinstance(change, Addition)}
-    siblings = [other[-1] for other in added if other[:-1] == path[:-1] and other != path]
-    if alike := next((name for name in siblings if name.lower() == path[-1].lower()), None):
-        return f"has the name of the new column {alike} in other case, and names are case-insensitive"
-    there = (field.name for field in parent.fields) if (parent := _parent(table, path)) else ()
-    if alike := next((name for name in there if name.lower() == path[-1].lower()), None):
-        return f"has the name of the column {alike} in other case, which it does not fill; write it as {alike}"
-    try:
-        Schema(*grown(table.as_struct(), (), added).fields)
-        wanted = Schema(*grown(table.as_struct(), (), {path: added[path]}).fields)
-    except ValueError:  # PyIceberg's, and Iceberg has the same rule
-        return "would have the full name of another field: Iceberg joins the names of nested fields with dots"
-    conflicts = [d for d in differences(wanted, table, former) if isinstance(d, Conflict) and d.path == path]
-    return conflicts[0].message if conflicts else None
-
-
-def grown(kind: StructType, path: Path, added: Mapping[Path, Addition]) -> StructType:
-    """A struct with the new fields in it, at every level."""
-    new = [
-        NestedField(-1, where[-1], addition.type, required=False)
-        for where, addition in added.items()
-        if where[:-1] == path
-    ]
-    fields = [f.model_copy(update={"field_type": _inside(f.field_type, (*path, f.name), added)}) for f in kind.fields]
-    return StructType(*fields, *new)
-
-
-def _inside(kind: IcebergType, path: Path, added: Mapping[Path, Addition]) -> IcebergType:
-    if not any(where[: len(path)] == path for where in added):
-        return kind
+def _paths(kind: IcebergType, path: Path) -> Iterator[tuple[Path, NestedField]]:
+    """The fields of a type, nested ones included; the values of a map, not its keys."""
     match kind:
+        case StructType():
+            fields = [(field.name, field) for field in kind.fields]
         case ListType():
-            element = _inside(kind.element_type, (*path, ELEMENT), added)
-            return ListType(kind.element_id, element, element_required=kind.element_required)
+            fields = [(ELEMENT, kind.element_field)]
         case MapType():
-            value = _inside(kind.value_type, (*path, VALUE), added)
-            return MapType(kind.key_id, kind.key_type, kind.value_id, value, value_required=kind.value_required)
-        case StructType():
-            return grown(kind, path, added)
-    return kind
-
-
-def _parent(table: Schema, path: Path) -> StructType | None:
-    """The struct that has, or would have, this field."""
-    kind: IcebergType = table.as_struct()
-    for name in path[:-1]:
-        field = _child(kind, name)
-        if field is None:
-            return None
-        kind = field.field_type
-    return kind if isinstance(kind, StructType) else None
-
-
-def _found(table: Schema, path: Path) -> NestedField | None:
-    kind: IcebergType = table.as_struct()
-    field: NestedField | None = None
-    for name in path:
-        field = _child(kind, name)
-        if field is None:
-            return None
-        kind = field.field_type
-    return field
-
-
-def _child(kind: IcebergType, name: str) -> NestedField | None:
-    match kind:
-        case StructType():
-            return next((field for field in kind.fields if field.name == name), None)
-        case ListType() if name == ELEMENT:
-            return kind.element_field
-        case MapType() if name == VALUE:
-            return kind.value_field
-    return None
+            fields = [(VALUE, kind.value_field)]
+        case _:
+            return
+    for name, field in fields:
+        yield (*path, name), field
+        yield from _paths(field.field_type, (*path, name))

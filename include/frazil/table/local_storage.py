@@ -152,7 +152,7 @@ def _make_folder(folder: Path) -> None:
     if folder.is_dir():
         return
     _make_folder(folder.parent)
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(mode=0o775, exist_ok=True)
     _sync(folder.parent)
 
 

@@ -10,13 +10,17 @@ from typing import Any
 import click
 import pytest
 from click.testing import CliRunner
+from pydantic import ValidationError
 
+from frazil.backfill.request import parse_request
 from frazil.cli.output import ask
 from frazil.cli.positions import MomentText, OffsetsText
 from frazil.commit.marker import BatchKey, Marker
 from frazil.commit.reset import Available, BeforeReset, moves
-from frazil.errors import MarkerUnreadable, RolledBack
+from frazil.errors import MarkerUnreadable, RolledBack, SpecError
+from frazil.infer.observed import observe
 from frazil.kafka.identity import SourceIdentity
+from frazil.spec.source import Source
 from frazil.status.reset_target import NotInKafka, ResetTarget, check_available, consequences, target_of
 from frazil.timetext import utc
 
@@ -99,6 +103,17 @@ def test_offsets_are_read_from_json_or_a_file_of_it(tmp_path: Path):
     for text in ("nowhere.json", '{"t": 12}', '{"t": {"zero": 1}}'):
         with pytest.raises(click.BadParameter):
             OffsetsText().convert(text, None, None)
+
+
+@pytest.mark.parametrize("text", ["0001-01-01T00:00:00+23:59", "9999-12-31T23:59:59-23:59"])
+def test_a_time_that_the_calendar_has_in_no_zone_but_its_own_is_refused(text: str):
+    with pytest.raises(click.BadParameter, match="is no ISO 8601 time"):
+        MomentText().convert(text, None, None)
+    with pytest.raises(SpecError, match=r"from-time: .* is in UTC before the year 1 or after 9999"):
+        parse_request({"stream": "ticks", "from-time": text})
+    with pytest.raises(ValidationError, match="is not earliest, latest or an ISO 8601 time with a zone"):
+        Source.model_validate({"bootstrap-servers": "a:1", "topics": "t", "start": text})
+    observe([{"a": text}])
 
 
 def test_a_time_without_a_zone_is_refused():

@@ -505,3 +505,28 @@ def test_what_was_rejected_in_the_last_day_is_counted_and_what_is_left_of_it(tmp
     assert dict(zip(re.split("  +", head), re.split("  +", row), strict=True))["rejected"] == "4"
     narrow = shown(env={"FORCE_COLOR": "1", "TERM": "dumb", "COLUMNS": "80"}).splitlines()[:2]
     assert ["watermark" in line or "demo.made" in line for line in narrow] == [False, False]
+
+
+BAD = "why\ud800 \x1b[2J\u202egnp"
+SHOWN = r"why\ud800 \x1b[2J\u202egnp"
+
+
+def test_a_reason_that_no_terminal_can_show_is_shown_escaped(streams: Path) -> None:
+    """As an earlier version kept it, or somebody wrote it beside the table."""
+    open_desired(load_stream(streams / "ticks.yaml")).pause(by="ana", reason=BAD)
+    done = subprocess.run(
+        [Path(sys.executable).with_name("frazil"), "status", "ticks", "--streams", str(streams)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONIOENCODING": "utf-8"},
+    )
+    assert SHOWN in done.stdout, done.stderr
+    assert "\x1b" not in done.stdout
+
+
+@pytest.mark.parametrize("reason", [BAD, "a" * 1001])
+def test_such_a_reason_and_one_without_end_are_refused(streams: Path, reason: str) -> None:
+    done = CliRunner().invoke(frazil, ["pause", "ticks", "--reason", reason, "--streams", str(streams)])
+    assert done.exit_code == 2
+    assert "Invalid value for '--reason': has " in done.output

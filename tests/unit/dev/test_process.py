@@ -57,6 +57,18 @@ def test_a_server_leads_its_own_session_and_is_found_by_its_record(tmp_path: Pat
     assert process.recorded(tmp_path) == []
 
 
+def test_a_server_gets_none_of_the_shells_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_SECRET_ACCESS_KEY", "KAFKA_PASSWORD", "AIRFLOW_CONN_KAFKA", "LC_ALL"):
+        monkeypatch.setenv(name, "C")
+    server = start(SLEEPER, tmp_path)
+    try:
+        given = psutil.Process(server.pid).environ()
+    finally:
+        process.stop(server, records=tmp_path)
+    assert given["LC_ALL"] == "C"
+    assert {name for name in given if not name.startswith("LC_")} <= process.VARIABLES
+
+
 def test_a_server_that_ignores_sigterm_is_killed_after_its_grace(tmp_path: Path) -> None:
     server = start(STUBBORN, tmp_path)
     eventually(lambda: "deaf" in (tmp_path / "server.log").read_text())

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from pathlib import Path
 
 import pytest
 
 from frazil.host.json_file import replace_json
+from frazil.host.lock import WriterLock
+from frazil.table.local_storage import LocalStore
 
 
 def test_a_file_that_cannot_be_replaced_leaves_nothing_beside_it(tmp_path: Path) -> None:
@@ -14,3 +18,25 @@ def test_a_file_that_cannot_be_replaced_leaves_nothing_beside_it(tmp_path: Path)
     with pytest.raises(OSError, match=r"exit\.json"):
         replace_json(tmp_path / "exit.json", {})
     assert [one.name for one in tmp_path.iterdir()] == ["exit.json"]
+
+
+def test_whatever_the_umask_others_write_neither_into_the_folder_nor_into_the_file(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        replace_json(tmp_path / "home" / "streams" / "ticks" / "exit.json", {})
+        with WriterLock(tmp_path / "home" / "streams" / "quotes"):
+            pass
+        LocalStore().put(f"{tmp_path}/home/streams/clicks/desired.json", b"{}")
+    finally:
+        os.umask(before)
+    made = list((tmp_path / "home").rglob("*"))
+    assert len(made) == 7
+    assert [path for path in made if path.stat().st_mode & 0o002] == []
+
+
+def test_a_temporary_name_that_leads_elsewhere_is_not_followed(tmp_path: Path) -> None:
+    target = tmp_path / "elsewhere"
+    (tmp_path / f".exit.json.{os.getpid()}.{threading.get_ident()}").symlink_to(target)
+    with pytest.raises(OSError, match="symbolic link"):
+        replace_json(tmp_path / "exit.json", {})
+    assert not target.exists()

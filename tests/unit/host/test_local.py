@@ -283,6 +283,15 @@ def test_a_writer_in_the_foreground_is_named_as_well(at_hand: Any) -> None:
     assert (launch.application, launch.streams) == ("ticks", ("ticks",))
 
 
+def test_a_lock_that_leads_to_another_file_is_refused_and_that_file_is_left_alone(at_hand: Any, tmp_path: Any) -> None:
+    (tmp_path / "precious").write_text("mine")
+    at_hand.folder.mkdir(parents=True, exist_ok=True)
+    (at_hand.folder / LOCK_FILE).symlink_to(tmp_path / "precious")
+    with pytest.raises(EnvironmentUnusable, match="is a symbolic link"), WriterLock(at_hand.folder):
+        pass
+    assert (tmp_path / "precious").read_text() == "mine"
+
+
 def test_a_launch_is_dated_by_when_it_happened(at_hand: Any, eventually: Any) -> None:
     before = time.time_ns() // 1_000_000
     launch = running(at_hand, eventually)

@@ -17,7 +17,7 @@ from frazil.ingest.formats.avro.beyond import beyond_schema, seen_type
 from frazil.ingest.formats.avro.schema import parsed
 from frazil.ingest.sightings import MIXED, ListOf, MapOf, Seen, StructOf, new_fields
 from frazil.table.evolution import Addition
-from frazil.table.growth import grown
+from tests.grown_schema import grown
 
 TABLE = Schema(
     t.NestedField(1, "id", t.IntegerType(), required=True),

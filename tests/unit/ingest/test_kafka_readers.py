@@ -12,6 +12,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,7 +29,7 @@ from frazil.ingest.headers import header_column, unpacked
 from frazil.ingest.kafka import CHUNK_BYTES, CHUNK_RECORDS, RangeReader
 from frazil.ingest.kafka_columns import ColumnReader
 from frazil.ingest.kafka_messages import MessageReader
-from frazil.kafka.librdkafka import ErrorCallback, LibraryUnfit, Message, librdkafka
+from frazil.kafka.librdkafka import ErrorCallback, LibraryUnfit, Message, ThrottleCallback, librdkafka
 
 EOF = KafkaError._PARTITION_EOF
 Headers = list[tuple[str, bytes | None]]
@@ -57,11 +58,16 @@ def text_of(code: int) -> str:
     return f"error {code}"
 
 
+Trouble = int | tuple[int, ...]
+"""Codes of errors of the client, at each fetch."""
+
+
 class MadeLibrary:
     """What `ColumnReader` calls; it counts how often each message is destroyed."""
 
-    def __init__(self, sent: Sequence[Sent], trouble: int = 0) -> None:
+    def __init__(self, sent: Sequence[Sent], trouble: Trouble = 0) -> None:
         self._trouble = trouble
+        self.throttle_ms = 0
         self._topics = {name: ctypes.create_string_buffer(name.encode()) for name in {m.topic for m in sent}}
         self._texts: list[Any] = []
         self._by_address: dict[int, Sent] = {}
@@ -132,8 +138,9 @@ class MadeLibrary:
         return 0
 
     def consume_batch_queue(self, _: int, __: int, into: int, wanted: int) -> int:
-        if self._trouble:
-            self._on_error(0, self._trouble, text_of(self._trouble).encode(), 0)
+        for code in troubles(self._trouble):
+            self._on_error(0, code, text_of(code).encode(), 0)
+        self._on_throttle(0, b"broker", 1, self.throttle_ms, 0)
         batch = self._structs[self._next : self._next + wanted]
         self._next += len(batch)
         for place, message in enumerate(batch):
@@ -149,8 +156,8 @@ class MadeLibrary:
     def watermarks(self, *_: object, **__: object) -> tuple[int, int]:
         return 7, 9
 
-    def consumer(self, _: object, on_error: Callable[..., None]) -> int:
-        self._on_error = on_error
+    def consumer(self, _: object, on_error: Callable[..., None], on_throttle: Callable[..., None]) -> int:
+        self._on_error, self._on_throttle = on_error, on_throttle
         return 1
 
     def incremental_unassign(self, _: int, partitions: list[Any]) -> int:
@@ -172,13 +179,16 @@ class MadeConsumer:
     """What `MessageReader` calls."""
 
     sent: Sequence[Sent]
-    trouble: int = 0
+    trouble: Trouble = 0
     error_cb: Callable[[KafkaError], None] = print
+    throttle_cb: Callable[[Any], None] = print
+    throttle_ms: int = 0
     unassigned: list[tuple[str, int]] = field(default_factory=list)
 
     def consume(self, wanted: int, _: float) -> list[MessageObject]:
-        if self.trouble:
-            self.error_cb(KafkaError(self.trouble, text_of(self.trouble)))
+        for code in troubles(self.trouble):
+            self.error_cb(KafkaError(code, text_of(code)))
+        self.throttle_cb(SimpleNamespace(throttle_time=self.throttle_ms / 1000))
         batch, self.sent = self.sent[:wanted], self.sent[wanted:]
         return [
             MessageObject(
@@ -195,7 +205,7 @@ class MadeConsumer:
         ]
 
     def opened(self, properties: dict[str, Any]) -> MadeConsumer:
-        self.error_cb = properties["error_cb"]
+        self.error_cb, self.throttle_cb = properties["error_cb"], properties["throttle_cb"]
         return self
 
     def assign(self, _: object) -> None: ...
@@ -207,6 +217,10 @@ class MadeConsumer:
         return 7, 9
 
     def close(self) -> None: ...
+
+
+def troubles(code: Trouble) -> tuple[int, ...]:
+    return code if isinstance(code, tuple) else (code,) * bool(code)
 
 
 def clock() -> Iterator[float]:
@@ -245,21 +259,39 @@ def rows(chunk: Chunk, ranges: Sequence[OffsetRange]) -> list[Record]:
     return [(ranges[r].topic, ranges[r].partition, o, k, v, t) for r, o, k, v, t in zip(*columns, strict=True)]
 
 
-def by_columns(sent: Sequence[Sent], ranges: Sequence[OffsetRange], trouble: int = 0) -> Read:
+def by_columns(
+    sent: Sequence[Sent],
+    ranges: Sequence[OffsetRange],
+    trouble: Trouble = 0,
+    *,
+    throttle_ms: int = 0,
+    on_read: Any = int,
+) -> Read:
     library = MadeLibrary(sent, trouble)
+    library.throttle_ms = throttle_ms
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kafka_columns, "librdkafka", lambda: library)
         reader = ColumnReader({}, ranges, monotonic=clock().__next__)
+        reader.on_read = on_read
         found = outcome(reader, ranges)
     assert library.all_destroyed_once()
     return found, library.unassigned
 
 
-def by_messages(sent: Sequence[Sent], ranges: Sequence[OffsetRange], trouble: int = 0) -> Read:
+def by_messages(
+    sent: Sequence[Sent],
+    ranges: Sequence[OffsetRange],
+    trouble: Trouble = 0,
+    *,
+    throttle_ms: int = 0,
+    on_read: Any = int,
+) -> Read:
     consumer = MadeConsumer(sent, trouble)
+    consumer.throttle_ms = throttle_ms
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kafka_messages, "Consumer", consumer.opened)
         reader = MessageReader({}, ranges, monotonic=clock().__next__)
+        reader.on_read = on_read
         found = outcome(reader, ranges)
     return found, consumer.unassigned
 
@@ -471,6 +503,35 @@ def test_an_error_of_the_client_is_said_in_the_same_words(
     assert said in text
 
 
+@pytest.mark.parametrize("read", [by_columns, by_messages])
+def test_the_cause_of_a_broken_connection_is_said_and_logged_and_not_that_brokers_are_down(
+    read: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A message beyond `receive.message.max.bytes` breaks the connection, and that is the last error, each time."""
+    codes = (KafkaError._BAD_MSG, KafkaError._ALL_BROKERS_DOWN)
+    (_, text), _ = read([], [OffsetRange("a", 0, 0, 9)], codes)
+    assert text.startswith("KafkaUnavailable")
+    assert "a[0] at 0 of 9: error -199.')" in text
+    assert [record.getMessage() for record in caplog.records] == ["a: Kafka's client says: error -199"]
+
+
+@pytest.mark.parametrize("read", [by_columns, by_messages])
+def test_a_quota_is_waited_for_and_named_where_nothing_comes(read: Any, caplog: pytest.LogCaptureFixture) -> None:
+    (_, text), _ = read([], [OffsetRange("a", 0, 0, 9)], throttle_ms=40_000)
+    assert "no record arrived for 200 s" in text
+    assert "the brokers are silent; a quota of the brokers lets each fetch wait for 40 s. Raise the quota" in text
+    assert [record.getMessage() for record in caplog.records] == [
+        "a: a quota of the brokers lets each fetch wait for 40 s"
+    ]
+
+
+@pytest.mark.parametrize("read", [by_columns, by_messages])
+def test_what_was_read_is_told_before_a_chunk_is_full(read: Any) -> None:
+    told: list[int] = []
+    read([Sent("a", 0, n, None, b"v", n) for n in range(773)], [OffsetRange("a", 0, 0, 100_000)], on_read=told.append)
+    assert max(told) == 773
+
+
 def test_lines_of_librdkafkas_log_go_to_pythons_and_none_to_stderr(
     caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -545,7 +606,9 @@ def test_the_layout_is_compared_with_a_message_of_the_library(monkeypatch: pytes
 def test_a_client_that_librdkafka_refuses_leaves_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(KafkaException, match="ssl"):
         librdkafka().consumer(
-            {"group.id": "g", "security.protocol": "ssl", "ssl.ca.location": "/no/such/file"}, ErrorCallback()
+            {"group.id": "g", "security.protocol": "ssl", "ssl.ca.location": "/no/such/file"},
+            ErrorCallback(),
+            ThrottleCallback(),
         )
     assert capfd.readouterr() == ("", "")
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
+from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
@@ -102,3 +104,13 @@ def test_what_is_called_javas_own_is_unknown_to_librdkafka(key: str) -> None:
 @pytest.mark.parametrize("key", sorted(SET_BY_FRAZIL.keys() - {"bootstrap.servers"}))
 def test_what_frazil_sets_is_known_to_librdkafka(key: str) -> None:
     assert not property_problems({key: "x"}).get(key, "").startswith("No such")
+
+
+def test_a_time_before_1970_is_no_name_of_an_end_of_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kafka's -1 and -2, as timestamps, mean the newest and the oldest record."""
+    asked: list[Any] = []
+    with KafkaOffsets({"bootstrap.servers": "127.0.0.1:1"}, ["t"]) as offsets:
+        monkeypatch.setattr(offsets, "_list", lambda tps, spec: asked.append(spec) or dict.fromkeys(tps, 0))
+        for ms in (-1, -2, -62_135_596_800_000, 1):
+            offsets.at(datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=ms), [("t", 0)])
+    assert [spec._value for spec in asked] == [0, 0, 0, 1]

@@ -25,6 +25,7 @@ from frazil.stream.throttle import Bounds
 from tests.unit.spec.conftest import SMALLEST
 
 Declare = Callable[..., Path]
+LONG_SCHEMA = {"type": "protobuf", "schema-text": "x" * (2**20 + 1)}
 
 
 def test_the_smallest_stream_has_sane_defaults(declare: Declare) -> None:
@@ -266,7 +267,19 @@ MISTAKES: list[tuple[str, dict[str, Any], list[str]]] = [
     (
         "topic pattern",
         {"source": {"bootstrap-servers": "a:1", "topic-pattern": "a(b"}},
-        ["source.topic-pattern: 'a(b' is no regular expression: missing ), unterminated subpattern"],
+        ["source.topic-pattern: 'a(b' is not a regular expression of RE2's: missing ): a(b"],
+    ),
+    *(
+        (
+            f"topic pattern that needs backtracking: {pattern}",
+            {"source": {"bootstrap-servers": "a:1", "topic-pattern": pattern}},
+            [
+                f"source.topic-pattern: '{pattern}' is not a regular expression of RE2's: ",
+                "look-around",
+                "back references",
+            ],
+        )
+        for pattern in ("a(?=b)", "(a)(?P=b)", "a*+", "(a{1000}){1000}")
     ),
     (
         "group id",
@@ -704,6 +717,82 @@ def test_a_pattern_matches_whole_names_and_no_internal_topic(declare: Declare) -
     declared = load_stream(declare(source=source)).source
     names = ["shop.orders.de", "shop.orders.", "a.shop.orders.de", "shop_orders.de", "__consumer_offsets", "my-offsets"]
     assert [name for name in names if name in declared.reads] == ["shop.orders.de", "shop.orders.", "my-offsets"]
+
+
+def test_no_pattern_that_validates_takes_longer_than_its_topic_is_long(declare: Declare) -> None:
+    """`re` holds the interpreter's lock for ever on each of these, so it runs in a process that can be killed."""
+    source = {"bootstrap-servers": "localhost:9092", "topic-pattern": "(a+)+$|(a|aa)+$|(.*a){20}$"}
+    matching = """
+import sys
+from pathlib import Path
+from frazil.spec.load import load_stream
+assert "a" * 240 + "-b" not in load_stream(Path(sys.argv[1])).source.reads
+"""
+    subprocess.run([sys.executable, "-c", matching, declare(source=source)], check=True, timeout=20)
+
+
+@pytest.mark.parametrize(
+    ("key", "changes"),
+    [
+        ("description", {"description": "x" * 3_000_000}),
+        ("owner", {"owner": "x" * 201}),
+        ("schema.carrier.doc", {"schema": {"carrier": {"type": "string", "doc": "x" * 10_001}}}),
+        ("source.bootstrap-servers", {"source": {"bootstrap-servers": "x" * 100_001, "topics": "a"}}),
+        ("source.format.schema-text", {"source": {"bootstrap-servers": "a:1", "topics": "a", "format": LONG_SCHEMA}}),
+    ],
+)
+def test_no_text_is_without_end_and_one_that_is_too_long_is_not_shown(
+    declare: Declare, key: str, changes: dict[str, Any]
+) -> None:
+    with pytest.raises(SpecError) as caught:
+        load_stream(declare(**changes))
+    (line,) = [line for line in str(caught.value).splitlines() if f" {key}:" in line]
+    assert "is too long; write at most " in line
+    assert len(str(caught.value)) < 1000
+
+
+def with_type(text: str) -> dict[str, Any]:
+    return {"schema": {"departed": "timestamptz not null", "carrier": "string", "x": text}}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"commit": {"interval": "0" * 1_000_000}},
+        {"commit": {"size": "0" * 1_000_000}},
+        with_type("int" + " " * 90_000 + "x"),
+        with_type("list<" * 19_000),
+        with_type("struct<a: " * 49 + "int" + ">" * 49),
+        with_type("struct<" + ", ".join(f"a{i}: int" for i in range(7_000)) + ">"),
+        {"sort-by": ["a" + " " * 90_000 + "b"]},
+        {"partition-by": ["bucket(" * 14_000]},
+        {"source": {"bootstrap-servers": "a" * 90_000, "topics": "t"}},
+        {"source": {"bootstrap-servers": "a@" * 45_000, "topics": "t"}},
+    ],
+)
+def test_no_text_of_a_declaration_takes_long_or_is_answered_at_length(
+    declare: Declare, changes: dict[str, Any]
+) -> None:
+    """Pages and DAG files read every declaration: one that takes minutes stops them all."""
+    path = declare(**changes)
+    before = time.process_time()
+    try:
+        load_stream(path)
+    except SpecError as error:
+        assert len(str(error)) < 3000  # noqa: PT017 - some are sound
+    assert time.process_time() - before < 5
+
+
+def test_every_text_of_a_declaration_has_a_bound() -> None:
+    def unbounded(node: Any, path: str) -> list[str]:
+        if isinstance(node, list):
+            return [found for part in node for found in unbounded(part, path)]
+        if not isinstance(node, dict):
+            return []
+        free = node.get("type") == "string" and not {"maxLength", "enum", "const", "pattern", "format"} & node.keys()
+        return [path] * free + [found for key, part in node.items() for found in unbounded(part, f"{path}/{key}")]
+
+    assert unbounded(StreamSpec.model_json_schema(), "") == []
 
 
 def test_streams_of_one_table_may_read_the_same_topic_of_two_clusters(declare: Declare, tmp_path: Path) -> None:

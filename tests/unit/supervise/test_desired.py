@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 from frazil.cli.main import frazil
-from frazil.errors import SpecError
+from frazil.errors import DesiredMoved, SpecError
 from frazil.home import home, run_folder
 from frazil.spec.load import find_stream
 from frazil.spec.model import StreamSpec
-from frazil.supervise.desired import DESIRED_FILE, DesiredStore, open_desired, table_fingerprint
+from frazil.supervise.desired import AFTER_FOLDER, DESIRED_FILE, DesiredStore, _Place, open_desired, table_fingerprint
 from frazil.supervise.observed import Desired, DesiredMode
 from frazil.table.catalogs import load_catalog
 from frazil.table.evolution import ACCEPTED_SCHEMA
@@ -43,7 +46,8 @@ def test_a_wish_makes_no_table_and_no_catalog_and_holds_on_this_host(verb: str, 
     said = run(verb, "ticks", "--reason", "the topic comes at noon", streams=streams)
     assert "This holds on this host alone, because the catalog has no table demo.ticks yet." in said
     files = [path for path in home().rglob("*") if path.is_file()]
-    assert [path for path in files if home() / "declared" not in path.parents] == [run_folder("ticks") / DESIRED_FILE]
+    own = [path for path in files if home() / "declared" not in path.parents]
+    assert {path.relative_to(run_folder("ticks")).parts[0] for path in own} == {DESIRED_FILE, AFTER_FOLDER}
     wanted = open_desired(find_stream(streams, "ticks")).read()
     assert (wanted.mode is DesiredMode.PAUSED) == (verb == "pause")
     assert wanted.reason == "the topic comes at noon"
@@ -119,12 +123,76 @@ def test_an_object_that_somebody_edited_says_so_and_the_next_act_mends_it(stream
     spec = find_stream(streams, "ticks")
     desired = beside_table(spec)
     desired.pause(by="ana", reason="")
-    store, path = desired._places[0]
-    store.put(path, b'{"mode": "sleeping"}')
+    place = desired._places[0]
+    place._store.put(place._path, b'{"mode": "sleeping"}')
     with pytest.raises(SpecError, match=r"desired\.json.*frazil pause"):
         desired.read()
     assert desired.resume(by="ana", reason="").generation > 1, "later than any generation that there was"
     assert desired.read().mode is DesiredMode.RUNNING
+
+
+def test_of_two_who_act_at_once_one_is_refused_and_the_other_counts(
+    streams: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both have seen the same state. The second writes between the first one's look and its write."""
+    desired = beside_table(find_stream(streams, "ticks"))
+    other = open_desired(find_stream(streams, "ticks"))
+    for table in (True, False):
+        for one in (desired, other):
+            one._places = one._places if table else one._places[1:]
+        put, seen = _Place.put, desired.read()
+
+        def after_another(place: _Place, wanted: Desired, *, after: Desired | None, put: Any = put) -> bool:
+            monkeypatch.setattr(_Place, "put", put)
+            other.pause(by="ana", reason="", after=seen.generation)  # noqa: B023 - called before the next round
+            return put(place, wanted, after=after)
+
+        monkeypatch.setattr(_Place, "put", after_another)
+        with pytest.raises(DesiredMoved, match="ticks was paused, resumed or restarted by somebody else"):
+            desired.restart(by="ben", reason="", after=seen.generation)
+        found = desired.read()
+        assert (found.mode, found.by) == (DesiredMode.PAUSED, "ana")
+        with pytest.raises(DesiredMoved):
+            desired.restart(by="ben", reason="", after=seen.generation)
+        assert desired.read() == found
+        assert desired.restart(by="ben", reason="", after=found.generation) == desired.read()
+
+
+def test_a_state_counts_once_it_follows_another_however_its_writer_ends(
+    streams: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desired = beside_table(find_stream(streams, "ticks"))
+    desired.pause(by="ana", reason="")
+    place = desired._places[0]
+    late = place._store.get(place._path)
+    assert late is not None
+    monkeypatch.setattr(place._store, "put", lambda *_: None)  # it dies before it replaces the object
+    desired.resume(by="ben", reason="")
+    monkeypatch.undo()
+    assert desired.read().by == "ben"
+    desired.pause(by="cleo", reason="")
+    place._store.put(place._path, late)  # one that stood still replaces it with its own
+    assert desired.read().by == "cleo"
+    assert desired.restart(by="ana", reason="").generation == 4
+
+
+@pytest.mark.parametrize("table", [True, False])
+def test_of_many_who_act_at_once_from_one_state_exactly_one_does(streams: Path, table: bool) -> None:
+    spec = find_stream(streams, "ticks")
+    desired = beside_table(spec) if table else open_desired(spec)
+    for _ in range(5):
+        seen = desired.read().generation
+
+        def act(number: int, seen: int = seen) -> bool:
+            with suppress(DesiredMoved):
+                desired.restart(by=f"{number}", reason="", after=seen)
+                return True
+            return False
+
+        with ThreadPoolExecutor(8) as pool:
+            done = list(pool.map(act, range(8)))
+        assert sum(done) == 1
+        assert desired.read().by == f"{done.index(True)}"
 
 
 def test_an_unknown_stream_is_an_error_that_names_the_known_ones(streams: Path) -> None:

@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from frazil.airflow.untrusted import Store, stored_mapping
+from frazil.timetext import parse_moment
 
 FOUND = "audits"
 """The store's key. No table has this name."""
@@ -53,6 +54,6 @@ def _is_kept(kept: Any) -> bool:
     if not (isinstance(kept, list) and len(kept) == 3 and all(isinstance(one, str) for one in kept)):
         return False
     try:
-        return all(datetime.fromisoformat(one).tzinfo is not None for one in kept[:2])
+        return all(parse_moment(one).tzinfo is not None for one in kept[:2])
     except ValueError:
         return False

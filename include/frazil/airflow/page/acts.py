@@ -39,7 +39,7 @@ from frazil.airflow.page.known import next_run_id, paused_dags, run_under_way
 from frazil.airflow.page.one_table import feeders_of, find_table, views_of
 from frazil.airflow.page.views import Sees, answers, declared, writer_dag_of
 from frazil.airflow.partitions.dag import RELEASE_DAG
-from frazil.errors import CommitUnavailable, SpecError
+from frazil.errors import CommitUnavailable, DesiredMoved, SpecError
 from frazil.host.launchers import open_launcher
 from frazil.maintenance.tables import TableKind, routes
 from frazil.operations.abandoning import plan_abandon, staged_words
@@ -224,7 +224,8 @@ def _carried_out(act: Act, subject: Subject, form: Form, *, person: str) -> Done
         return Done(_ended(act, subject.name))
     if act is Act.SEND_AGAIN:
         return Done(within(lambda: _send_again(spec, form, by=by)))
-    return Done(within(lambda: _set_desired(act, spec, by=by, reason=reason)))
+    seen = plan.generation
+    return Done(within(lambda: _set_desired(act, spec, by=by, reason=reason, generation=seen)))
 
 
 def _begin_run(subject: Subject, asked: dict[str, Any], *, run_id: str | None, person: str) -> Done:
@@ -252,9 +253,13 @@ def _ended(act: Act, name: str) -> str:
     return f"The backfill of {name} is abandoned, and what it staged is removed. Its run fails, and is not tried again."
 
 
-def _set_desired(act: Act, spec: StreamSpec, *, by: str, reason: str) -> str:
+def _set_desired(act: Act, spec: StreamSpec, *, by: str, reason: str, generation: int | None) -> str:
     desired = open_desired(spec)
-    {Act.PAUSE: desired.pause, Act.RESUME: desired.resume, Act.RESTART: desired.restart}[act](by=by, reason=reason)
+    do = {Act.PAUSE: desired.pause, Act.RESUME: desired.resume, Act.RESTART: desired.restart}[act]
+    try:
+        do(by=by, reason=reason, after=generation)
+    except DesiredMoved as error:
+        raise Invalid(f"Nothing was done: {error}") from error
     if spec.application and act is not Act.PAUSE:
         DesiredStore.of_application(spec.application).resume(by=by, reason=reason)
     runs = open_launcher(spec.name).observe().process.is_alive

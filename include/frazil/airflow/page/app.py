@@ -14,10 +14,14 @@ from typing import Annotated, Any
 import msgspec
 from airflow.api_fastapi.core_api.security import GetUserDep
 from fastapi import Depends, FastAPI, HTTPException, Request
+from fastapi.concurrency import run_in_threadpool
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import RedirectResponse, Response
+from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from frazil import installed
-from frazil.airflow.page.guard import conclude, may, readable, record, refusal
+from frazil.airflow.page.guard import conclude, may, readable, record, record_refusal, refusal
+from frazil.safe_text import safe
 
 # Scripts and styles come from here alone, and whatever a record or a sentence contains is text.
 HEADERS = {
@@ -30,6 +34,7 @@ HEADERS = {
     "Cache-Control": "no-cache",
 }
 log = logging.getLogger(__name__)
+MAX_FORM_BYTES = 64 * 2**10
 OUTCOMES = {422: "refused", 504: "not known"}
 """What Airflow's audit log says of an act, by the status of its answer; it failed with any other."""
 KINDS = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
@@ -39,6 +44,8 @@ def operations_page() -> FastAPI:
     """The application that Airflow's API server mounts at `frazil.airflow.page.address.PREFIX`."""
     app = FastAPI(title="frazil: streams", openapi_url=None, lifespan=_warmed)
     app.add_exception_handler(Exception, _unexpected)
+    app.add_exception_handler(StarletteHTTPException, _refused)
+    app.add_exception_handler(RequestValidationError, _unreadable)
 
     @app.get("/")
     def root(user: GetUserDep) -> Response:  # noqa: ARG001 - whoever is signed in
@@ -70,17 +77,16 @@ def operations_page() -> FastAPI:
         return _shown(found)
 
     @app.post("/api/plan/{act}/{name}")
-    def plan(asked: Annotated[Any, Depends(allowed)], form: dict[str, Any]) -> Response:
+    def plan(asked: Annotated[Any, Depends(allowed)], form: Annotated[Any, Depends(sent_form)]) -> Response:
         from frazil.airflow.page import acts  # noqa: PLC0415 - as above
 
         return answered(_said(lambda: acts.planned(asked.act, asked.subject, form)))
 
     @app.post("/api/act/{act}/{name}")
-    def carry_out(asked: Annotated[Any, Depends(allowed)], form: dict[str, Any]) -> Response:
+    def carry_out(asked: Annotated[Any, Depends(allowed)], form: Annotated[Any, Depends(sent_form)]) -> Response:
         from frazil.airflow.page import acts  # noqa: PLC0415 - as above
 
-        filled_in = {key: value for key, value in form.items() if key != "seal"}
-        entry = record(asked.user, asked.act, asked.subject.dag, {**filled_in, "subject": asked.subject.name})
+        entry = record(asked.user, asked.act, asked.subject.name, dag_id=asked.subject.dag, form=form)
         person = asked.user.get_name()
         try:
             done = _said(lambda: acts.carry_out(asked.act, asked.subject, form, person=person))
@@ -93,9 +99,9 @@ def operations_page() -> FastAPI:
     @app.get("/{name}")
     def static(name: str, user: GetUserDep) -> Response:  # noqa: ARG001 - whoever is signed in
         kind = KINDS.get(name.rpartition(".")[2])
-        file = files("frazil.airflow.page") / "static" / name
-        if kind is None or not file.is_file():
-            raise HTTPException(404, f"the page has no file {name!r}")
+        file = next((file for file in (files("frazil.airflow.page") / "static").iterdir() if file.name == name), None)
+        if kind is None or file is None:
+            raise HTTPException(404, "the page has no such file")
         return Response(file.read_bytes(), media_type=kind, headers=HEADERS)
 
     return app
@@ -111,20 +117,60 @@ class Asked:
 
 
 def allowed(request: Request, name: str, act: str, user: GetUserDep) -> Asked:
-    """What the request asks for. Raises HTTPException unless it is our page's, and the person may do it."""
-    from frazil.airflow.page import acts  # noqa: PLC0415 - as above
+    """What the request asks for. Raises HTTPException unless it is our page's, and the person may do it.
+
+    The audit log has refused acts too.
+    """
     from frazil.operations.acts import Act  # noqa: PLC0415 - as above
+
+    known = Act(act) if act in set(Act) else None
+    try:
+        return _asked(request, name, known, user)
+    except HTTPException as error:
+        if known is not None:
+            _record_refusal(request, user, known, name, error)
+        raise
+
+
+def _asked(request: Request, name: str, act: Any, user: Any) -> Asked:
+    from frazil.airflow.page import acts  # noqa: PLC0415 - as above
 
     if said := refusal(request.headers):
         raise HTTPException(403, f"refused: {said}")
-    subject = acts.subject_of(Act(act), name, partial(visible, user)) if act in set(Act) else None
+    subject = None if act is None else acts.subject_of(act, name, partial(visible, user))
     if subject is None:
-        raise HTTPException(404, f"no file declares {name}, you may not see it, or there is no act {act}")
+        raise HTTPException(404, f"no file declares {name}, you may not see it, or there is no such act")
     if not may(user, subject.method, subject.dag):
         raise HTTPException(
             403, f"Airflow does not let you do that: you need {subject.method} for runs of {subject.dag}"
         )
-    return Asked(Act(act), subject, user)
+    return Asked(act, subject, user)
+
+
+async def sent_form(request: Request, asked: Annotated[Any, Depends(allowed)]) -> dict[str, Any]:
+    """The form that the page sent. Raises HTTPException for another body, of which no more is read than a form has."""
+    try:
+        return await _form(request)
+    except HTTPException as error:
+        await run_in_threadpool(_record_refusal, request, asked.user, asked.act, asked.subject.name, error)
+        raise
+
+
+async def _form(request: Request) -> dict[str, Any]:
+    body = bytearray()
+    async for piece in request.stream():
+        body += piece
+        if len(body) > MAX_FORM_BYTES:
+            raise HTTPException(413, f"the form has more than {MAX_FORM_BYTES:,} bytes")
+    try:
+        return msgspec.json.decode(body, type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError):
+        raise HTTPException(422, "the form is not a JSON object") from None
+
+
+def _record_refusal(request: Request, user: Any, act: Any, name: str, error: HTTPException) -> None:
+    if request.scope["route"].path.startswith("/api/act/"):
+        record_refusal(user, act, name, f"refused: {error.detail}")
 
 
 def _said(work: Callable[[], Any]) -> Any:
@@ -149,7 +195,18 @@ async def _unexpected(_: Request, error: Exception) -> Response:
     said = installed.outdated(error) or (
         f"{type(error).__name__}: {error}. Look again before you repeat it: the API server's log has the whole error"
     )
-    return Response(msgspec.json.encode({"detail": said}), 500, headers=HEADERS, media_type="application/json")
+    return answered({"detail": said}, 500)
+
+
+async def _refused(_: Request, error: Exception) -> Response:
+    """What the person is told, safe to show: a detail may quote what was sent."""
+    assert isinstance(error, StarletteHTTPException)
+    return answered({"detail": error.detail}, error.status_code)
+
+
+async def _unreadable(_: Request, error: Exception) -> Response:
+    """Nothing of the body comes back: it may be of any size."""
+    return answered({"detail": f"the request cannot be read: {type(error).__name__}"}, 422)
 
 
 @asynccontextmanager
@@ -178,9 +235,21 @@ def _shown(view: Any) -> Response:
     return answered(replace(view, airflow=alive.sentences()))
 
 
-def answered(value: Any) -> Response:
-    """A frozen value as JSON."""
-    return Response(msgspec.json.encode(value), media_type="application/json", headers=HEADERS)
+def answered(value: Any, status: int = 200) -> Response:
+    """A frozen value as JSON, with texts that are safe to show."""
+    shown = msgspec.json.encode(_safe(msgspec.to_builtins(value)))
+    return Response(shown, status, media_type="application/json", headers=HEADERS)
+
+
+def _safe(value: Any) -> Any:
+    match value:
+        case str():
+            return safe(value)
+        case dict():
+            return {safe(key) if isinstance(key, str) else key: _safe(part) for key, part in value.items()}
+        case list() | tuple():
+            return [_safe(part) for part in value]
+    return value
 
 
 def visible(user: Any, dags: Mapping[str, str]) -> set[str]:

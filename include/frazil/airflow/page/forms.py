@@ -12,7 +12,9 @@ from frazil.errors import SpecError
 from frazil.operations.acts import RUNS_A_DAG, Act
 from frazil.partitions.completeness import Cursor
 from frazil.partitions.windows import Grain, Window
+from frazil.safe_text import reason_problem
 from frazil.status.reset_target import ResetTarget
+from frazil.timetext import parse_moment
 
 TARGETS = ("marker", "earliest", "latest", "table", "timestamp")
 LABELS = {"from-time": "From", "to-time": "To, and before", "at": "That time", "partition": "Window", "day": "Day"}
@@ -111,8 +113,10 @@ def day_of(form: Form) -> Window:
 def text_of(form: Form, key: str) -> str:
     """What is in a field of text. Raises Invalid."""
     value = form.get(key, "")
-    if not isinstance(value, str) or len(value) > 1000:
-        raise Invalid(f"{key} is no text of at most 1,000 characters")
+    if not isinstance(value, str):
+        raise Invalid(f"{key} is no text")
+    if problem := reason_problem(value.strip()):
+        raise Invalid(f"{LABELS.get(key, key)}: {problem}")
     return value.strip()
 
 
@@ -121,7 +125,7 @@ def _moment(form: Form, key: str) -> datetime:
     if not text:
         raise Invalid(f"{LABELS[key]}: write a time, such as 2013-12-30 00:00Z")
     try:
-        moment = datetime.fromisoformat(text)
+        moment = parse_moment(text)
     except ValueError as error:
         raise Invalid(f"{LABELS[key]}: {text!r} is no time. Write it as 2013-12-30 00:00Z") from error
     if moment.tzinfo is None:

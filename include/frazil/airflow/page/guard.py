@@ -20,10 +20,14 @@ from airflow.models.dag import DagModel
 from airflow.utils.session import create_session
 from sqlalchemy.exc import SQLAlchemyError
 
+from frazil.safe_text import MAX_REASON_CHARACTERS, safe
+
 log = logging.getLogger(__name__)
 
 HEADER, OURS = "x-frazil", "page"
 OUTCOME = "outcome"
+FIELDS = ("reason", "to", "at", "from-time", "to-time", "partition", "day", "dry-run")
+"""Of all forms, without the seal."""
 
 
 def foreign(headers: Mapping[str, str], *, base_url: str) -> str | None:
@@ -71,14 +75,35 @@ def _teams(dag_ids: Collection[str]) -> dict[str, str | None]:
     return teams
 
 
-def record(user: Any, act: str, dag_id: str, what: Mapping[str, Any]) -> int:
-    """Write to Airflow's audit log that a person is about to act; the entry, for `conclude`."""
-    name, extra = user.get_name(), json.dumps({OUTCOME: "not known yet", **what})
+def record(  # noqa: PLR0913 - an entry
+    user: Any, act: str, subject: str, *, dag_id: str | None, form: Mapping[str, Any], outcome: str = "not known yet"
+) -> int:
+    """Write to Airflow's audit log that a person is about to act; the entry, for `conclude`.
+
+    Of the form it has the fields that forms have, shortened.
+    """
+    name = user.get_name()
+    filled_in = {field: _kept(form[field]) for field in FIELDS if field in form}
+    extra = json.dumps({OUTCOME: _kept(outcome), **filled_in, "subject": _kept(subject)})
     entry = Log(event=f"frazil_{act}", owner=name, owner_display_name=name, extra=extra, dag_id=dag_id)
     with create_session() as session:
         session.add(entry)
         session.flush()
         return int(entry.id)
+
+
+def record_refusal(user: Any, act: str, subject: str, outcome: str) -> None:
+    """Write to the audit log that a person was not let act. The refusal stands where that fails."""
+    try:
+        record(user, act, subject, dag_id=None, form={}, outcome=outcome)
+    except SQLAlchemyError:
+        log.warning("Airflow's audit log does not have a refused act: %s", outcome, exc_info=True)
+
+
+def _kept(value: object) -> object:
+    if value is None or isinstance(value, bool):
+        return value
+    return safe(value if isinstance(value, str) else f"({type(value).__name__})")[:MAX_REASON_CHARACTERS]
 
 
 def conclude(entry: int, outcome: str) -> None:
@@ -87,6 +112,6 @@ def conclude(entry: int, outcome: str) -> None:
         with create_session() as session:
             found = session.get(Log, entry)
             if found is not None:
-                found.extra = json.dumps({**json.loads(found.extra or "{}"), OUTCOME: outcome})
+                found.extra = json.dumps({**json.loads(found.extra or "{}"), OUTCOME: _kept(outcome)})
     except SQLAlchemyError:
         log.warning("Airflow's audit log does not have what came of an act: %s", outcome, exc_info=True)

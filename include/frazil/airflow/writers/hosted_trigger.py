@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ from frazil.airflow.shown_state import ShownState
 from frazil.airflow.writers.acts import BY, Act
 from frazil.airflow.writers.log_lines import shape
 from frazil.airflow.writers.trigger import FollowingTrigger, in_thread
+from frazil.errors import DesiredMoved
 from frazil.supervise.liveness import progress
 from frazil.supervise.shown import Shown, State, sentence_of, state_of
 
@@ -174,7 +176,8 @@ class HostedStreamTrigger(FollowingTrigger):
         if now.mode == "paused" and now.by != BY:
             self.log.info("%s stays paused, by %s: %s", self.stream, now.by, now.reason)
             return
-        desired.restart(by=BY, reason=f"the task of run {self._run_id()} was cleared")
+        with suppress(DesiredMoved):  # what a person did meanwhile counts
+            desired.restart(by=BY, reason=f"the task of run {self._run_id()} was cleared", after=now.generation)
 
     def _marked(self) -> str:
         return f"the task of run {self._run_id()} was marked"

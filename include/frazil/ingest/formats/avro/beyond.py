@@ -8,7 +8,7 @@ from pyiceberg import types as iceberg
 
 from frazil.ingest.formats.avro.program import filled_columns
 from frazil.ingest.formats.avro.schema import AvroType
-from frazil.ingest.sightings import DEEPEST, MIXED, ListOf, MapOf, Path, Seen, Sightings, StructOf
+from frazil.ingest.sightings import DEEPEST, MIXED, ListOf, MapOf, Path, Seen, Sightings, struct_of
 
 _PLAIN = {
     "boolean": "boolean",
@@ -78,7 +78,7 @@ def seen_type(written: AvroType, inside: tuple[int, ...] = ()) -> Seen:  # noqa:
         case "record":
             names = (names[0] for names in written.fields)
             parts = (seen_type(part, within) for part in written.parts)
-            return StructOf(dict(zip(names, parts, strict=True)))
+            return struct_of(dict(zip(names, parts, strict=True)))
         case "array":
             return ListOf(seen_type(written.parts[0], within))
         case "map":

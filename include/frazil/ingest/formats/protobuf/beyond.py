@@ -8,7 +8,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from pyiceberg import types as iceberg
 
 from frazil.ingest.formats.protobuf.program import TIMESTAMP, WRAPPERS
-from frazil.ingest.sightings import DEEPEST, MIXED, ListOf, MapOf, Path, Seen, Sightings, StructOf
+from frazil.ingest.sightings import DEEPEST, MIXED, ListOf, MapOf, Path, Seen, Sightings, struct_of
 
 _F = FieldDescriptor
 _PLAIN = {
@@ -87,4 +87,4 @@ class _Unfolding:
             return _PLAIN[message.fields[0].type]
         if message.full_name in inside or written.type == _F.TYPE_GROUP or not message.fields:
             return MIXED
-        return StructOf({one.name: self.field(one, (*inside, message.full_name)) for one in message.fields})
+        return struct_of({one.name: self.field(one, (*inside, message.full_name)) for one in message.fields})

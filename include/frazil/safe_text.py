@@ -1,0 +1,37 @@
+"""Makes texts of people and producers safe to show: in terminals, pipes, logs, JSON, HTML and messages."""
+
+from __future__ import annotations
+
+import re
+
+MAX_REASON_CHARACTERS = 1000
+"""Of what a person writes to explain an action."""
+_LINES = "\t\n"
+_UNSAFE = re.compile(
+    "[\x00-\x1f\x7f-\x9f"  # control characters, of which ESC begins a terminal's commands
+    "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # marks that reorder what is read
+    "\u00ad\u180e\u200b\u2060-\u2065\u206a-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e007f"  # what cannot be seen
+    "\u2028\u2029"  # line ends of JavaScript
+    "\ud800-\udfff]"  # halves of surrogate pairs, which UTF-8 has not
+)
+
+
+def safe(text: str, *, lines: bool = True) -> str:
+    """Escape each character that acts instead of being seen, such as `\\x1b`, or that UTF-8 cannot encode.
+
+    With `lines`, tabs and line feeds stay.
+    """
+    return _UNSAFE.sub(lambda found: _escaped(found[0], lines=lines), text)
+
+
+def reason_problem(text: str) -> str | None:
+    """Why a text cannot be kept as a person's reason; None if it can."""
+    if len(text) > MAX_REASON_CHARACTERS:
+        return f"has {len(text):,} characters; write at most {MAX_REASON_CHARACTERS:,}"
+    if found := _UNSAFE.search(text):
+        return f"has the character {_escaped(found[0], lines=False)}, which cannot be shown; leave it out"
+    return None
+
+
+def _escaped(character: str, *, lines: bool) -> str:
+    return character if lines and character in _LINES else character.encode("unicode_escape").decode()
