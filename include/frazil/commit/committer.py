@@ -19,7 +19,15 @@ from frazil.commit.held_letters import held_letters, reach
 from frazil.commit.journal import NO_LETTERS, Journal
 from frazil.commit.late_rows import WINDOWS, windows_summary
 from frazil.commit.marked_update import OPEN_SNAPSHOT, MarkedUpdate
-from frazil.commit.marker import BatchKey, Marker, first_marker, merged_identity, of_same_topics, read_marker
+from frazil.commit.marker import (
+    NO_TRANSACTION,
+    BatchKey,
+    Marker,
+    first_marker,
+    merged_identity,
+    of_same_topics,
+    read_marker,
+)
 from frazil.commit.merging import MERGED_CONTENT, MergeWriter
 from frazil.commit.open_branch import BranchChange, aligned, check_aligned, released
 from frazil.commit.reasons import reasons_summary
@@ -344,6 +352,7 @@ def advanced(marker: Marker, journal: Journal) -> Marker:
         max_event_times_us=newest,
         idle=idle,
         leader_epochs={**marker.leader_epochs, **epochs},
+        transaction=journal.transaction if planned == offsets.keys() else NO_TRANSACTION,
         watermark_us=watermark,
     )
 

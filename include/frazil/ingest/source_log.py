@@ -45,12 +45,17 @@ def began_anew(new: pa.Array, old: pa.Array) -> NDArray[np.bool_]:
     return found
 
 
-def is_before(one: str | None, other: str | None) -> bool:
-    """Whether the first position lies before the second one in the same log."""
-    if one is None or other is None or one >= other:
+def is_after(one: str | None, other: str | None) -> bool:
+    """Whether the first position lies behind the second one in the same log, or in one that began anew since."""
+    if one is None or other is None:
         return False
     new, old = _TIME.search(one), _TIME.search(other)
-    return new is None or old is None or new[1] <= old[1]
+    return one > other or (new is not None and old is not None and new[1] > old[1])
+
+
+def is_before(one: str | None, other: str | None) -> bool:
+    """Whether the first position lies before the second one in the same log."""
+    return one is not None and other is not None and one != other and not is_after(one, other)
 
 
 def times(places: pa.Array) -> NDArray[np.int64]:

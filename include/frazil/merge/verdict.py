@@ -65,7 +65,9 @@ def _outlived(orders: pa.Array | None, places: pa.Table, rows: pa.Table, rules: 
 
 def _below(new: pa.Array, old: pa.Array, rules: MergeRules) -> NDArray[np.bool_]:
     """Where the first order is below the second; null is the lowest. See `MergeRules.by_position`."""
-    below: NDArray[np.bool_] = _mask(pc.fill_null(pc.less(new.cast(old.type), old), False)) | (_mask(new.is_null()) & _mask(old.is_valid()))
+    below: NDArray[np.bool_] = _mask(pc.fill_null(pc.less(new.cast(old.type), old), False)) | (
+        _mask(new.is_null()) & _mask(old.is_valid())
+    )
     return below & ~began_anew(new, old) if rules.by_position else below
 
 

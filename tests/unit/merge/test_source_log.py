@@ -1,4 +1,4 @@
-"""Captured changes in the order of their source's log: what was sent again is stale, and a log that begins anew is not."""
+"""Captured changes in the order of their source's log: what was sent again is stale, a log that begins anew is not."""
 
 from __future__ import annotations
 
