@@ -20,7 +20,7 @@ from frazil.partitions.windows import Grain
 from frazil.spec.coordinates import COORDINATES, LINE
 from frazil.spec.formats import POSITION, carried_format, envelope_of
 from frazil.spec.model import StreamSpec
-from frazil.spec.upsert import Delete
+from frazil.spec.upsert import Delete, key_fields
 from frazil.table.catalogs import catalog_errors
 from frazil.table.renamed import aliases, current_name, former_columns
 from frazil.table.tables import check_stageable
@@ -84,6 +84,7 @@ def change_rules(spec: StreamSpec, table: Schema, other_names: Mapping[str, int]
         delete_column=None if delete.column is None else called(delete.column),
         delete_values=delete.values,
         tombstones=delete.tombstones,
+        key_fields=tuple(map(called, key_fields(spec))),
     )
 
 
