@@ -178,7 +178,8 @@ class Committer:
                 f"batch {journal.key} of stream {journal.stream!r} was staged for {needs}, with which the stream is "
                 "not declared any more. Declare it so again until the batch is committed, then start again"
             )
-        return MergeWriter(journal.stream, staged, merging)
+        traced = bool(journal.rejected) or self.letters_seen() != NO_LETTERS
+        return MergeWriter(journal.stream, staged, merging, traced)
 
     def _release_open_windows(self) -> None:
         """Move to main what the stream, when it was declared otherwise, kept on its open branch."""

@@ -48,6 +48,10 @@ class MergeRules:
     """
     ignored: tuple[str, ...] = ()
     """Columns that do not make an update: the coordinates."""
+    traced: bool = True
+    """Whether a change that leaves its row as it was is written all the same, if its record came later than the row's:
+    the stream has dead letters, and a letter of between the two is older than the row.
+    """
     how: How = "auto"
     event_time: str | None = None
     """The column and `window_us` by which changed rows are counted."""

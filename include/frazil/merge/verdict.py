@@ -106,6 +106,11 @@ def unchanged(changes: pa.Table, rows: pa.Table, rules: MergeRules) -> NDArray[n
     return found
 
 
+def renewed(changes: pa.Table, rows: pa.Table, rules: MergeRules) -> NDArray[np.bool_]:
+    """The rows that take the coordinates of changes which leave them as they were otherwise."""
+    return _earlier(rows, changes) if rules.traced and rules.ignored else np.zeros(changes.num_rows, np.bool_)
+
+
 def deletes(changes: pa.Table) -> NDArray[np.bool_]:
     return _mask(pc.equal(column(changes, CHANGE), DELETE))
 

@@ -118,8 +118,8 @@ def _delete(spec: StreamSpec, columns: dict[str, Column]) -> Iterator[Problem]:
                     yield Problem(f"delete.values.{index}", value, what)
     if key_fields(spec) and not _has_fields(spec):
         what = (
-            "needs the key of records: declare source.key, and let key name its column alone. Or let records be json, or "
-            "avro or protobuf with a registry: then fields of their keys are the key columns"
+            "needs the key of records: declare source.key, and let key name its column alone. Or let records be json, "
+            "or avro or protobuf with a registry: then fields of their keys are the key columns"
         )
         yield Problem("delete.tombstones", True, what)
 
