@@ -19,7 +19,7 @@ Path = tuple[str, ...]
 MIXED = "mixed"
 """Values of types that no one type holds."""
 DEEPEST = 20
-"""Values nested deeper than this are MIXED: engines limit how deep a schema may be."""
+"""Values nested deeper than this are MIXED, and no column: engines limit how deep a schema may be."""
 _LONGS = range(-(2**63), 2**63)
 _NUMBERS = ("int", "long", "float", "double")
 _PRIMITIVES: dict[str, type[iceberg.IcebergType]] = {
@@ -240,6 +240,8 @@ def _new_field(path: Path, seen: Seen) -> Iterator[NewField]:
 
 
 def _type(path: Path, seen: Seen, problems: list[NewField], ids: Iterator[int]) -> iceberg.IcebergType | None:
+    if len(path) > DEEPEST + 1 and seen is not None:
+        seen = MIXED
     match seen:
         case None:
             return None

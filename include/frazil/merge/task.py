@@ -136,7 +136,9 @@ class _Merge:
         self._write(changes.filter(pa.array(new & first)))
         self._put(changes.filter(pa.array(renews & first)))
         self._saw(rows.filter(pa.array(first & (gone | new & self._moved(rows, changes)))))
-        return found.positions[(gone | new | renews) & first | ~old & ~first]  # of a key that others wrote twice, one row stays
+        return found.positions[
+            (gone | new | renews) & first | ~old & ~first
+        ]  # of a key that others wrote twice, one row stays
 
     def _moved(self, rows: pa.Table, changes: pa.Table) -> NDArray[np.bool_]:
         """The rows that their changes take to another window: both windows have changed."""
