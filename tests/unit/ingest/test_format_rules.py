@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, date, datetime
 from typing import Any, Literal
 
 import fastavro
@@ -402,6 +403,30 @@ RULES: list[tuple[str, t.NestedField, dict[str, Record], Any, dict[str, Any]]] =
         },
         "TypeMismatch",
         {"csv": True},  # whose fields have no types: 1 is one of the words for true
+    ),
+    (
+        "a text that is a day",
+        optional(t.DateType()),
+        {
+            **in_json('"2026-02-28"'),
+            "csv": of_csv(b"2026-02-28"),
+            "avro": of_avro("string", "2026-02-28"),
+            "protobuf": of_protobuf("string", text(b"2026-02-28")),
+        },
+        date(2026, 2, 28),
+        {"debezium": "TypeMismatch"},  # its connectors write days as numbers, but with times: iso
+    ),
+    (
+        "a text that is a moment of another zone",
+        optional(t.TimestamptzType()),
+        {
+            **in_json('"2026-02-28T01:02:03.000004+01:00"'),
+            "csv": of_csv(b"2026-02-28T01:02:03.000004+01:00"),
+            "avro": of_avro("string", "2026-02-28T01:02:03.000004+01:00"),
+            "protobuf": of_protobuf("string", text(b"2026-02-28T01:02:03.000004+01:00")),
+        },
+        datetime(2026, 2, 28, 0, 2, 3, 4, tzinfo=UTC),
+        {},
     ),
     (
         "a day that no month has",
