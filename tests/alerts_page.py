@@ -60,8 +60,8 @@ _NOTES = """\
   supervisor gave up.
 - Manifest-list bytes are divided by {files} files at least. Files are small below a tenth of the target size on
   average; `small-files` ends too where they are an eighth of it or more.
-- `dead-letters` needs {records} records within the hour. A day is late for `aggregation` after the `within` that the
-  aggregation declares.
+- `dead-letters` and `stale-changes` need {records} records within the hour. A day is late for `aggregation` after the
+  `within` that the aggregation declares.
 
 ## What each says
 
@@ -157,6 +157,7 @@ def _of_stream() -> Iterator[Reading]:
         waiting_batches=4,
         records=1_000,
         rejected=51,
+        stale=300,
         recent_records=500,
         recent_reasons={"NotJson": Reason(400, ("rides[3]@104",))},
     )

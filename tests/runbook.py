@@ -7,7 +7,17 @@ import shlex
 from pathlib import Path
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "runbook.md"
-ELSEWHERE = {"restarts", "declaration", "registry", "stall", "late-window", "unmeasured", "aggregation", "runs"}
+ELSEWHERE = {
+    "restarts",
+    "declaration",
+    "registry",
+    "stall",
+    "late-window",
+    "unmeasured",
+    "aggregation",
+    "runs",
+    "stale-changes",
+}
 """Entries whose *Do* is done at the machine, in another system or in Airflow's UI, as the page says."""
 IN_THE_SENTENCE = {"table"}
 """Entries whose *Do* is a command that the alert's sentence has."""

@@ -82,6 +82,8 @@ class LagMeasured:
     """The time since the last commit while records wait, or since this writer began if it has made none; else 0."""
     backpressure_ms: int
     """By how much the last batch took longer than the commit interval, or the current one already does; else 0."""
+    in_transactions: int = 0
+    """Offsets beyond `lag`, which wait for transactions to end."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -170,7 +170,7 @@ class _Replay:
         context = dataclasses.replace(found, targets=targets)
         result = stage(context, StageTask(0, self.ranges), attempt=0, on_progress=lambda _: None)
         # Only what a merge would write anew is of interest, and no file as a whole.
-        rules = dataclasses.replace(merge_rules(self.spec, self.table), how="merge-on-read")
+        rules = dataclasses.replace(merge_rules(self.spec, self.table), how="merge-on-read", traced=False)
         target = target_table(self.table, folder=str(folder / "merged"))
         changes = tuple(file for file in result.files if file.target == "main")
         return changes, MergeContext(self.spec.name, rules, context.main, target)

@@ -20,6 +20,7 @@ from frazil.operations.letters import rejected_of, treated
 from frazil.spec.application import find_application
 from frazil.spec.last_sound import declared_streams, find_or_recall
 from frazil.spec.model import StreamSpec
+from frazil.spec.units import counted
 from frazil.status.flow import DAY_MS
 from frazil.status.stream import StreamStatus, stream_status
 from frazil.status.writer import WriterStatus, exit_words
@@ -194,7 +195,7 @@ def _fields(one: StreamStatus, left: int | None, *, now_ms: int) -> dict[str, st
         "desired": (one.desired or "unknown") + why,
         "writer": _writer_words(one.writer, now_ms=now_ms),
         "epoch, batch": f"{one.epoch}, {one.batch}" if one.epoch is not None else "none yet",
-        "lag": "unknown" if one.lag is None else f"{one.lag:,}",
+        "lag": _lag_words(one),
         "backpressure": _backpressure_words(one.backpressure_ms),
         "last commit": "none" if one.last_commit_at_ms is None else f"{ago(now_ms - one.last_commit_at_ms)} ago",
         "watermark": utc(one.watermark_ms),
@@ -211,6 +212,11 @@ def _fields(one: StreamStatus, left: int | None, *, now_ms: int) -> dict[str, st
         **({"undeclared": ", ".join(one.undeclared)} if one.undeclared else {}),
         **({"distribution": one.distribution} if one.distribution else {}),
     }
+
+
+def _lag_words(one: StreamStatus) -> str:
+    waiting = f", and {counted(one.in_transactions, 'offset')} in open transactions" if one.in_transactions else ""
+    return ("unknown" if one.lag is None else f"{one.lag:,}") + waiting
 
 
 def _counts_words(counts: Mapping[str, int]) -> str:

@@ -19,7 +19,15 @@ from frazil.commit.held_letters import held_letters, reach
 from frazil.commit.journal import NO_LETTERS, Journal
 from frazil.commit.late_rows import WINDOWS, windows_summary
 from frazil.commit.marked_update import OPEN_SNAPSHOT, MarkedUpdate
-from frazil.commit.marker import BatchKey, Marker, first_marker, merged_identity, of_same_topics, read_marker
+from frazil.commit.marker import (
+    NO_TRANSACTION,
+    BatchKey,
+    Marker,
+    first_marker,
+    merged_identity,
+    of_same_topics,
+    read_marker,
+)
 from frazil.commit.merging import MERGED_CONTENT, MergeWriter
 from frazil.commit.open_branch import BranchChange, aligned, check_aligned, released
 from frazil.commit.reasons import reasons_summary
@@ -170,7 +178,8 @@ class Committer:
                 f"batch {journal.key} of stream {journal.stream!r} was staged for {needs}, with which the stream is "
                 "not declared any more. Declare it so again until the batch is committed, then start again"
             )
-        return MergeWriter(journal.stream, staged, merging)
+        traced = bool(journal.rejected) or self.letters_seen() != NO_LETTERS
+        return MergeWriter(journal.stream, staged, merging, traced)
 
     def _release_open_windows(self) -> None:
         """Move to main what the stream, when it was declared otherwise, kept on its open branch."""
@@ -344,6 +353,7 @@ def advanced(marker: Marker, journal: Journal) -> Marker:
         max_event_times_us=newest,
         idle=idle,
         leader_epochs={**marker.leader_epochs, **epochs},
+        transaction=journal.transaction if planned == offsets.keys() else NO_TRANSACTION,
         watermark_us=watermark,
     )
 

@@ -19,7 +19,7 @@ from operator import itemgetter
 from typing import Any
 
 from frazil.commit.folded_records import RECORDS_MOST, FoldedRecords, groups
-from frazil.commit.marker import BatchKey, Fate, Marker, flat, nested
+from frazil.commit.marker import NO_TRANSACTION, BatchKey, Fate, LastTransaction, Marker, flat, nested
 from frazil.commit.reasons import Reasons, reasons_from_json, reasons_json
 from frazil.ingest.contract import RangeProgress, StagedFile, Target, is_routed
 from frazil.kafka.identity import SourceIdentity
@@ -58,6 +58,8 @@ class Journal:
     """The position of the whole stream after this batch."""
     leader_epochs: Mapping[TopicPartition, int] = field(default_factory=dict)
     """The epochs of the leaders that had `offsets_after`, if known."""
+    transaction: LastTransaction = NO_TRANSACTION
+    """The last one before `offsets_after`, if the stream reads whole transactions."""
     windows: Mapping[int, int] | None = None
     """Rows by window start, in microseconds since the epoch; None if they were not counted."""
     partitions: int | None = None
@@ -110,6 +112,7 @@ class Journal:
                 "idle": nested(dict.fromkeys(self.idle, 1)),
                 "offsets-after": nested(self.offsets_after),
                 "leader-epochs": nested(self.leader_epochs),
+                **({"transaction": self.transaction} if self.transaction.id else {}),
                 "windows": None if self.windows is None else dict(sorted(self.windows.items())),
                 "partitions": self.partitions,
                 **({"with-ignored": self.with_ignored} if self.with_ignored else {}),
@@ -144,6 +147,7 @@ class Journal:
             idle=frozenset(flat(raw["idle"])),
             offsets_after=flat(raw["offsets-after"]),
             leader_epochs=flat(raw.get("leader-epochs", {})),
+            transaction=LastTransaction(*raw.get("transaction", ())),
             # Journals of earlier versions count no rows, or late rows only.
             windows=_counts(raw.get("windows")),
             partitions=raw.get("partitions"),

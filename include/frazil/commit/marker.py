@@ -41,6 +41,18 @@ class Fate(Enum):
     UNKNOWN = "its epoch is older than the marker's memory"
 
 
+class LastTransaction(NamedTuple):
+    """The last transaction of a captured database before a position. What the connector sends again is known by it."""
+
+    id: str = ""
+    """Empty if none is known."""
+    position: str | None = None
+    """Where it lies in the source's log; `frazil.ingest.source_log`."""
+
+
+NO_TRANSACTION = LastTransaction()
+
+
 @dataclass(frozen=True, slots=True)
 class Marker:
     """One stream's position. Offsets are the next to read; event times are microseconds since 1970, UTC."""
@@ -70,6 +82,8 @@ class Marker:
     """Offsets that were committed, and whose absence after a rollback a person accepted."""
     adopted_rows: int = 0
     """How many rows the table had when a person let the stream append to it."""
+    transaction: LastTransaction = NO_TRANSACTION
+    """The last one before the offsets, if the stream reads whole transactions."""
     routed: BatchKey | None = None
     """All batches up to this one are in all tables of the stream's route. None if it never had a route."""
 
@@ -132,6 +146,7 @@ class Marker:
                 **({"rewritten": _nested_spans(self.rewritten)} if self.rewritten else {}),
                 **({"adopted-rows": self.adopted_rows} if self.adopted_rows else {}),
                 **({"given-up": _nested_spans(self.given_up)} if self.given_up else {}),
+                **({"transaction": self.transaction} if self.transaction.id else {}),
                 **({"routed": self.routed} if self.routed else {}),
             },
             separators=(",", ":"),
@@ -164,6 +179,7 @@ class Marker:
                 rewritten=_spans(raw.get("rewritten", {})),
                 given_up=_spans(raw.get("given-up", {})),
                 adopted_rows=raw.get("adopted-rows", 0),
+                transaction=LastTransaction(*raw.get("transaction", ())),
                 routed=BatchKey(*raw["routed"]) if raw.get("routed") else None,
             )
         except (ValueError, KeyError, TypeError, AttributeError) as error:

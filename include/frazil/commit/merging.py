@@ -76,6 +76,8 @@ class MergeWriter:
     changes: tuple[StagedFile, ...]
     """One at least: files of changes, or of candidates."""
     merging: Merging
+    traced: bool = True
+    """As `MergeRules.traced`."""
     attempts: list[_Attempt] = field(default_factory=list)
     _results: dict[tuple[str, MergeTask], MergeResult] = field(default_factory=dict)
     """By the folder of their context, and their task."""
@@ -104,6 +106,7 @@ class MergeWriter:
     def _context(self, table: Table) -> MergeContext:
         """What tasks need, with the newest credentials. Results stay valid while nothing else of it changes."""
         rules, target = self.merging.rules(table), target_table(table, folder="")
+        rules = dataclasses.replace(rules, traced=self.traced)
         properties = tuple(sorted(target.properties.items()))
         key = (rules, target.schema_json, target.spec_json, target.sort_order_json, properties)
         if key not in self._folders:

@@ -10,7 +10,15 @@ from types import MappingProxyType
 from pyiceberg.table import Table
 
 from frazil.commit.history import first_offsets, table_position
-from frazil.commit.marker import Marker, first_marker, merged_identity, of_same_topics, property_name, read_marker
+from frazil.commit.marker import (
+    NO_TRANSACTION,
+    Marker,
+    first_marker,
+    merged_identity,
+    of_same_topics,
+    property_name,
+    read_marker,
+)
 from frazil.commit.rules import check_ancestry
 from frazil.commit.stream_tables import StreamTables
 from frazil.errors import MarkerUnreadable, RolledBack
@@ -161,6 +169,7 @@ def moved(  # noqa: PLR0913 - the state, the target and Kafka
         max_event_times_us=of_same_topics(before.max_event_times_us, before.source, source),
         idle=frozenset(),
         leader_epochs=_still_known(before, target, source),
+        transaction=NO_TRANSACTION,
         rewritten=_rewritten(before, target, source, cut),
         given_up=_given_up(seen, before, target, source),
     )

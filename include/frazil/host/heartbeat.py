@@ -29,6 +29,8 @@ class StallKind(StrEnum):
     """Records are unread, and no progress is made towards committing them."""
     WATERMARK = "watermark"
     """Commits advance the offsets, but the watermark stays, or stays unknown."""
+    TRANSACTION = "transaction"
+    """Records wait for a transaction to end, of Kafka's or of a captured database."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,8 @@ class Heartbeat:
     """Rows of changes and of the table that the merge under way has read so far."""
     lag: int | None = None
     """Records in Kafka, up to the last stable offset, that are not committed to the table."""
+    in_transactions: int = 0
+    """Offsets beyond these, which wait for transactions to end."""
     backpressure_ms: int = 0
     """By how much the last batch took longer than the commit interval, or the current one already does; 0 once nothing
     waits in Kafka."""

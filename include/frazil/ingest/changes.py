@@ -14,7 +14,7 @@ from pyiceberg.types import IntegerType, ListType, LongType, NestedField, String
 from frazil.ingest.binary_column import NULL
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.contract import ChangeRules
-from frazil.ingest.decode import Decoded, Rejection
+from frazil.ingest.decode import Decoded, Decoder, Rejection
 
 CHANGE = "_frazil_change"
 """What a change does, an int: `UPSERT` or `DELETE`."""
@@ -47,24 +47,30 @@ def change_schema(table: Schema, key: tuple[str, ...]) -> Schema:
 class ChangeReader:
     """Tells deletes from upserts. An upsert lacks no required column; a delete needs its key alone."""
 
-    def __init__(self, rules: ChangeRules) -> None:
-        self._rules = rules
+    def __init__(self, rules: ChangeRules, keys: Decoder | None = None) -> None:
+        """`keys` decodes the keys of records without a value, if their fields are the table's key."""
+        self._rules, self._keys = rules, keys
         self._deletes = pa.array(rules.delete_values) if rules.delete_values else None
 
     def with_tombstones(self, decoded: Decoded, chunk: Chunk) -> Decoded:
-        """Where tombstones delete, a record without a value is a row of nulls, not a rejection."""
+        """Where tombstones delete, a record without a value is a row of its key and of nulls, not a rejection."""
         if not self._rules.tombstones or not decoded.rejections:
             return decoded
         absent = chunk.values.lengths == NULL
         gone = np.array([r.index for r in decoded.rejections if absent[r.index]], np.int64)
         if not len(gone):
             return decoded
-        nulls = pa.Table.from_arrays(
-            [pa.nulls(len(gone), f.type) for f in decoded.rows.schema], schema=decoded.rows.schema
-        )
         rest = [r for r in decoded.rejections if not absent[r.index]]
-        rows = pa.concat_tables([decoded.rows, nulls])
-        return Decoded(rows, np.concatenate([decoded.kept, gone]), rest, decoded.sighted)
+        told = Decoded(pa.table({}), gone)
+        if self._keys is not None:
+            told = self._keys(Chunk.of_column(chunk.keys.take(gone))).moved(gone)
+        columns = [
+            told.rows.column(f.name) if f.name in told.rows.column_names else pa.nulls(len(told.kept), f.type)
+            for f in decoded.rows.schema
+        ]
+        rows = pa.concat_tables([decoded.rows, pa.Table.from_arrays(columns, schema=decoded.rows.schema)])
+        kept = np.concatenate([decoded.kept, told.kept])
+        return Decoded(rows, kept, [*rest, *told.rejections], decoded.sighted)
 
     def __call__(self, decoded: Decoded, chunk: Chunk) -> Decoded:
         """The rows with what each does; an upsert without a required value is a rejection."""

@@ -110,6 +110,8 @@ class ChangeRules:
     delete_values: tuple[str | int | bool, ...] = ()
     tombstones: bool = False
     """Whether a record without a value deletes its key."""
+    key_fields: tuple[str, ...] = ()
+    """The key columns that fields of such a record's key fill; none where the whole key is the column."""
 
 
 @dataclass(frozen=True, slots=True)

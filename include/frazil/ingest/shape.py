@@ -24,6 +24,7 @@ from frazil.ingest.contract import OffsetRange, StageContext
 from frazil.ingest.coordinates import Coordinates, record_schema
 from frazil.ingest.decode import Decoded, Decoder, Rejection, whole_records
 from frazil.ingest.formats import Quoter, has_lines, quoter
+from frazil.ingest.key_fields import key_decoder
 from frazil.ingest.record_files import RowChunk
 from frazil.ingest.sensitive import Protector
 from frazil.ingest.sightings import Sightings, joined_sightings
@@ -47,7 +48,7 @@ class Shaper:
         self._decode = decode
         self._protect = protect
         self._beside = BesideValue(record_schema(schema, context.coordinates), context.beside)
-        self._changes = ChangeReader(context.changes) if context.changes else None
+        self._changes = ChangeReader(context.changes, key_decoder(context, schema)) if context.changes else None
         self._lines = has_lines(context.record_format)
         self._coordinates = Coordinates(schema, ranges, wanted=context.coordinates, lines=self._lines)
         self._schema = schema

@@ -20,7 +20,7 @@ Path = tuple[str, ...]
 MIXED = "mixed"
 """Values of types that no one type holds."""
 DEEPEST = 20
-"""Values nested deeper than this are MIXED: engines limit how deep a schema may be."""
+"""Values nested deeper than this are MIXED, and no column: engines limit how deep a schema may be."""
 MAX_OBJECT_FIELDS = 1_000
 """An object with more fields is MIXED: its keys are data, and time and memory would be the producer's to choose."""
 MAX_NEW_FIELDS = 10_000
@@ -261,6 +261,8 @@ def _new_field(path: Path, seen: Seen) -> Iterator[NewField]:
 
 
 def _type(path: Path, seen: Seen, problems: list[NewField], ids: Iterator[int]) -> iceberg.IcebergType | None:
+    if len(path) > DEEPEST + 1 and seen is not None:
+        seen = MIXED
     match seen:
         case None:
             return None

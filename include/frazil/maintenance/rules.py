@@ -50,6 +50,7 @@ RULES = {
     "stall": Rule(None),
     "waiting-batches": Rule("waiting-batches"),
     "dead-letters": Rule("dead-letters"),
+    "stale-changes": Rule("stale-changes"),
     "audit": Rule(None, Hold.NONE),
     "late-window": Rule("late-window"),
     "held": Rule(None, Hold.NONE),

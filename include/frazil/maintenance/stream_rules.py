@@ -67,6 +67,8 @@ class StreamState:
     records: int = 0
     """Records committed within an hour, dead letters included."""
     rejected: int = 0
+    stale: int = 0
+    """How many of them an upsert dropped, because their rows were newer."""
     recent_minutes: float = 5
     """The length of the time just before now that a rate is the mean of."""
     recent_records: int = 0
@@ -133,18 +135,35 @@ def _of_batches(state: StreamState, alerts: Alerts) -> Iterator[Reading]:
         f"{counted(waiting, 'batch')} of stream {name} {'is' if waiting == 1 else 'are'} staged and journaled, not "
         f"committed to {state.table}: the catalog refuses them, or no writer runs that would commit them. {status}",
     )
-    share = 100 * state.rejected / max(state.records, 1)
-    says = state.records >= FEWEST_RECORDS or not state.rejected
     yield Reading(
         "dead-letters",
-        share if says else None,
+        _share(state.rejected, state.records),
         alerts.dead_letters,
-        f"{share:.1f} % of {counted(state.records, 'record')}",
+        _share_words(state.rejected, state.records),
         f"{state.rejected:,} of the {state.records:,} records that stream {name} committed within the last hour are "
         f"dead letters. Their table has the reasons, by error_class: a producer changed what it sends, or the schema",
     )
+    yield Reading(
+        "stale-changes",
+        _share(state.stale, state.records),
+        alerts.stale_changes,
+        _share_words(state.stale, state.records),
+        f"{state.stale:,} of the {state.records:,} records that stream {name} committed within the last hour were "
+        f"dropped, because the rows of {state.table} were newer by the column of order-by. The source's log may have "
+        "begun anew with a clock that is behind, or a producer sends old records again. `frazil audit` goes by the "
+        "same order: compare the rows with the source itself",
+    )
     if alerts.dead_letters_per_minute is not None:
         yield from _rates(state, alerts.dead_letters_per_minute)
+
+
+def _share(count: int, records: int) -> float | None:
+    """Percent of a stream's records; None of so few that a share says nothing."""
+    return 100 * count / max(records, 1) if records >= FEWEST_RECORDS or not count else None
+
+
+def _share_words(count: int, records: int) -> str:
+    return f"{100 * count / max(records, 1):.1f} % of {counted(records, 'record')}"
 
 
 def _rates(state: StreamState, most: int) -> Iterator[Reading]:

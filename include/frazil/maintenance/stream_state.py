@@ -82,6 +82,7 @@ def observe_stream(spec: StreamSpec, problem: str | None, *, now_ms: int, out_of
         waiting_batches=_waiting(table, spec.name) if table and not is_fresh else 0,
         records=hour.records,
         rejected=hour.rejected,
+        stale=hour.stale,
         recent_minutes=recent_ms / 60_000,
         recent_records=recent.records,
         recent_reasons={name: recent.reasons.get(name, Reason(0)) for name in hour.reasons},
@@ -199,6 +200,7 @@ class _Landed:
     records: int = 0
     """Dead letters included."""
     rejected: int = 0
+    stale: int = 0
     reasons: dict[str, Reason] = field(default_factory=dict)
 
 
@@ -211,6 +213,7 @@ def _landed(metadata: TableMetadata | None, stream: str, *, now_ms: int, within_
             dead = int(said.get("frazil.rejected", 0))
             found.records += int(said["frazil.records"]) + dead
             found.rejected += dead
+            found.stale += int(said.get("frazil.stale", 0))
             for name, reason in reasons_in(said).items():
                 found.reasons[name] = found.reasons.get(name, Reason(0)) + reason
     return found

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from frazil.ingest.changes import CHANGE, DELETE, KEPT
+from frazil.ingest.source_log import times
 from frazil.merge.contract import MergeRules
 
 TOPIC, PARTITION, OFFSET, TIMESTAMP = "kafka_topic", "kafka_partition", "kafka_offset", "kafka_timestamp"
@@ -65,20 +66,22 @@ def newest_by_key(changes: pa.Table, rules: MergeRules, ids: Mapping[str, int]) 
     keys = codes_of([column(changes, name) for name in rules.key], count)
     order = ranks(column(changes, rules.order_by)) if rules.order_by else np.zeros(count, np.int64)
     places, offsets = places_of(changes), column(changes, OFFSET).to_numpy()
+    if rules.by_position and rules.order_by and count:
+        order = _order_of_logs(order, times(column(changes, rules.order_by)), keys, places, offsets)
     bare = bare_deletes(changes, rules)
     deleted_at = _deleted_at(bare, keys, places, offsets) if bare.any() else np.full(count, NEVER)
     several = count > 0 and places.max() != places.min()
-    times = ranks(column(changes, TIMESTAMP)) if several or rules.replays else np.zeros(count, np.int64)
-    deleted_by = _deleted_by(bare, keys, places, offsets, times) if rules.replays else None
+    in_kafka = ranks(column(changes, TIMESTAMP)) if several or rules.replays else np.zeros(count, np.int64)
+    deleted_by = _deleted_by(bare, keys, places, offsets, in_kafka) if rules.replays else None
     ordered = np.lexsort((offsets, order, deleted_at, places, keys))
     last = ordered[_ends(keys[ordered], places[ordered])]
     if several:
         # Beside a delete without an order nothing has one: what came last counts.
         cut = np.isin(keys[last], keys[bare])
-        by_order, by_time, stands = np.where(cut, 0, order[last]), times[last], np.ones(len(last), np.bool_)
+        by_order, by_time, stands = np.where(cut, 0, order[last]), in_kafka[last], np.ones(len(last), np.bool_)
         if deleted_by is not None:  # but for what came after it, as if each were replayed by itself
             by_order, of = order[last], deleted_by[last]
-            stands = ~cut | (places[last] == places[of]) | (by_time >= times[of])
+            stands = ~cut | (places[last] == places[of]) | (by_time >= in_kafka[of])
         later = np.lexsort((places[last], by_time, by_order, stands, keys[last]))
         winner = last[later[_ends(keys[last][later])]]
         deleted_at[winner[np.isin(keys[winner], keys[bare]) & (deleted_at[winner] == NEVER)]] = ALWAYS
@@ -93,6 +96,32 @@ def newest_by_key(changes: pa.Table, rules: MergeRules, ids: Mapping[str, int]) 
         found = replace(found, places=changes.select([TOPIC, PARTITION, OFFSET, TIMESTAMP]))
         found = replace(found, deleted_by=deleted_by[numbers] if bare.any() else None)
     return _Earlier(changes, ordered, keys, places).told(found, ids)
+
+
+def _order_of_logs(order: Numbers, times_ms: Numbers, keys: Numbers, places: Numbers, offsets: Numbers) -> Numbers:
+    """The order of positions, in which a log that began anew is above the one before it, of its topic-partition.
+
+    It begins with a change that is below an earlier one, and later than all of these. A change without a position has
+    the highest one before it.
+    """
+    ordered = np.lexsort((offsets, places, keys))
+    begins = np.r_[True, _ends(keys[ordered], places[ordered])[:-1]]
+    first = np.flatnonzero(begins)[np.cumsum(begins) - 1]
+    known, of_times = np.unique(times_ms, return_inverse=True)
+    at, highest, latest = order[ordered], _highest(order[ordered], begins), _highest(of_times[ordered], begins)
+    anew = np.zeros(len(ordered), np.bool_)
+    anew[1:] = ~begins[1:] & (at[1:] < highest[:-1]) & (latest[1:] > latest[:-1]) & (known[latest[:-1]] > 0)
+    logs = np.cumsum(anew)
+    found = np.empty_like(order)
+    found[ordered] = (logs - logs[first]) * (1 + order.max()) + np.where(at == 0, highest, at)
+    return found
+
+
+def _highest(values: Numbers, begins: NDArray[np.bool_]) -> Numbers:
+    """The highest value of each group up to each place; groups follow each other, and begin where `begins` is true."""
+    above = (np.cumsum(begins) - 1) * (1 + values.max())
+    highest: Numbers = np.maximum.accumulate(values + above) - above
+    return highest
 
 
 def bare_deletes(changes: pa.Table, rules: MergeRules) -> NDArray[np.bool_]:

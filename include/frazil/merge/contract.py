@@ -36,6 +36,11 @@ class MergeRules:
     Of the winners of several topic-partitions it is the one with the greater Kafka timestamp, then topic and partition.
     A delete without a value, such as a tombstone, counts where Kafka has it: what came before it is gone.
     """
+    by_position: bool = False
+    """Whether `order_by` has positions in the log of a source (`frazil.ingest.source_log`). Then a change that the
+    source made later is not below a row, or a change of its topic-partition, that has a higher position: the log began
+    anew. One without a position, which is no delete, counts where Kafka has it, at the position before it.
+    """
     replays: bool = False
     """Whether the changes are dead letters that are merged after records which Kafka has after them. Then among equals,
     and without a column, the table's row stays unless its record came before the letter: in the letter's own
@@ -43,6 +48,10 @@ class MergeRules:
     """
     ignored: tuple[str, ...] = ()
     """Columns that do not make an update: the coordinates."""
+    traced: bool = True
+    """Whether a change that leaves its row as it was is written all the same, if its record came later than the row's:
+    the stream has dead letters, and a letter of between the two is older than the row.
+    """
     how: How = "auto"
     event_time: str | None = None
     """The column and `window_us` by which changed rows are counted."""

@@ -24,7 +24,7 @@ from frazil.merge.locate import KeyIndex, Located, located
 from frazil.merge.repeats import drop_repeats
 from frazil.merge.rewriting import rewritten
 from frazil.merge.table_files import Reader, arrow_schema, write_position_deletes
-from frazil.merge.verdict import deletes, filled, fresh, stale, unchanged
+from frazil.merge.verdict import deletes, filled, fresh, renewed, stale, unchanged
 
 NEVER = np.iinfo(np.int64).min
 """Stands for a missing event time."""
@@ -127,6 +127,7 @@ class _Merge:
         same = unchanged(changes, rows, rules) & ~old
         gone = deletes(changes) & ~old
         new = ~old & ~same & ~gone
+        renews = same & renewed(changes, rows, rules)
         self._count(
             stale=int((old & first).sum()),
             unchanged=int((same & first).sum()),
@@ -134,8 +135,11 @@ class _Merge:
             updated=int((new & first).sum()),
         )
         self._write(changes.filter(pa.array(new & first)))
+        self._put(changes.filter(pa.array(renews & first)))
         self._saw(rows.filter(pa.array(first & (gone | new & self._moved(rows, changes)))))
-        return found.positions[(gone | new) & first | ~old & ~first]  # of a key that others wrote twice, one row stays
+        return found.positions[
+            (gone | new | renews) & first | ~old & ~first
+        ]  # of a key that others wrote twice, one row stays
 
     def _moved(self, rows: pa.Table, changes: pa.Table) -> NDArray[np.bool_]:
         """The rows that their changes take to another window: both windows have changed."""
@@ -156,10 +160,13 @@ class _Merge:
 
     def _write(self, rows: pa.Table) -> None:
         if rows.num_rows:
-            schema = self.writer.layout.arrow_schema
-            rows = rows.select(schema.names).cast(schema)
-            self._saw(rows)
-            self.writer.add(rows)
+            self._saw(self._put(rows))
+
+    def _put(self, rows: pa.Table) -> pa.Table:
+        schema = self.writer.layout.arrow_schema
+        rows = rows.select(schema.names).cast(schema)
+        self.writer.add(rows)
+        return rows
 
     def _saw(self, rows: pa.Table) -> None:
         """Count rows by the window of their event time."""

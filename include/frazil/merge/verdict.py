@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from frazil.ingest.changes import CHANGE, DELETE, KEPT
+from frazil.ingest.source_log import began_anew
 from frazil.merge.changes import NEVER, OFFSET, PARTITION, TIMESTAMP, TOPIC, Newest, bare_deletes, column
 from frazil.merge.contract import MergeRules
 
@@ -30,7 +31,7 @@ def stale(
         return _stale_letters(changes, rows, rules, deleted_at, deleted_by)
     if rules.order_by is None or not changes.num_rows:
         return np.zeros(changes.num_rows, np.bool_)
-    below = _below(column(changes, rules.order_by), column(rows, rules.order_by))
+    below = _below(column(changes, rules.order_by), column(rows, rules.order_by), rules)
     if deleted_at is None:
         return below
     later = _later(rows, changes, deleted_at)
@@ -59,12 +60,15 @@ def _outlived(orders: pa.Array | None, places: pa.Table, rows: pa.Table, rules: 
     if orders is None or rules.order_by is None:
         return kept
     old = column(rows, rules.order_by)
-    return _below(orders, old) | ~_below(old, orders) & kept
+    return _below(orders, old, rules) | ~_below(old, orders, rules) & kept
 
 
-def _below(new: pa.Array, old: pa.Array) -> NDArray[np.bool_]:
-    """Where the first order is below the second; null is the lowest."""
-    return _mask(pc.fill_null(pc.less(new.cast(old.type), old), False)) | (_mask(new.is_null()) & _mask(old.is_valid()))
+def _below(new: pa.Array, old: pa.Array, rules: MergeRules) -> NDArray[np.bool_]:
+    """Where the first order is below the second; null is the lowest. See `MergeRules.by_position`."""
+    below: NDArray[np.bool_] = _mask(pc.fill_null(pc.less(new.cast(old.type), old), False)) | (
+        _mask(new.is_null()) & _mask(old.is_valid())
+    )
+    return below & ~began_anew(new, old) if rules.by_position else below
 
 
 def _earlier(rows: pa.Table, places: pa.Table) -> NDArray[np.bool_]:
@@ -100,6 +104,11 @@ def unchanged(changes: pa.Table, rows: pa.Table, rules: MergeRules) -> NDArray[n
             same &= equal(column(changes, name), column(rows, name))
     found: NDArray[np.bool_] = same & ~deletes(changes)
     return found
+
+
+def renewed(changes: pa.Table, rows: pa.Table, rules: MergeRules) -> NDArray[np.bool_]:
+    """The rows that take the coordinates of changes which leave them as they were otherwise."""
+    return _earlier(rows, changes) if rules.traced and rules.ignored else np.zeros(changes.num_rows, np.bool_)
 
 
 def deletes(changes: pa.Table) -> NDArray[np.bool_]:
@@ -146,7 +155,7 @@ def _told_before(newest: Newest, numbers: NDArray[np.int64], rows: pa.Table, rul
         return _outlived(told, newest.places.take(pa.array(numbers)), rows, rules)
     if told is None or rules.order_by is None:
         return np.zeros(len(numbers), np.bool_)
-    return _below(told, column(rows, rules.order_by))
+    return _below(told, column(rows, rules.order_by), rules)
 
 
 def chosen(mask: pa.Array, first: pa.Array, second: pa.Array) -> pa.Array:

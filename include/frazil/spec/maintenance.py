@@ -125,6 +125,11 @@ class Alerts(Switched):
     dead_letters: Percentage = Field(
         default=5, description="Percent of the records of the last hour that are dead letters."
     )
+    stale_changes: Percentage = Field(
+        default=20,
+        description="Percent of the changes of the last hour that were dropped as older than their rows; for "
+        "`mode: upsert`.",
+    )
     dead_letters_per_minute: Count | None = Field(
         default=None,
         description="Dead letters of one error class, a minute: the mean of five minutes, or of the longest commit "

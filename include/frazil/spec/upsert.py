@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field, model_validator
 
 from frazil.spec.coordinates import RESERVED
-from frazil.spec.formats import POSITION, AvroFormat, envelope_of
+from frazil.spec.formats import POSITION, AvroFormat, JsonFormat, ProtobufFormat, envelope_of
 from frazil.spec.inconsistent import Problem, did_you_mean
 from frazil.spec.values import Model
 
@@ -31,7 +31,9 @@ class Delete(Model):
     column: str | None = Field(default=None, description="A column whose value tells a delete from other changes.")
     values: tuple[str | int | bool, ...] = Field(default=(), description="The values of `column` that mean a delete.")
     tombstones: bool = Field(
-        default=False, description="Whether a record without a value deletes the key that is its Kafka key."
+        default=False,
+        description="Whether a record without a value deletes the row of its Kafka key: `source.key` fills the one key "
+        "column, or the key's fields, encoded as values are, have the key columns.",
     )
 
     @model_validator(mode="before")
@@ -114,9 +116,27 @@ def _delete(spec: StreamSpec, columns: dict[str, Column]) -> Iterator[Problem]:
                 if type(value) is not kind:
                     what = f"is no value of the column {name}, which is {column.type}"
                     yield Problem(f"delete.values.{index}", value, what)
-    if delete.tombstones and (spec.source.key is None or spec.key != (spec.source.key.column,)):
-        what = "needs the key of records as the one key column: declare source.key, and let key name its column"
+    if key_fields(spec) and not _has_fields(spec):
+        what = (
+            "needs the key of records: declare source.key, and let key name its column alone. Or let records be json, "
+            "or avro or protobuf with a registry: then fields of their keys are the key columns"
+        )
         yield Problem("delete.tombstones", True, what)
+
+
+def key_fields(spec: StreamSpec) -> tuple[str, ...]:
+    """The key columns that a tombstone's key has as fields: those that the whole key does not fill."""
+    if spec.delete is None or not spec.delete.tombstones:
+        return ()
+    return tuple(name for name in spec.key if name not in spec.beside_value)
+
+
+def _has_fields(spec: StreamSpec) -> bool:
+    """Whether keys, encoded as the values of records are, have fields."""
+    declared = spec.source.format
+    return (isinstance(declared, JsonFormat) and not declared.lines) or (
+        isinstance(declared, AvroFormat | ProtobufFormat) and declared.registry is not None
+    )
 
 
 def _envelope(spec: StreamSpec, columns: dict[str, Column]) -> Iterator[Problem]:

@@ -53,6 +53,8 @@ class StreamStatus:
     batch: int | None
     lag: int | None
     """Records not yet committed, as the live writer on this host reports, or else as Kafka says."""
+    in_transactions: int
+    """Offsets beyond these that wait for transactions to end, as the live writer on this host reports."""
     backpressure_ms: int | None
     """By how much the live writer's batches take longer than their interval; None without a heartbeat, and while it
     waits for a catalog, a storage or Kafka that is away: that is no backpressure."""
@@ -162,6 +164,7 @@ def stream_status(spec: StreamSpec, *, now_ms: int) -> StreamStatus:
         epoch=at.epoch,
         batch=at.batch,
         lag=lag,
+        in_transactions=beat_now.in_transactions if beat_now else 0,
         backpressure_ms=beat_now.backpressure_ms if beat_now and not waits else None,
         last_commit_at_ms=at.last_commit_at_ms,
         watermark_ms=at.watermark_ms,

@@ -413,6 +413,7 @@ class BatchRunner:
             idle=end.idle,
             offsets_after=end.offsets,
             leader_epochs=end.leader_epochs,
+            transaction=end.transaction,
             windows=None if context.window_us is None else _summed(result.windows for result in results),
             partitions=sum(a.partitions or 0 for a in answers) or None,
             with_ignored=sum(result.sighted.records for result in results),

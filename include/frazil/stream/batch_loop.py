@@ -110,7 +110,7 @@ class BatchLoop:
             source=r.marker.source,
             position=Position.of(r.marker),
             report=self.planned,
-            whole=whole_transactions(r.spec, r.kafka_properties),
+            whole=whole_transactions(r.spec, r.kafka_properties, r.marker.transaction),
         )
 
     def _settings(self) -> PlannerSettings:

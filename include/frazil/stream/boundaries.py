@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-MOST_ENDS = 200_000
-"""So many ends of transactions are remembered: a connector that starts again sends the last ones again."""
+from frazil.commit.marker import NO_TRANSACTION, LastTransaction
+from frazil.ingest.source_log import is_after, is_before
 
-
-Place = tuple[str, int]
-"""Where an event's transaction lies in the source's log: in a later one greater or equal. The text names a file."""
+MAX_ENDS = 200_000
+"""Ends of transactions that are remembered: a connector that starts again sends the last ones again."""
 
 
 @dataclass(slots=True)
@@ -18,35 +17,43 @@ class _Run:
 
     transaction: str
     order: int
-    """Of the last one, as its place."""
-    place: Place | None
+    """The order of the last one that can be read."""
+    position: str | None
+    """Where the transaction lies in the source's log."""
     end: int
     """The offset behind them."""
+    unreadable: int = 0
+    """How many records behind the last one cannot be read, and may be of this transaction."""
 
 
 @dataclass(slots=True)
 class Boundaries:
     """Of a log whose events carry their transaction and their order in it, both as the source counts them.
 
-    A transaction is open from each of its events on until the event that its end counts as the last. A connector that
-    starts again sends events again: an older transaction may therefore lie between two events of one. What it sends
-    again makes rows that were deleted since, so that there is no boundary before it has caught up with the newest.
+    A transaction is open from each of its events on until the event that its end counts as the last, or until a later
+    transaction follows: then its last events are in no record that can be read. A connector that starts again sends
+    events again: an older transaction may therefore lie between two events of one. What it sends again makes rows that
+    were deleted since, so that there is no boundary before it has caught up with the newest.
     """
 
     at: int
     """The last offset that is known to be one."""
-    newest: tuple[str, Place | None] = ("", None)
-    """The last transaction before it, and its place."""
+    newest: LastTransaction = NO_TRANSACTION
+    """The last transaction before it."""
+    is_behind: bool = False
+    """Whether the last `settle` waits for the newest transaction, which the connector has yet to send again."""
     _runs: list[_Run] = field(default_factory=list)
     _counts: dict[str, int] = field(default_factory=dict)
 
-    def add(self, transaction: str, order: int, place: Place | None, end: int) -> None:
+    def add(self, transaction: str, order: int, position: str | None, end: int, *, unreadable: bool = False) -> None:
         """The next record, whose offset is before `end`."""
         last = self._runs[-1] if self._runs else None
-        if last is not None and last.transaction == transaction:
-            last.order, last.place, last.end = order, place, end
+        if last is not None and unreadable:
+            last.unreadable, last.end = last.unreadable + 1, end
+        elif last is not None and last.transaction == transaction:
+            last.order, last.position, last.end, last.unreadable = order, position, end, 0
         else:
-            self._runs.append(_Run(transaction, order, place, end))
+            self._runs.append(_Run(transaction, order, position, end))
 
     def passed(self, end: int) -> None:
         """No more records lie before this offset."""
@@ -58,7 +65,7 @@ class Boundaries:
     def ended(self, transaction: str, count: int) -> None:
         """The transaction has so many events in this log."""
         self._counts[transaction] = count
-        if len(self._counts) > MOST_ENDS:
+        if len(self._counts) > MAX_ENDS:
             del self._counts[next(iter(self._counts))]
 
     def settle(self, *, whole: bool) -> str:
@@ -66,24 +73,29 @@ class Boundaries:
 
         Unless `whole`, more records follow at once, perhaps of the last transaction.
         """
-        open_ones: dict[str, None] = {}
-        newest, behind, done = self.newest, False, 0
+        open_ones: dict[str, str | None] = {}
+        newest, behind, begins, end = self.newest, False, 0, self.at
         for i, run in enumerate(self._runs if whole else self._runs[:-1]):
-            if run.transaction and run.transaction not in self._counts:
-                open_ones[run.transaction] = None
-                break  # nothing behind it is a boundary before its end is known
-            if run.transaction and self._counts[run.transaction] != run.order:
-                open_ones[run.transaction] = None
-            elif run.transaction:
+            if run.transaction and open_ones:
+                open_ones = {
+                    t: p for t, p in open_ones.items() if t == run.transaction or not is_after(run.position, p)
+                }
+                if not open_ones and not behind:
+                    self.at, self.newest, begins = end, newest, i
+            if run.transaction and self._is_whole(run):
                 open_ones.pop(run.transaction, None)
-                behind = run.transaction != newest[0] and _is_before(run.place, newest[1])
+                behind = run.transaction != newest.id and is_before(run.position, newest.position)
                 if not behind:
-                    newest = (run.transaction, run.place or newest[1])
+                    newest = LastTransaction(run.transaction, run.position or newest.position)
+            elif run.transaction:
+                open_ones[run.transaction] = run.position
+            end = run.end
             if not open_ones and not behind:
-                self.at, self.newest, done = run.end, newest, i + 1
-        del self._runs[:done]
-        return next(iter(open_ones), newest[0] if behind else "")
+                self.at, self.newest, begins = end, newest, i + 1
+        del self._runs[:begins]
+        self.is_behind = behind and not open_ones
+        return next(iter(open_ones), newest.id if behind else "")
 
-
-def _is_before(place: Place | None, other: Place | None) -> bool:
-    return place is not None and other is not None and place < other
+    def _is_whole(self, run: _Run) -> bool:
+        count = self._counts.get(run.transaction)
+        return count is not None and run.order <= count <= run.order + run.unreadable

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from frazil.clock import now_ms
-from frazil.commit.marker import merged_identity, of_topics
+from frazil.commit.marker import NO_TRANSACTION, merged_identity, of_topics
 from frazil.commit.rules import check_same_source
 from frazil.errors import KafkaUnavailable, SpecError, TopicMissing, TopicRecreated
 from frazil.host.exchange import Exchange, open_exchange
@@ -197,8 +197,9 @@ class BatchPlanner:
                 self.last_unread[tp] = now
             self.last_unread.setdefault(tp, now)
         self._answered(now)
-        in_transactions = self.watch.in_transactions()
-        self.report(PlannerReport(dict(self.ends), dict(self.began), in_transactions, self.clock_ms()))
+        waits_for = self.whole.waits_for if self.whole else ""
+        waiting = self.watch.in_transactions()
+        self.report(PlannerReport(dict(self.ends), dict(self.began), waiting, waits_for, self.clock_ms()))
 
     def _hold_back(self, whole: WholeTransactions, read: Mapping[TopicPartition, int]) -> None:
         """Let logs end before the first of the source's transactions that has not ended."""
@@ -312,7 +313,8 @@ class BatchPlanner:
                 # What a bounded batch leaves unread keeps its waiting time.
                 if end[tp] >= self.ends.get(tp, end[tp]):
                     self.first_seen.pop(tp, None)
-            self.position = Position(end, idle, {**self.position.leader_epochs, **self._epochs_of(end)})
+            last = self.whole.last if self.whole else NO_TRANSACTION
+            self.position = Position(end, idle, {**self.position.leader_epochs, **self._epochs_of(end)}, last)
         elif len(idle) == len(offsets) and idle != self.position.idle:
             log.info("all partitions are idle: a tick moves the watermark")
             self.position = replace(self.position, idle=idle)

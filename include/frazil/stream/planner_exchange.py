@@ -22,6 +22,8 @@ class PlannerReport:
     """The first offsets of partitions that appeared while the writer ran and are in no marker yet."""
     in_transactions: Mapping[TopicPartition, int] = field(default_factory=dict)
     """How many offsets wait for transactions to end, for partitions with any."""
+    transaction: str = ""
+    """What the offsets wait for, of a captured database; empty if they wait for Kafka's transactions."""
     observed_at_ms: int = 0
     """Milliseconds since the epoch. The ends may be old: nobody asks the planner while a batch runs."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from frazil.commit.marker import Marker
+from frazil.commit.marker import NO_TRANSACTION, LastTransaction, Marker
 from frazil.offsets.spans import TopicPartition
 
 
@@ -17,7 +17,9 @@ class Position:
     idle: frozenset[TopicPartition] = frozenset()
     leader_epochs: Mapping[TopicPartition, int] = field(default_factory=dict)
     """The epochs of the leaders that had those offsets, if known."""
+    transaction: LastTransaction = NO_TRANSACTION
+    """The last one before those offsets, if the stream reads whole transactions."""
 
     @classmethod
     def of(cls, marker: Marker) -> Position:
-        return cls(marker.offsets, marker.idle, marker.leader_epochs)
+        return cls(marker.offsets, marker.idle, marker.leader_epochs, marker.transaction)

@@ -274,7 +274,8 @@ class Reporter:
         # An outage is told as such; after it the history begins again.
         stall = self._watch.judge(sample) if state.outage is None else state.stall
         with self._lock:
-            self._state = dataclasses.replace(self._state, lag=lag, stall=stall)
+            waiting = sum(sample.in_transactions.values())
+            self._state = dataclasses.replace(self._state, lag=lag, in_transactions=waiting, stall=stall)
             if lag and not state.lag and state.phase is Phase.WAITING:
                 # Until now it had nothing to do, and that is no time without progress.
                 advanced_ms = max(self._state.advanced_at_ms, sample.at_ms)
@@ -290,7 +291,8 @@ class Reporter:
             return
         self._measured_ms, state, lag = sample.at_ms, self._state, sum(sample.unread.values())
         since_ms = sample.at_ms - (state.last_commit_at_ms or self._began_ms)
-        self._emit(LagMeasured(lag, sample.unread, max(since_ms, 0) if lag else 0, state.backpressure_ms))
+        freshness_ms = max(since_ms, 0) if lag or state.in_transactions else 0
+        self._emit(LagMeasured(lag, sample.unread, freshness_ms, state.backpressure_ms, state.in_transactions))
 
     def _write(self) -> None:
         with self._lock:
@@ -315,6 +317,7 @@ def _sample(state: Heartbeat, marker: Marker, report: PlannerReport | None, *, a
         offsets=marker.offsets,
         unread=report.unread(marker.offsets) if report else {},
         in_transactions=report.in_transactions if report else {},
+        transaction=report.transaction if report else "",
         planned_at_ms=report.observed_at_ms if report else None,
         batch=_current_batch(state, marker),
         batch_records=state.batch_records,

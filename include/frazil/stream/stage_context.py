@@ -18,9 +18,9 @@ from frazil.ingest.contract import ChangeRules, StageContext
 from frazil.merge.contract import MergeRules
 from frazil.partitions.windows import Grain
 from frazil.spec.coordinates import COORDINATES, LINE
-from frazil.spec.formats import carried_format
+from frazil.spec.formats import POSITION, carried_format, envelope_of
 from frazil.spec.model import StreamSpec
-from frazil.spec.upsert import Delete
+from frazil.spec.upsert import Delete, key_fields
 from frazil.table.catalogs import catalog_errors
 from frazil.table.renamed import aliases, current_name, former_columns
 from frazil.table.tables import check_stageable
@@ -84,16 +84,18 @@ def change_rules(spec: StreamSpec, table: Schema, other_names: Mapping[str, int]
         delete_column=None if delete.column is None else called(delete.column),
         delete_values=delete.values,
         tombstones=delete.tombstones,
+        key_fields=tuple(map(called, key_fields(spec))),
     )
 
 
 def merge_rules(spec: StreamSpec, table: Table) -> MergeRules:
     """How changes of the stream are merged into the table as it is now, or which of its rows repeat others."""
     schema, other_names = table.schema(), aliases(table.schema(), former_columns(table.properties))
-    called = partial(_called, schema, other_names)
+    called, envelope = partial(_called, schema, other_names), envelope_of(spec.source.format)
     return MergeRules(
         key=tuple(map(called, spec.dedupe.key if spec.dedupe else spec.key)),
         order_by=None if spec.order_by is None else called(spec.order_by),
+        by_position=envelope is not None and envelope.metadata.get(spec.order_by or "") == POSITION,
         ignored=tuple(COORDINATES) if spec.coordinates else (),
         how=spec.merge,
         event_time=called(spec.event_time.column),

@@ -6,13 +6,15 @@ reported within three commit intervals, or 20 s if these are shorter. The first 
 
   1. the writer waits, and its planner has not heard from Kafka for three intervals: what is unread is unknown;
   2. the unread records of a topic-partition have made no progress towards a commit for three intervals;
-  3. commits advance the offsets, but the watermark has stayed for three intervals.
+  3. offsets of a topic-partition wait for a transaction, and its readable part has ended at the same one for three
+     intervals;
+  4. commits advance the offsets, but the watermark has stayed for three intervals.
 
 No stall: a topic with nothing unread; a backlog whose committed offsets advance, however far behind; a batch longer
 than three intervals whose records or phase advance. That credit is given only to the *first* batch over the same
 offsets: a batch that is lost and read again brings no record nearer to the table.
 
-Rule 3 needs two commits that left the watermark where it was, so that one late record in a quiet topic is no stall.
+Rule 4 needs two commits that left the watermark where it was, so that one late record in a quiet topic is no stall.
 It reports a topic-partition without records although `watermark.idle-timeout` will release it: that may take a day,
 and the sentence says so. It also reports event times that are all equal, because nothing downstream can begin before
 they move.
@@ -36,6 +38,7 @@ def find_stall(history: History, sample: Sample, *, limits: Limits, stream: str)
     return (
         _planner_silent(history, sample, limits=limits, stream=stream)
         or _offsets_stand(history, sample, limits=limits, stream=stream)
+        or _transaction_open(history, sample, limits=limits)
         or _watermark_stands(history, sample, limits=limits)
     )
 
@@ -105,6 +108,24 @@ def _restart(stream: str) -> str:
     return f"{how} starts again at the table's position without losing anything"
 
 
+def _transaction_open(history: History, sample: Sample, *, limits: Limits) -> Stall | None:
+    """The topic-partition whose offsets have waited longest for a transaction to end."""
+    tp = min(sample.in_transactions, key=lambda tp: (history.open_since[tp][1], tp), default=None)
+    if tp is None or sample.at_ms - (since_ms := history.open_since[tp][1]) < limits.still_ms:
+        return None
+    do = sample.transaction or (
+        "find the producer whose transaction stays open (`kafka-transactions.sh find-hanging`): it must commit or abort"
+    )
+    waiting = counted(sample.in_transactions[tp], "offset")
+    return Stall(
+        StallKind.TRANSACTION,
+        since_ms,
+        _name(tp),
+        f"{_name(tp)} waits for a transaction to end: {waiting} behind offset {history.open_since[tp][0]} cannot be "
+        f"read since {_since(since_ms, sample)}: {do}",
+    )
+
+
 def _watermark_stands(history: History, sample: Sample, *, limits: Limits) -> Stall | None:
     """Of the partitions that are not idle, the one without an event time, or whose newest is the smallest."""
     since_ms, times = history.watermark_since_ms, sample.max_event_times_us
@@ -131,10 +152,6 @@ def _no_event_time(tp: TopicPartition, history: History, sample: Sample, *, limi
     """Why a topic-partition brings no newer event time, and what to do."""
     time_us = sample.max_event_times_us.get(tp)
     newest = "no event time is known there" if time_us is None else f"the newest event time there is {_event(time_us)}"
-    if waiting := sample.in_transactions.get(tp):
-        do = "Find the producer whose transaction stays open (`kafka-transactions.sh find-hanging`)"
-        offsets, wait = counted(waiting, "offset"), "waits" if waiting == 1 else "wait"
-        return f"{offsets} there {wait} for a transaction to end, and {newest}", do
     is_empty = time_us is None and sample.offsets[tp] == 0  # its first commit, at 0, brought no record
     if history.moved_at_ms.get(tp, 0) > history.watermark_since_ms and not is_empty:
         do = "Check the event times that its producers set, and the dead letters, which have none"

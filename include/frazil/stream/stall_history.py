@@ -74,6 +74,8 @@ class Sample:
     """The records beyond the committed offsets at the planner's last report, for partitions with any."""
     in_transactions: Mapping[TopicPartition, int] = field(default_factory=dict)
     """How many offsets wait for transactions to end, for partitions with any."""
+    transaction: str = ""
+    """As `PlannerReport.transaction`."""
     planned_at_ms: int | None = None
     """When the planner last heard from Kafka; None if it has not since this planner began."""
     batch: BatchName | None = None
@@ -112,6 +114,8 @@ class History:
     """Since when nothing is unread and no offset has moved."""
     moved_at_ms: Mapping[TopicPartition, int] = field(default_factory=dict)
     waits: Mapping[TopicPartition, Wait] = field(default_factory=dict)
+    open_since: Mapping[TopicPartition, tuple[int, int]] = field(default_factory=dict)
+    """Where the readable part of a topic-partition ends before open transactions, and since when it does."""
 
 
 def remember(before: History | None, sample: Sample, *, limits: Limits) -> History:
@@ -136,6 +140,7 @@ def remember(before: History | None, sample: Sample, *, limits: Limits) -> Histo
         read_up_since_ms=read_up_since_ms,
         moved_at_ms={**before.moved_at_ms, **dict.fromkeys(moved, sample.at_ms)},
         waits={tp: _wait(before.waits.get(tp), tp, sample) for tp in sample.unread},
+        open_since={tp: _open_since(before.open_since.get(tp), tp, sample) for tp in sample.in_transactions},
     )
 
 
@@ -148,6 +153,11 @@ def _read_up_since_ms(before: History, sample: Sample, *, moved: bool) -> int | 
     if sample.unread:
         return None
     return sample.at_ms if moved or before.read_up_since_ms is None else before.read_up_since_ms
+
+
+def _open_since(before: tuple[int, int] | None, tp: TopicPartition, sample: Sample) -> tuple[int, int]:
+    end = sample.offsets.get(tp, 0) + sample.unread.get(tp, 0)
+    return before if before is not None and before[0] == end else (end, sample.at_ms)
 
 
 def _wait(before: Wait | None, tp: TopicPartition, sample: Sample) -> Wait:

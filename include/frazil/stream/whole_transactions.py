@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
+from frazil.commit.marker import NO_TRANSACTION, LastTransaction
 from frazil.errors import OffsetGap, SpecError, TopicMissing
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.contract import OffsetRange
@@ -25,7 +26,7 @@ from frazil.offsets.spans import TopicPartition
 from frazil.spec.formats import AvroFormat, JsonFormat, envelope_of
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import resolve_all
-from frazil.stream.boundaries import Boundaries, Place
+from frazil.stream.boundaries import Boundaries
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +37,8 @@ SLICE = 20_000
 CLOCKS = timedelta(minutes=10)
 """A transaction's end comes after its events, but the clock of who writes both may step back by so much."""
 LOOK_BACK = 1_000
-"""So many offsets before the position a new writer looks for the last transaction."""
+"""Offsets before the position in which a new writer looks for the last transaction, if the marker does not tell it: it
+is of an earlier version, or the stream was reset."""
 WARN_S = 60.0
 """After so long, and then as often, people are told of a transaction that does not end."""
 
@@ -61,6 +63,10 @@ class WholeTransactions:
     max_records: int
     """So far it looks ahead, and further only within one transaction."""
     clock: Callable[[], float] = time.monotonic
+    began: LastTransaction = NO_TRANSACTION
+    """The last transaction before the writer's first position, if the marker tells it."""
+    waits_for: str = ""
+    """What the records wait for that are held back, in words; empty if none are."""
     stuck: bool = False
     """Whether all was read, and a transaction surely has not ended."""
     _waits: bool = False
@@ -86,6 +92,11 @@ class WholeTransactions:
         while more:
             more = self._heard()
 
+    @property
+    def last(self) -> LastTransaction:
+        """The last transaction before `at`."""
+        return self._log.newest if self._log else NO_TRANSACTION
+
     def follow(self, tp: TopicPartition, start: int, end: int) -> int:
         """Up to where the partition, which is read up to `start` and ends at `end`, may be read.
 
@@ -93,7 +104,8 @@ class WholeTransactions:
         Kafka raises, and SpecError if the topic has events of several tables.
         """
         if self._log is None:
-            self._log, self._scanned = Boundaries(start, self._newest_before(tp, start)), start
+            known = self.began if self.began.id else self._newest_before(tp, start)
+            self._log, self._scanned = Boundaries(start, known), start
         goal = start + self.max_records
         while True:
             self._scan(tp, min(end, max(goal, self._scanned), self._scanned + STEP))
@@ -105,6 +117,7 @@ class WholeTransactions:
                 goal = self._scanned + self.max_records
         held_back = all_read and self._log.at < end
         self.stuck, self._waits = held_back and self._waits, held_back
+        self.waits_for = self._words(open_one) if held_back else ""
         self._warn(tp, open_one)
         return self._log.at if all_read else end
 
@@ -131,17 +144,17 @@ class WholeTransactions:
                         "connector have provide.transaction.metadata=true",
                         tp[0],
                     )
-                self._log.add(one.transaction, one.order, one.place, offset + 1)
+                self._log.add(one.transaction, one.order, one.position, offset + 1, unreadable=one.unreadable)
                 self._scanned = offset + 1
         self._log.passed(end)
         self._scanned = end
 
-    def _newest_before(self, tp: TopicPartition, start: int) -> tuple[str, Place | None]:
-        """The last transaction that was read: what the connector sends again is known by it."""
-        found: tuple[str, Place | None] = ("", None)
+    def _newest_before(self, tp: TopicPartition, start: int) -> LastTransaction:
+        """The last transaction that was read, of a stream whose marker does not tell it."""
+        found = NO_TRANSACTION
         for _, said in self.topics.events(tp, max(0, start - LOOK_BACK), start):
             for one in said:
-                found = (one.transaction, one.place) if one.transaction else found
+                found = LastTransaction(one.transaction, one.position) if one.transaction else found
         return found
 
     def _know(self, tp: TopicPartition, one: Said, written_ms: int) -> None:
@@ -174,10 +187,21 @@ class WholeTransactions:
         elif open_one and now - self._warned >= WARN_S:
             self._warned = now
             log.warning(
-                "transaction %s in topic %s has not ended for %.0f s: what lies behind offset %d is not published "
-                "before topic %s tells its end. Does the connector run, with provide.transaction.metadata=true?",
-                *(open_one, tp[0], now - self._open[1], self.at, self.topic),
+                "topic %s: what lies behind offset %d is not published since %.0f s: %s",
+                *(tp[0], self.at, now - self._open[1], self._words(open_one)),
             )
+
+    def _words(self, open_one: str) -> str:
+        """What is waited for, and what to do."""
+        if self._log is not None and self._log.is_behind:
+            return (
+                f"the connector sends again what was read before, and has not come to transaction {open_one} again. "
+                "Check that the connector runs"
+            )
+        return (
+            f"transaction {open_one} of the source has not ended by what topic {self.topic} says. Check that the "
+            "connector runs, with provide.transaction.metadata=true"
+        )
 
 
 @dataclass(slots=True)
@@ -191,6 +215,7 @@ class KafkaTopics:
     decoder: TransactionDecoder
     stream: str
     _next: dict[TopicPartition, int] = field(default_factory=dict)
+    _topic_ids: Mapping[str, str] = field(default_factory=dict)
 
     def events(self, tp: TopicPartition, start: int, end: int) -> Iterable[tuple[Chunk, list[Said]]]:
         first = max(start, self.kafka.earliest([tp])[tp])
@@ -199,9 +224,14 @@ class KafkaTopics:
 
     def ends(self, since_ms: int) -> tuple[list[Ended], bool]:
         try:
-            partitions = self.kafka.describe().partitions
+            topic = self.kafka.describe()
         except TopicMissing:  # it is made with the first transaction
             return [], False
+        partitions, topic_ids = topic.partitions, topic.identity.topic_ids
+        if self._topic_ids and topic_ids != self._topic_ids:
+            log.warning("topic %s was made again: it is read from its beginning", ", ".join(topic_ids))
+            self._next = dict(self.kafka.earliest(partitions))
+        self._topic_ids = topic_ids
         if new := [tp for tp in partitions if tp not in self._next]:
             self._next |= self.kafka.at(datetime.fromtimestamp(since_ms / 1000, UTC) - CLOCKS, new)
         stable = self.kafka.ends(partitions)
@@ -226,7 +256,9 @@ class KafkaTopics:
             yield from reader
 
 
-def whole_transactions(spec: StreamSpec, properties: Mapping[str, str]) -> WholeTransactions | None:
+def whole_transactions(
+    spec: StreamSpec, properties: Mapping[str, str], last: LastTransaction
+) -> WholeTransactions | None:
     """What a stream declares; None if it does not ask for whole transactions. `properties` may have references."""
     declared = spec.source.format
     envelope = envelope_of(declared)
@@ -236,4 +268,4 @@ def whole_transactions(spec: StreamSpec, properties: Mapping[str, str]) -> Whole
     resolved = resolve_all(properties, os.environ)
     kafka = KafkaOffsets(resolved, [envelope.transactions], stream=spec.name)
     topics = KafkaTopics(resolved, kafka, TransactionDecoder(declared), spec.name)
-    return WholeTransactions(topics, envelope.transactions, max_records=spec.max_records)
+    return WholeTransactions(topics, envelope.transactions, max_records=spec.max_records, began=last)

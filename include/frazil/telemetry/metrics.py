@@ -72,7 +72,12 @@ STAGE = _times("stage", "Time that staging a batch took: Kafka to Parquet.")
 COMMIT = _times("commit", "Time that the commit of a batch took, with its journal and its merge.")
 MERGE = _times("merge", "Time within a commit that the tasks of its merge took; only for upsert streams.")
 LAG = _gauge("lag.records", "{record}", "Records in Kafka that are not committed to the table.")
-FRESHNESS = _gauge("freshness", "s", "Time since the last commit while records wait; 0 if none do.")
+IN_TRANSACTIONS = _gauge(
+    "transactions.offsets",
+    "{offset}",
+    "Offsets in Kafka that wait for a transaction of Kafka's or the source's to end.",
+)
+FRESHNESS = _gauge("freshness", "s", "Time since the last commit while records wait, in transactions too; else 0.")
 BACKPRESSURE = _gauge(
     "backpressure", "s", "By how much the last batch took longer than the commit interval; 0 once nothing waits."
 )
@@ -80,7 +85,9 @@ INTERVAL = _gauge("commit_interval", "s", "The commit interval, as stretched by 
 LAST_COMMIT = _gauge("last_commit.timestamp", "s", "When this process last committed, in seconds since 1970.")
 WATERMARK = _gauge("watermark.timestamp", "s", "The stream's watermark, in seconds since 1970.")
 EPOCHS = _counter("epochs", "{epoch}", "Take-overs by this process; more than one means that it began anew.")
-STALLED = _gauge("stalled", "{stall}", "1 while the stream is stalled, by `kind`: offsets or watermark.", "kind")
+STALLED = _gauge(
+    "stalled", "{stall}", "1 while the stream is stalled, by `kind`: offsets, watermark or transaction.", "kind"
+)
 OUTAGE = _gauge("outage", "{outage}", "1 while a catalog, a storage or Kafka fails, or tables of the route lack rows.")
 OUTAGES = _counter("outages", "{outage}", "Outages that the writer met.")
 THROTTLED = _gauge("throttled", "{stream}", "1 while the table's metadata grows faster than maintenance shrinks it.")
@@ -109,6 +116,7 @@ METRICS: tuple[Metric, ...] = (
     COMMIT,
     MERGE,
     LAG,
+    IN_TRANSACTIONS,
     FRESHNESS,
     BACKPRESSURE,
     INTERVAL,

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from frazil.host.heartbeat import StallKind
 from frazil.telemetry.metrics import BOUNDS_S, METRICS, Metric, Sort
 
 _INTRODUCTION = """\
@@ -26,7 +27,7 @@ def render() -> str:
     times = [metric for metric in METRICS if metric.sort is Sort.HISTOGRAM]
     others = [metric for metric in METRICS if metric.sort is not Sort.HISTOGRAM and not metric.by_partition]
     buckets = len(times) * (len(BOUNDS_S) + 1)
-    series = buckets + 2 * len(times) + len(others) + 1  # a stall has two kinds
+    series = buckets + 2 * len(times) + len(others) + len(StallKind) - 1
     rows = ["| Prometheus | OpenTelemetry | kind | unit | meaning |", "|---|---|---|---|---|", *map(_row, METRICS)]
     bounds = ", ".join(f"{bound:g}" for bound in BOUNDS_S)
     end = f"The buckets of times end at {bounds} seconds."

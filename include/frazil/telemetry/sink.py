@@ -113,6 +113,7 @@ class StreamMetrics:
     def _lag(self, measured: LagMeasured) -> None:
         set_, of = self._meters.set, self._labels
         set_(m.LAG, of, measured.lag)
+        set_(m.IN_TRANSACTIONS, of, measured.in_transactions)
         set_(m.FRESHNESS, of, measured.freshness_ms / 1000)
         set_(m.BACKPRESSURE, of, measured.backpressure_ms / 1000)
         if self._partitions:

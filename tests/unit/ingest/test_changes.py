@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import io
+import json
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import fastavro
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -19,6 +23,7 @@ from frazil.ingest.stage import stage
 from frazil.spec.formats import plain_format
 from frazil.spec.model import StreamSpec
 from frazil.stream.stage_context import change_rules
+from tests.made_registry import made_registry
 from tests.unit.ingest.test_stage import RANGE_START, Record, World, rows
 
 ORDERS = {
@@ -87,6 +92,77 @@ def test_each_record_is_a_change_or_a_dead_letter(world: World) -> None:
     assert letters[5] == "at: required, and missing or null"
     (progress,) = result.progress
     assert (progress.records, progress.rejected) == (3, 4)
+
+
+BY_FIELDS = {
+    **ORDERS,
+    "source": {"bootstrap-servers": "x:1", "topics": "t", "format": "json"},
+    "schema": {
+        "id": "long not null",
+        "day": {"type": "timestamptz", "required": True, "unit": "ms"},
+        "price": "int not null",
+    },
+    "event-time": "kafka_timestamp",
+    "partition-by": ["bucket(4, id)"],
+    "key": ["id", "day"],
+    "delete": "tombstones",
+}
+DAY = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def test_a_tombstone_deletes_the_row_whose_key_has_the_fields_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path, StreamSpec.model_validate(BY_FIELDS), monkeypatch)
+    records = [
+        Record(b'{"id": 1, "day": 1767225600000, "price": 1}', b"whatever"),
+        Record(None, b'{"id": 2, "day": 1767225600000}'),
+        Record(None, b'{"day": 1767225600000, "more": {}, "id": 3}'),
+        Record(None, b'{"schema": {"type": "struct"}, "payload": {"id": 4, "day": 1767225600000}}'),
+        Record(None, b'{"id": 5}'),
+        Record(None, b'{"id": "x", "day": 1767225600000}'),
+        Record(None, b"6"),
+        Record(None, None),
+        Record(b"{", b'{"id": 8, "day": 1767225600000}'),
+    ]
+    result = world.stage(records, context(world))
+    found = changes(result)
+    assert {offset: (row["id"], row["day"], row[CHANGE], row["price"]) for offset, row in found.items()} == {
+        0: (1, DAY, UPSERT, 1),
+        **{n: (n + 1, DAY, DELETE, None) for n in (1, 2, 3)},
+    }
+    letters = {offset - RANGE_START: row["error"] for offset, row in rows(result, "dead-letters").items()}
+    assert sorted(letters) == [4, 5, 6, 7, 8]
+    assert letters[4] == "the record's key: day: required, and missing or null"
+    assert letters[5].startswith("the record's key: id: ")
+    assert letters[7] == "the record's key: id: required, and missing or null"
+    assert "key" not in letters[8]
+
+
+def test_keys_of_avro_have_a_schema_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def record(name: str, *fields: str) -> dict[str, Any]:
+        return {"type": "record", "name": name, "fields": [{"name": f, "type": "long"} for f in fields]}
+
+    def encoded(number: int, schema: dict[str, Any], **values: int) -> bytes:
+        out = io.BytesIO(b"\0" + number.to_bytes(4, "big"))
+        out.seek(5)
+        fastavro.schemaless_writer(out, fastavro.parse_schema(schema), values)
+        return out.getvalue()
+
+    key, value = record("Key", "id", "day"), record("Value", "id", "day", "price")
+    with made_registry() as registry:
+        for number, schema in ((1, key), (2, value)):
+            registry.answers[f"/schemas/ids/{number}"] = [(200, {"schema": json.dumps(schema)})]
+        of = {"type": "avro", "registry": {"url": registry.url}}
+        declared = {**BY_FIELDS, "source": {"bootstrap-servers": "x:1", "topics": "t", "format": of}}
+        spec = StreamSpec.model_validate(declared)
+        world = World(tmp_path, spec, monkeypatch)
+        records = [
+            Record(encoded(2, value, id=1, day=1767225600000, price=1), None),
+            Record(None, encoded(1, key, id=1, day=1767225600000)),
+        ]
+        result = world.stage(records, replace(context(world), format=plain_format(spec.value_format)))
+    assert [(r["id"], r["day"], r[CHANGE]) for r in changes(result).values()] == [(1, DAY, UPSERT), (1, DAY, DELETE)]
 
 
 def test_events_of_no_row_are_counted_and_trip_nothing(world: World) -> None:

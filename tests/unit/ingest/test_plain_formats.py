@@ -131,7 +131,7 @@ FIELDS_OF_TYPES = [
     (LongType(), b"1.5", "TypeMismatch"),
     (LongType(), b'"5"",""c1"":""6"', "TypeMismatch"),
     (LongType(), b"--5", "TypeMismatch"),
-    (LongType(), b"9223372036854775808", "TypeMismatch"),
+    (LongType(), b"9223372036854775808", "OutOfRange"),
     (DoubleType(), b"1e3", 1000.0),
     (DoubleType(), b"-Infinity", float("-inf")),
     (BooleanType(), b"True", True),

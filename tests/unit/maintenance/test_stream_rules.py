@@ -64,6 +64,7 @@ def state(**changes: Any) -> StreamState:
         ({"stall": STALL}, "stall", "the writer of stream s is stalled: s-3 holds the offsets back: see writer.log"),
         ({"waiting_batches": 4}, "waiting-batches", "4 batches of stream s"),
         ({"rejected": 51}, "dead-letters", "51 of the 1,000 records"),
+        ({"stale": 201}, "stale-changes", "201 of the 1,000 records that stream s committed within the last hour were"),
     ],
 )
 def test_each_rule_has_one_alert_with_its_numbers_and_a_way_out(changes: dict[str, Any], rule: str, says: str) -> None:
@@ -84,9 +85,10 @@ def test_each_rule_has_one_alert_with_its_numbers_and_a_way_out(changes: dict[st
         {"alive": False, "ended_at_ms": NOW_MS + 4 * MINUTE_MS},
         {"fruitless": 3},
         {"waiting_batches": None},
-        {"records": 99, "rejected": 99},
+        {"records": 99, "rejected": 99, "stale": 99},
         {"records": 0},
         {"rejected": 50},
+        {"stale": 200},
     ],
 )
 def test_what_is_well_wanted_so_or_unknown_is_no_alert(changes: dict[str, Any]) -> None:

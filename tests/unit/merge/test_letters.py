@@ -60,7 +60,7 @@ class Stream:
 
 
 def record(offset: int, **more: Any) -> Row:
-    """One whose price no other record has, so that none leaves a row as it was."""
+    """One whose price no other record has, unless it is told."""
     at = BEGAN + timedelta(seconds=offset)
     return {"id": 0, "version": 1, "price": offset, "kafka_offset": offset, "kafka_timestamp": at, **more}
 
@@ -76,7 +76,8 @@ RECORDS = st.lists(
             "version": st.none() | st.integers(0, 3),
             CHANGE: st.sampled_from([UPSERT, UPSERT, DELETE]),
             "replayed": st.sampled_from([None, None, 0, 1, 2]),
-        }
+        },
+        optional={"price": st.just(7)},  # so that a record may leave its row as it was
     ),
     min_size=1,
     max_size=10,
@@ -155,6 +156,34 @@ def test_a_delete_counts_at_its_own_time_also_beside_a_later_letter_of_its_parti
         for letters in replays:
             stream.replay(letters)
         assert stream.rows() == {0: (5, 20)}
+
+
+@pytest.mark.parametrize("order_by", ["version", None])
+@pytest.mark.parametrize("letter", [{CHANGE: DELETE}, {"price": 2}], ids=["a delete", "an older value"])
+@pytest.mark.parametrize("together", [True, False], ids=["in one batch", "in a batch each"])
+def test_a_letter_is_older_than_a_record_that_left_its_row_as_it_was(
+    tmp_path: Path, order_by: str | None, letter: dict[str, Any], *, together: bool
+) -> None:
+    stream = Stream(tmp_path, order_by)
+    stream.write([record(10, price=1)])
+    for batch in [[record(40, price=1), record(50, price=1)]] if together else [[record(n, price=1)] for n in (40, 50)]:
+        stream.write(batch)
+    stream.replay([record(30, **letter)])
+    assert stream.rows() == {0: (1, 1)}
+
+
+def test_a_record_that_leaves_its_row_as_it_was_changes_no_window_and_counts_as_unchanged(tmp_path: Path) -> None:
+    stream = Stream(tmp_path, None)
+    stream.table.rules = rules = dataclasses.replace(stream.table.rules, event_time="at", window_us=3_600_000_000)
+    stream.table = MadeTable(tmp_path, Schema(*SCHEMA.fields, NestedField(8, "at", TimestamptzType())), rules)
+    for offset, rewritten in ((1, 1), (2, 1), (3, 0)):
+        stream.table.rules = dataclasses.replace(rules, traced=rewritten == 1)
+        counts = stream.table.merge(stream.table.stage([record(offset, price=1, at=BEGAN)]))
+        assert (counts.inserted, counts.unchanged, counts.updated) == (offset == 1, offset > 1, 0)
+        assert [result.windows for result in stream.table.last if result.windows] == (
+            [{int(BEGAN.timestamp()) * 1_000_000: 1}] if offset == 1 else []
+        )
+    assert [row["kafka_offset"] for row in stream.table.rows()] == [2]
 
 
 def place(offset: int | None, partition: int | None = 0) -> dict[str, Any]:

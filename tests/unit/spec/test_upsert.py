@@ -49,6 +49,7 @@ def found(**extra: object) -> dict[str, str]:
         {"key": ["id"], "delete": {"column": "op", "values": ["d", "D"]}},
         {"key": ["id"], "delete": {"column": "gone", "values": [True]}},
         {"key": ["ref"], "delete": "tombstones"},
+        {"key": ["id", "ref"], "delete": "tombstones"},
         {"key": ["ref"], "delete": {"tombstones": True, "column": "op", "values": ["d"]}},
     ],
 )
@@ -77,7 +78,11 @@ def test_a_sound_upsert(declared: dict[str, object]) -> None:
             "is no value of the column op",
         ),
         ({"key": "id", "delete": {"column": "gone", "values": [1]}}, "delete.values.0", "which is boolean"),
-        ({"key": "id", "delete": "tombstones"}, "delete.tombstones", "needs the key of records as the one key column"),
+        (
+            {"key": "id", "delete": "tombstones", "source": {**ORDERS["source"], "format": "csv"}},
+            "delete.tombstones",
+            "needs the key of records",
+        ),
         ({"key": "id", "distribution": "hash"}, "distribution", "is of no use"),
         ({"key": "id", "commit": {"align": "watermark"}, "partition_by": ["day(at)"]}, "commit.align", "holds rows"),
     ],

@@ -5,15 +5,27 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frazil.stream.boundaries import MOST_ENDS, Boundaries
+from frazil.commit.marker import LastTransaction
+from frazil.stream.boundaries import MAX_ENDS, Boundaries
 
 Event = tuple[str, int]
 
 
-def after(events: list[Event], counts: dict[str, int], *, whole: bool = True) -> tuple[int, str]:
+UNREADABLE = ("", -1)
+
+
+def place(position: int, second: int = 0) -> str:
+    return f"{position:020}@{second:013}"
+
+
+def after(
+    events: list[Event], counts: dict[str, int], *, whole: bool = True, places: dict[str, str] | None = None
+) -> tuple[int, str]:
     log = Boundaries(0)
-    for offset, (transaction, order) in enumerate(events):
-        log.add(transaction, order, ("", ord(transaction)) if transaction else None, offset + 1)
+    for offset, event in enumerate(events):
+        transaction, order = event
+        position = (places or {}).get(transaction, place(ord(transaction)) if transaction else None)
+        log.add(transaction, order, position, offset + 1, unreadable=event == UNREADABLE)
     for transaction, count in counts.items():
         log.ended(transaction, count)
     log.passed(len(events))
@@ -23,10 +35,36 @@ def after(events: list[Event], counts: dict[str, int], *, whole: bool = True) ->
 
 def test_a_transaction_is_whole_with_the_event_that_its_end_counts() -> None:
     events = [("a", 1), ("a", 2), ("b", 1)]
-    assert after(events, {}) == (0, "a")
+    assert after(events[:2], {}) == (0, "a")
+    assert after(events[:1], {"a": 2}) == (0, "a")
     assert after(events, {"a": 2}) == (2, "b")
     assert after(events, {"a": 2, "b": 2}) == (2, "b")
     assert after(events, {"a": 2, "b": 1}) == (3, "")
+
+
+def test_a_transaction_that_a_later_one_follows_has_no_more_events_that_can_be_read() -> None:
+    for counts in ({}, {"a": 3}):  # its end cannot be read, or an event of it
+        assert after([("a", 1), ("b", 1)], counts) == (1, "b")
+        assert after([("a", 1), ("b", 1)], {**counts, "b": 1}) == (2, "")
+        assert after([("a", 1), ("b", 1)], {**counts, "b": 1}, places={"a": place(5), "b": place(5)})[0] == 0
+    assert after([("a", 1), UNREADABLE, ("b", 1)], {"a": 2, "b": 1}) == (3, "")
+
+
+def test_a_record_that_cannot_be_read_may_be_the_last_of_its_transaction() -> None:
+    assert after([("a", 1), UNREADABLE], {}) == (0, "a")
+    assert after([("a", 1), UNREADABLE], {"a": 2}) == (2, "")
+    assert after([("a", 1), UNREADABLE], {"a": 3}) == (0, "a")
+    assert after([("a", 1), UNREADABLE, ("a", 2)], {"a": 3}) == (0, "a")
+    assert after([UNREADABLE, UNREADABLE], {}) == (2, "")
+
+
+def test_a_log_that_began_anew_waits_for_nothing_of_the_one_before_it() -> None:
+    places = {"a": place(900, 1), "b": place(950, 2), "c": place(4, 3), "d": place(9, 4)}
+    log = [("a", 1), ("b", 1), ("c", 1), ("d", 1)]
+    assert after(log, dict.fromkeys("abcd", 1), places=places) == (4, "")
+    assert after(log, {**dict.fromkeys("acd", 1), "b": 2}, places=places) == (4, "")
+    again = [*log, ("c", 1)]
+    assert after(again, dict.fromkeys("abcd", 1), places=places) == (4, "d")
 
 
 def test_what_is_of_no_transaction_ends_none() -> None:
@@ -53,11 +91,11 @@ def test_the_last_transaction_waits_while_more_follows() -> None:
 
 
 def test_what_was_read_before_is_known_by_its_place() -> None:
-    log = Boundaries(7, ("c", ("", 5)))
-    log.add("b", 1, ("", 4), 8)
+    log = Boundaries(7, LastTransaction("c", place(5)))
+    log.add("b", 1, place(4), 8)
     log.ended("b", 1)
-    assert (log.settle(whole=True), log.at) == ("c", 7)
-    log.add("c", 1, ("", 3), 9)  # the connector may know less of what came before it
+    assert (log.settle(whole=True), log.at, log.is_behind) == ("c", 7, True)
+    log.add("c", 1, place(3), 9)  # the connector may know less of what came before it
     log.ended("c", 1)
     assert (log.settle(whole=True), log.at) == ("", 9)
 
@@ -74,11 +112,11 @@ def test_gaps_behind_the_last_record_belong_to_it() -> None:
 
 def test_ends_are_not_remembered_for_ever() -> None:
     log = Boundaries(0)
-    for number in range(MOST_ENDS + 2):
+    for number in range(MAX_ENDS + 2):
         log.ended(str(number), 1)
     log.add("0", 1, None, 1)
     assert log.settle(whole=True) == "0"
-    log.add(str(MOST_ENDS), 1, None, 2)
+    log.add(str(MAX_ENDS), 1, None, 2)
     assert log.settle(whole=True) == "0"
 
 
@@ -103,7 +141,7 @@ def test_what_lies_before_a_boundary_is_whole_and_at_the_end_all_is(
     for end in [*sorted(cut for cut in cuts if cut < len(sent)), len(sent)]:
         for offset in range(seen, end):
             transaction, order = sent[offset]
-            log.add(transaction, order, ("", int(transaction[1:])), offset + 1)
+            log.add(transaction, order, place(int(transaction[1:])), offset + 1)
         for transaction, count in counts.items():
             # Its end comes behind its events: what is known of the log has them all.
             if (transaction, count) in sent[:end]:

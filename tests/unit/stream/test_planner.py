@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from frazil.commit.marker import LastTransaction
 from frazil.errors import AccessDenied, KafkaUnavailable, OffsetGap, SpecError, TopicMissing, TopicRecreated
 from frazil.host.exchange import open_exchange
 from frazil.kafka.admin import Topics
@@ -626,6 +627,11 @@ class StandInWhole:
 
     def __init__(self, *ends: int) -> None:
         self.ends, self.at, self.stuck, self.heard = ends, 0, False, 0
+        self.waits_for = "transaction 5 of the source has not ended"
+
+    @property
+    def last(self) -> LastTransaction:
+        return LastTransaction("4", f"{self.at:020}")
 
     def listen(self) -> None:
         self.heard += 1
@@ -650,6 +656,8 @@ def test_a_batch_ends_where_a_transaction_of_the_source_does(world: World):
     assert world.after(120).offsets == {TP0: 7}
     assert world.reports[-1].ends == {TP0: 7}
     assert world.reports[-1].in_transactions == {TP0: 2}
+    assert world.reports[-1].transaction == "transaction 5 of the source has not ended"
+    assert world.planner.position.transaction == LastTransaction("4", f"{7:020}")
     assert world.planner.position.idle == frozenset()
     assert world.planner.is_held_back(TP0, 7)
     assert not world.planner.is_held_back(TP0, 4)

@@ -305,12 +305,42 @@ def commits_of_one_partition(writer: Writer, intervals: int) -> list[Stall]:
     return seen
 
 
-def test_a_transaction_that_stays_open_is_named_where_it_holds_the_watermark_back():
+def test_a_transaction_that_stays_open_is_named_also_where_other_partitions_go_on():
     writer = Writer(in_transactions={TP1: 40})
     writer.set(max_event_times_us={TP0: TIME_US, TP1: TIME_US - 1})
-    reason = commits_of_one_partition(writer, 4)[0].reason
-    assert "t-1 holds the watermark back" in reason
-    assert "40 offsets there wait for a transaction to end" in reason
+    stall = commits_of_one_partition(writer, 4)[0]
+    assert (stall.kind, stall.held_back_by, stall.since_ms) == (StallKind.TRANSACTION, "t-1", START)
+    assert "t-1 waits for a transaction to end: 40 offsets behind offset 200 cannot be read since" in stall.reason
+    assert "kafka-transactions.sh find-hanging" in stall.reason
+
+
+def test_a_transaction_that_stays_open_is_one_although_nothing_else_is_unread():
+    writer = Writer(in_transactions={TP0: 40})
+    assert writer.passes(STILL - PERIOD) == []
+    (stall,) = writer.passes(PERIOD)
+    assert (stall.kind, stall.since_ms) == (StallKind.TRANSACTION, START)
+    assert len(writer.passes(24 * 3600 * SECOND // 100)) == 24 * 3600 // 100
+    assert writer.stall.since_ms == START
+    writer.set(in_transactions={}, unread={TP0: 40})
+    assert writer.passes(PERIOD) == []
+    writer.commits(tp0=140)
+    assert writer.passes(10 * INTERVAL) == []
+
+
+def test_a_transaction_of_the_source_is_named_with_what_is_known_of_it():
+    writer = Writer(in_transactions={TP0: 7}, transaction="transaction 571 of the source has not ended")
+    (stall,) = [writer.passes(STILL)[-1]]
+    assert stall.kind is StallKind.TRANSACTION
+    assert "7 offsets behind offset 100" in stall.reason
+    assert "transaction 571 of the source has not ended" in stall.reason
+    assert "find-hanging" not in stall.reason
+
+
+def test_transactions_that_end_while_others_begin_are_none():
+    writer = Writer(in_transactions={TP0: 40})
+    for n in range(1, 20):
+        assert writer.passes(STILL - INTERVAL) == []
+        writer.commits(tp0=100 + 10 * n, watermark_us=TIME_US + n)
 
 
 def test_a_partition_that_never_had_a_record_is_reported_within_three_intervals():

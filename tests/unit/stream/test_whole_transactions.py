@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,10 @@ from frazil.ingest.formats.transactions import Ended, Said, TransactionDecoder
 from frazil.spec.formats import JsonFormat
 from frazil.spec.load import validate_stream
 from frazil.stream import whole_transactions
-from frazil.stream.whole_transactions import WARN_S, WholeTransactions
+from frazil.stream.whole_transactions import WARN_S, KafkaTopics, WholeTransactions
 
 TP = ("shop.public.orders", 0)
+END_TP = ("shop.transaction", 0)
 ORDERS = ("public.orders",)
 
 
@@ -148,7 +150,7 @@ def test_a_transaction_greater_than_a_batch_is_read_as_a_whole(topics: StandInTo
 
 def test_a_new_writer_knows_what_was_read_before_it(topics: StandInTopics) -> None:
     for number in (1, 2, 1, 2):
-        topics.log.append(Said(str(number), 1, ("", number), ORDERS))
+        topics.log.append(Said(str(number), 1, f"{number:020}", ORDERS))
         topics.end(str(number), 1)
     reader = Reader(topics)
     reader.start = 2
@@ -156,6 +158,59 @@ def test_a_new_writer_knows_what_was_read_before_it(topics: StandInTopics) -> No
     assert reader.settled() == 2
     topics.log = again
     assert reader.settled() == 4
+
+
+@pytest.mark.parametrize("between", [10, 5_000])
+def test_a_new_writer_knows_the_last_transaction_whatever_was_read_since(topics: StandInTopics, between: int) -> None:
+    """As rows of a snapshot; and retention may have taken the transaction itself."""
+    for number in (1, 2):
+        topics.log.append(Said(str(number), 1, f"{number:020}", ORDERS))
+        topics.end(str(number), 1)
+    topics.log += [Said()] * between
+    before, reader = Reader(topics, max_records=10_000), Reader(topics)
+    assert before.batch() == len(topics.log)
+    topics.heard = 0
+    reader.start, reader.whole.began = before.start, before.whole.last
+    topics.log.append(Said("1", 1, f"{1:020}", ORDERS))  # which the connector sends again, and 2 soon after
+    assert reader.settled() == reader.start
+    assert "has not come to transaction 2 again" in reader.whole.waits_for
+    topics.log.append(Said("2", 1, f"{2:020}", ORDERS))
+    assert reader.settled() == len(topics.log)
+    assert reader.whole.waits_for == ""
+
+
+class StandInKafka:
+    """Where the topic of transactions ends, and which one it is."""
+
+    def __init__(self) -> None:
+        self.id, self.end = "first", 0
+
+    def describe(self):
+        return SimpleNamespace(partitions=[END_TP], identity=SimpleNamespace(topic_ids={END_TP[0]: self.id}))
+
+    def ends(self, partitions):
+        return dict.fromkeys(partitions, self.end)
+
+    def earliest(self, partitions):
+        return dict.fromkeys(partitions, 0)
+
+    def at(self, _, partitions):
+        return dict.fromkeys(partitions, 0)
+
+
+def test_a_topic_of_transactions_that_was_made_again_is_read_from_its_beginning(
+    monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    kafka, read = StandInKafka(), []
+    monkeypatch.setattr(KafkaTopics, "_chunks", lambda _, ranges: read.append([(r.start, r.end) for r in ranges]) or [])
+    topics = KafkaTopics({}, kafka, TransactionDecoder(JsonFormat()), "orders")
+    kafka.end = 5
+    assert topics.ends(0) == ([], False)
+    assert topics.ends(0) == ([], False)
+    kafka.id, kafka.end = "second", 3
+    topics.ends(0)
+    assert read == [[(0, 5)], [], [(0, 3)]]
+    assert "topic shop.transaction was made again" in caplog.text
 
 
 def test_rows_of_a_snapshot_are_read_as_they_come(topics: StandInTopics) -> None:
@@ -181,7 +236,8 @@ def test_a_transaction_that_does_not_end_is_told_of(topics: StandInTopics, caplo
         reader.now += WARN_S
         reader.readable()
     assert len(caplog.records) == 3
-    assert "transaction b in topic shop.public.orders has not ended for 60 s: what lies behind offset 1" in caplog.text
+    assert "topic shop.public.orders: what lies behind offset 1 is not published since 60 s" in caplog.text
+    assert "transaction b of the source has not ended by what topic shop.transaction says" in caplog.text
 
 
 def test_transactions_that_come_and_go_are_none_that_does_not_end(topics: StandInTopics, caplog: Any) -> None:
@@ -216,6 +272,7 @@ def test_records_are_read_as_debezium_writes_them(*, wrapped: bool) -> None:
         "table": "orders",
         "lsn": 1,
         "sequence": '["24","25"]',
+        "ts_ms": 7,
     }
     mysql = {"connector": "mysql", "db": "shop", "table": "orders", "file": "b.1", "pos": 4}
     events = chunk(
@@ -233,12 +290,12 @@ def test_records_are_read_as_debezium_writes_them(*, wrapped: bool) -> None:
     )
     both = ("public.orders", "shop.public.orders")
     assert decoder.events(events) == [
-        Said("571", 2, ("", 24), both),
+        Said("571", 2, f"{24:020}@{7:013}", both),
         Said(),
-        Said("0e4d5dcd-a33b-11ea-80f1-02010a22a99e:10", 2, ("b.1", 4), ("shop.orders",)),
+        Said("0e4d5dcd-a33b-11ea-80f1-02010a22a99e:10", 2, f"b.1/{4:020}/{0:020}", ("shop.orders",)),
         Said(),
         Said(unmarked=True),
-        Said(),
+        Said(unreadable=True),
     ]
     each = [{"data_collection": "public.orders", "event_count": 2}, {"data_collection": "public.x", "event_count": 1}]
     ends = chunk(

@@ -35,6 +35,7 @@ from frazil.ingest.chunk import Chunk
 from frazil.ingest.decode import Decoded, Decoder, EventDecoder, Rejection
 from frazil.ingest.formats.unavailable import Unavailable, hides_null, true_where
 from frazil.ingest.sightings import WHOLE, SightingDecoder, Within
+from frazil.ingest.source_log import POSITIONS, positions
 from frazil.spec.formats import POSITION, Envelope
 
 MakeDecoder = Callable[[Schema, Mapping[int, str]], Decoder]
@@ -50,13 +51,6 @@ UNTOLD_TEXT = (
     "the placeholder for a value that the event does not tell, though the event makes the row: its primary key "
     "changed, and the log lacks this value. Let the source's table have replica identity full"
 )
-POSITIONS: Mapping[str, IcebergType] = {
-    "lsn": LongType(),
-    "file": StringType(),
-    "pos": LongType(),
-    "row": LongType(),
-}
-"""The fields of `source` that tell an event's place in the log of PostgreSQL, or of MySQL."""
 _SKIPPED = ("m",)
 """Messages that an application wrote to the log."""
 _STATES = ("c", "u", "r")
@@ -75,6 +69,7 @@ class EnvelopeDecoder:
         self._schema = schema_to_pyarrow(schema, include_field_ids=True)
         self._key = [[field.name] for field in schema.fields if field.required]  # each with its other names
         self._columns = [field for field in schema.fields if field.name not in envelope.metadata]
+        self._positions = [column for column, path in envelope.metadata.items() if path == POSITION]
         self._unavailable = Unavailable(envelope.unavailable)
         self._hiding = {field.name: [field.name] for field in self._columns if hides_null(field.field_type)}
         self._ids = {field.name: field.field_id for field in schema.fields}
@@ -117,11 +112,12 @@ class EnvelopeDecoder:
         after = [_optional(field, self._arriving(field.field_type, own)) for field in self._columns]
         before = _moved([field for field in after if field.name in self._key_names], BEFORE_IDS)
         tree: dict[str, object] = {"op": (StringType(), own()), "source": {}}
+        for name, kind in POSITIONS.items() if self._positions else ():
+            _put(tree, ["source", name], (kind, own()))
         for column, path in self._envelope.metadata.items():
-            field = schema.find_field(column)
-            leaves = [(["source", name], (kind, own())) for name, kind in POSITIONS.items()]
-            for leaf, of in leaves if path == POSITION else [(path.split("."), (field.field_type, field.field_id))]:
-                _put(tree, leaf, of)
+            if path != POSITION:
+                field = schema.find_field(column)
+                _put(tree, path.split("."), (field.field_type, field.field_id))
         return [
             NestedField(own(), "after", StructType(*after), required=False),
             NestedField(own(), "before", StructType(*before), required=False),
@@ -163,6 +159,9 @@ class EnvelopeDecoder:
         for name, mask in untold.items():
             for row in np.flatnonzero(mask & made).tolist():
                 wrong.setdefault(row, (UNTOLD, f"after.{name}: {UNTOLD_TEXT}"))
+        for name in self._positions:  # the table's row keeps the one of its last change in the log
+            if (mask := true_where(columns[name].is_null()) & states).any():
+                untold[name] = mask
         kept = self._lists(untold, len(op))
         good = ~skipped
         good[list(wrong)] = False
@@ -302,11 +301,7 @@ class _Parts:
         return found
 
     def position(self) -> pa.Array:
-        """A text for each event that is greater for a later one: of an LSN, or of a binlog's file, place and row."""
-        lsn, file, pos, row = (self.at(["source", name]) for name in POSITIONS)
-        text = pa.string()
-        of_log = pc.binary_join_element_wise(file.cast(text), _padded(pos), _padded(pc.fill_null(row, 0)), "/")
-        return pc.if_else(lsn.is_valid(), _padded(lsn), of_log)
+        return positions(*(self.at(["source", name]) for name in POSITIONS))
 
 
 class _Ids:
@@ -360,10 +355,6 @@ def _timed(values: pa.Array, kind: IcebergType) -> pa.Array:
     if isinstance(kind, DateType):
         return values.cast(pa.int32()).cast(pa.date32())
     return values.cast(pa.time64("us")) if isinstance(kind, TimeType) else values
-
-
-def _padded(numbers: pa.Array) -> pa.Array:
-    return pc.utf8_lpad(numbers.cast(pa.string()), 20, "0")
 
 
 def _chosen(mask: NDArray[np.bool_], first: pa.Array, second: pa.Array) -> pa.Array:

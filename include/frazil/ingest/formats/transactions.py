@@ -12,32 +12,36 @@ import pyarrow.compute as pc
 from pyiceberg.schema import Schema
 from pyiceberg.types import ListType, LongType, NestedField, StringType, StructType
 
+from frazil.ingest.binary_column import NULL
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.decode import Decoder
 from frazil.ingest.formats import FORMATS
+from frazil.ingest.source_log import positions
 from frazil.spec.formats import AvroFormat, JsonFormat
 
 _OF_POSTGRES = re.compile(r"(\d+):\d+")
 """PostgreSQL's transaction and, behind the colon, the position of the single event."""
-_COMMIT_BEFORE = re.compile(r'\["(\d+)"')
+_COMMIT_BEFORE = r'^\["(?P<lsn>[0-9]{1,18})"'
 """In `source.sequence` of PostgreSQL, a JSON array as text."""
 _CHANGES = frozenset("cudt")
 
 
 class Said(NamedTuple):
-    """What a record says. A tombstone, a snapshot's row and what cannot be read say nothing."""
+    """What a record says. A tombstone and a snapshot's row say nothing."""
 
     transaction: str = ""
     """Empty if the record is of none."""
     order: int = 0
     """Of an event: which one of its transaction's events in this table it is, from 1."""
-    place: tuple[str, int] | None = None
-    """Of an event: where its transaction lies in the source's log, in a later one greater or equal. The place of the
-    commit before, of PostgreSQL, where places of single events mix; a binlog's file and place, of MySQL."""
+    position: str | None = None
+    """Of an event: where its transaction lies in the source's log (`frazil.ingest.source_log`). The position of the
+    commit before, of PostgreSQL, where those of single events mix; a binlog's file and place, of MySQL."""
     tables: tuple[str, ...] = ()
     """Of an event: the names by which an end may call its table."""
     unmarked: bool = False
     """Whether this is a change of a row that does not tell its transaction."""
+    unreadable: bool = False
+    """Whether it has a value that cannot be read."""
 
 
 class Ended(NamedTuple):
@@ -57,16 +61,16 @@ class TransactionDecoder:
 
     def events(self, chunk: Chunk) -> list[Said]:
         """Of each record, in their order."""
-        said = [Said()] * len(chunk)
+        said = [Said(unreadable=there) for there in (chunk.values.lengths != NULL).tolist()]
         for records, rows in self._forms(chunk):
-            of = [_inside(rows, "transaction", name) for name in ("id", "data_collection_order")]
-            source = [_inside(rows, "source", name) for name in ("sequence", "file", "pos", "db", "schema", "table")]
-            ops = rows["op"].to_pylist()
-            for i, op, transaction, order, *told in zip(records, ops, *of, *source, strict=True):
+            of = [_inside(rows, "transaction", name).to_pylist() for name in ("id", "data_collection_order")]
+            names = [_inside(rows, "source", name).to_pylist() for name in ("db", "schema", "table")]
+            ops, places = rows["op"].to_pylist(), _positions(rows).to_pylist()
+            for i, op, transaction, order, position, *name in zip(records, ops, *of, places, *names, strict=True):
                 if transaction is None or order is None:
                     said[i] = Said(unmarked=op in _CHANGES)
                 else:
-                    said[i] = Said(_known_as(transaction), order, _place(*told[:3]), _tables(*told[3:]))
+                    said[i] = Said(_known_as(transaction), order, position, _tables(*name))
         return said
 
     def ends(self, chunk: Chunk) -> list[Ended]:
@@ -92,9 +96,9 @@ def _of_payload(rows: pa.Table) -> pa.Table:
     return pa.table({field.name: pc.struct_field(payload, field.name) for field in payload.type})
 
 
-def _inside(rows: pa.Table, struct: str, name: str) -> list[Any]:
-    found: list[Any] = pc.struct_field(rows[struct], name).to_pylist()
-    return found
+def _inside(rows: pa.Table, struct: str, name: str) -> pa.Array:
+    found = pc.struct_field(rows[struct], name).combine_chunks()
+    return found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found
 
 
 @lru_cache(maxsize=4096)
@@ -103,11 +107,10 @@ def _known_as(transaction: str) -> str:
     return found[1] if found else transaction
 
 
-def _place(sequence: str | None, file: str | None, pos: int | None) -> tuple[str, int] | None:
-    if file is not None and pos is not None:
-        return file, pos
-    found = _COMMIT_BEFORE.match(sequence or "")
-    return None if found is None else ("", int(found[1]))
+def _positions(rows: pa.Table) -> pa.Array:
+    sequence, file, pos, time_ms = (_inside(rows, "source", name) for name in ("sequence", "file", "pos", "ts_ms"))
+    commit_before = pc.struct_field(pc.extract_regex(sequence, _COMMIT_BEFORE), "lsn").cast(pa.int64())
+    return positions(commit_before, file, pos, pa.nulls(len(pos), pa.int64()), time_ms)
 
 
 @lru_cache
@@ -132,8 +135,8 @@ def _fields(first: int) -> list[NestedField]:
     return [
         NestedField(first, "op", text, required=False),
         struct(first + 1, "transaction", id=text, data_collection_order=count),
-        struct(first + 5, "source", db=text, schema=text, table=text, sequence=text, file=text, pos=count),
-        NestedField(first + 15, "status", text, required=False),
-        NestedField(first + 16, "id", text, required=False),
+        struct(first + 5, "source", db=text, schema=text, table=text, sequence=text, file=text, pos=count, ts_ms=count),
+        NestedField(first + 16, "status", text, required=False),
+        NestedField(first + 17, "id", text, required=False),
         NestedField(first + 20, "data_collections", ListType(first + 30, element, False), required=False),
     ]

@@ -52,7 +52,8 @@ def _beyond(
                 if i in filled:
                     yield from _beyond(part, columns[filled[i]], (*path, filled[i]), inside | {id(written)})
                 else:
-                    yield (*path, names[0]), seen_type(part) if few_parts(part) else MIXED, ""
+                    seen = seen_type(part, inside | {id(written)}) if few_parts(part) else MIXED
+                    yield (*path, names[0]), seen, ""
         case "array", iceberg.ListType():
             yield from _beyond(written.parts[0], kind.element_type, (*path, "element"), inside)
         case "map", iceberg.MapType():
@@ -64,11 +65,14 @@ def _beyond(
             yield path, None, wider
 
 
-def seen_type(written: AvroType, inside: tuple[int, ...] = ()) -> Seen:  # noqa: PLR0911 - a table
-    """The type of a column for values of a written type; MIXED if a column can hold only some, or no values."""
+def seen_type(written: AvroType, inside: frozenset[int] = frozenset()) -> Seen:  # noqa: PLR0911 - a table
+    """The type of a column for values of a written type `inside` others, by their ids.
+
+    MIXED if a column can hold only some, or no values, and for a type that contains itself.
+    """
     if id(written) in inside or len(inside) > DEEPEST:
         return MIXED
-    within = (*inside, id(written))
+    within = inside | {id(written)}
     match written.kind:
         case "null":
             return None

@@ -21,14 +21,13 @@ from pyiceberg import types as iceberg
 from frazil.ingest.formats.json.keys import KeysGivenTwice
 from frazil.ingest.formats.json.text import Refused, malformed, may_be_special, stripped, without_specials
 from frazil.ingest.formats.json.types import Units, inner
-from frazil.ingest.formats.json.values import MISSING, Wrong, as_sent, leaf, named
+from frazil.ingest.formats.json.values import MISSING, OUT_OF_RANGE, TYPE_MISMATCH, Wrong, as_sent, leaf, named
 
 Row = list[Any]
 """One value per column, as `pyarrow.array` takes them."""
 Parsed = tuple[Any, ...]
 """One value per column, before the conversions that the parser cannot do."""
 
-TYPE_MISMATCH = "TypeMismatch"
 _INT = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
 _LONG = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 _HUGE = re.compile(rb"[eE]\+?30[0-9]")
@@ -129,8 +128,7 @@ class RecordReader:
         try:
             return self._row(text, special)
         except Wrong as wrong:
-            error_class = "MissingRequired" if wrong.text == MISSING else TYPE_MISMATCH
-            return Refused(error_class, f"{wrong.path}: {wrong.text}")
+            return Refused(wrong.error_class, f"{wrong.path}: {wrong.text}")
         except msgspec.ValidationError as error:
             return self._refused(text, str(error))
         except msgspec.DecodeError as error:
@@ -170,7 +168,7 @@ class RecordReader:
             return Refused(said.error_class, said.before)
         value = quoted(text, said.keys)
         if said.special and value in _SPECIAL:
-            return Refused(said.error_class, said.special + value)
+            return Refused(TYPE_MISMATCH, said.special + value)
         return Refused(said.error_class, said.before + (said.otherwise if value is None else value) + said.after)
 
     def _understood(self, message: str) -> _Said:
@@ -187,7 +185,7 @@ class RecordReader:
         what_for = f" ({unit or kind})" if kind.is_primitive and needed != f"a {kind}" else ""
         mismatch = f"{name}: {needed}{what_for} is needed, this is "
         if isinstance(kind, _NUMBERS) and ("out of range" in what or what.startswith("Expected `int` ")):
-            return _Said(TYPE_MISMATCH, f"{name}: ", keys, "the number", f" is too big for {unit or kind}", mismatch)
+            return _Said(OUT_OF_RANGE, f"{name}: ", keys, "the number", f" is too big for {unit or kind}", mismatch)
         got = _GOT.get(what.split("`")[-2] if "`" in what else "int", "an object")
         return _Said(TYPE_MISMATCH, mismatch, keys, got)
 

@@ -20,6 +20,7 @@ import msgspec
 from pyiceberg import types as iceberg
 
 MISSING = "required, and missing or null"
+TYPE_MISMATCH, OUT_OF_RANGE = "TypeMismatch", "OutOfRange"
 INT64 = range(-(2**63), 2**63)
 
 NOT_A_NUMBER = {b"1e9990001": math.nan, b"-1e9990001": math.nan, b"1e9990002": math.inf, b"-1e9990002": -math.inf}
@@ -40,12 +41,22 @@ _EPOCH = date(1970, 1, 1).toordinal()
 class Wrong(Exception):
     """What is wrong with a value; `path` leads to it from the value that is converted (empty: that value itself)."""
 
+    error_class = TYPE_MISMATCH
+
     def __init__(self, text: str, path: str = "") -> None:
         self.text, self.path = text, path
+        if text == MISSING:
+            self.error_class = "MissingRequired"
 
     def within(self, name: str) -> Wrong:
         self.path = f"{name}.{self.path}" if self.path else name
         return self
+
+
+class OutOfRange(Wrong):
+    """A number of the right kind that its column cannot hold."""
+
+    error_class = OUT_OF_RANGE
 
 
 def leaf(kind: iceberg.IcebergType, unit: str | None, *, raw_floats: bool) -> Callable[[Any], Any] | None:  # noqa: PLR0911 - a table
@@ -95,7 +106,7 @@ def raw_double(raw: msgspec.Raw) -> float:
     _require_number(text)
     value = float(text)
     if math.isinf(value):
-        raise Wrong(f"the number {text[:64].decode()} is too big for double")
+        raise OutOfRange(f"the number {text[:64].decode()} is too big for double")
     return value
 
 
@@ -104,7 +115,7 @@ def single(value: float) -> float:
     try:
         struct.pack("<f", value)
     except OverflowError:
-        raise Wrong(f"{value} is too big for float") from None
+        raise OutOfRange(f"{value} is too big for float") from None
     return value
 
 
@@ -160,7 +171,8 @@ def decimal(precision: int, scale: int) -> Callable[[Any], Decimal]:
             return Decimal(text.decode())
         sign, digits, power, text = _scientific(raw)
         if digits != b"0" and (power < -scale or len(digits) + power + scale > precision):
-            raise Wrong(f"{as_sent(text)} does not fit decimal({precision}, {scale})")
+            is_rounded = power < -scale or text in NOT_A_NUMBER
+            raise (Wrong if is_rounded else OutOfRange)(f"{as_sent(text)} does not fit decimal({precision}, {scale})")
         return Decimal(f"{sign.decode()}{digits.decode()}e{power}")
 
     return converted
@@ -183,7 +195,7 @@ def _seconds(raw: msgspec.Raw) -> int:
     if len(digits) + power > 20:
         if text in NOT_A_NUMBER:
             raise Wrong(f"a number (time in s) is needed, this is the number {as_sent(text)}")
-        raise Wrong(f"{text[:64].decode()} is too big for a time in s")
+        raise OutOfRange(f"{text[:64].decode()} is too big for a time in s")
     places = power + 6
     micros = int(digits) * 10**places if places >= 0 else int(digits[:places] or b"0")
     return _in_int64(-micros if sign == b"-" else micros, text.decode(), "s")
@@ -195,7 +207,7 @@ def _milliseconds(value: int) -> int:
 
 def _in_int64(micros: int, text: str, unit: str) -> int:
     if micros not in INT64:
-        raise Wrong(f"{text[:64]} is too big for a time in {unit}")
+        raise OutOfRange(f"{text[:64]} is too big for a time in {unit}")
     return micros
 
 

@@ -29,17 +29,21 @@ _MOST_PARTS = 10_000
 
 def beyond_message(written: Descriptor, struct: iceberg.StructType, *, widening: bool) -> Sightings:
     """What records of a message may have that a table lacks. The descriptor says it, whatever values they have."""
-    found = list(_beyond(written, struct, ()))
+    found = list(_beyond(written, struct, (), frozenset()))
     new = {path: seen for path, seen, _ in found if seen is not None}
     return Sightings(new, {path: kind for path, _, kind in found if kind} if widening else {})
 
 
-def _beyond(written: Descriptor, struct: iceberg.StructType, path: Path) -> Iterator[tuple[Path, Seen, str]]:
-    columns = {one.name: one.field_type for one in struct.fields}
+def _beyond(
+    written: Descriptor, struct: iceberg.StructType, path: Path, inside: frozenset[str]
+) -> Iterator[tuple[Path, Seen, str]]:
+    if written.full_name in inside:
+        return
+    columns, inside = {one.name: one.field_type for one in struct.fields}, inside | {written.full_name}
     for one in written.fields:
         here = (*path, one.name)
         if one.name not in columns:
-            yield here, seen_type(one), ""
+            yield here, seen_type(one, inside), ""
             continue
         kind, part = columns[one.name], one
         if one.is_repeated and isinstance(kind, iceberg.ListType):
@@ -48,16 +52,19 @@ def _beyond(written: Descriptor, struct: iceberg.StructType, path: Path) -> Iter
             kind, here = kind.value_type, (*here, "value")
             part = one.message_type.fields_by_name["value"]
         if part.message_type is not None and isinstance(kind, iceberg.StructType):
-            yield from _beyond(part.message_type, kind, here)
+            yield from _beyond(part.message_type, kind, here, inside)
         elif isinstance(kind, iceberg.IntegerType) and _PLAIN.get(part.type) == "long":
             yield here, None, "long"
         elif isinstance(kind, iceberg.FloatType) and part.type == _F.TYPE_DOUBLE:
             yield here, None, "double"
 
 
-def seen_type(written: FieldDescriptor) -> Seen:
-    """The type of a column for values of a field; MIXED if a column can hold only some, or no values."""
-    return _Unfolding().field(written, ())
+def seen_type(written: FieldDescriptor, inside: frozenset[str] = frozenset()) -> Seen:
+    """The type of a column for values of a field `inside` messages, by their names.
+
+    MIXED if a column can hold only some, or no values, and for a message that contains itself.
+    """
+    return _Unfolding().field(written, inside)
 
 
 class _Unfolding:
@@ -66,7 +73,7 @@ class _Unfolding:
     def __init__(self) -> None:
         self._parts = 0
 
-    def field(self, written: FieldDescriptor, inside: tuple[str, ...]) -> Seen:
+    def field(self, written: FieldDescriptor, inside: frozenset[str]) -> Seen:
         self._parts += 1
         if self._parts > _MOST_PARTS or len(inside) > DEEPEST:
             return MIXED
@@ -77,7 +84,7 @@ class _Unfolding:
             return MapOf(self.field(entry.fields_by_name["value"], inside))
         return ListOf(self._single(written, inside))
 
-    def _single(self, written: FieldDescriptor, inside: tuple[str, ...]) -> Seen:
+    def _single(self, written: FieldDescriptor, inside: frozenset[str]) -> Seen:
         message = written.message_type
         if message is None:
             return _PLAIN[written.type]
@@ -87,4 +94,5 @@ class _Unfolding:
             return _PLAIN[message.fields[0].type]
         if message.full_name in inside or written.type == _F.TYPE_GROUP or not message.fields:
             return MIXED
-        return struct_of({one.name: self.field(one, (*inside, message.full_name)) for one in message.fields})
+        within = inside | {message.full_name}
+        return struct_of({one.name: self.field(one, within) for one in message.fields})

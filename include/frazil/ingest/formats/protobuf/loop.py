@@ -15,7 +15,14 @@ from typing import Any
 import numpy as np
 
 from frazil.ingest.compiled import load32, load64
-from frazil.ingest.formats.avro.loop import FULL, NOT_READ, is_utf8, repeats, uuid_of_text
+from frazil.ingest.formats.avro.loop import (
+    FULL,
+    NOT_READ,
+    is_utf8,
+    moment_of_text,
+    repeats,
+    uuid_of_text,
+)
 from frazil.ingest.formats.json.nodes import (
     AFTER,
     BASE,
@@ -77,6 +84,7 @@ from frazil.ingest.formats.protobuf.operations import (
     NEEDS,
     NO_FIELD,
     NO_GROUP,
+    NO_MOMENT,
     NO_SYMBOL,
     NO_TIMESTAMP,
     NO_UUID,
@@ -100,6 +108,7 @@ from frazil.ingest.formats.protobuf.operations import (
     SYMBOLS,
     TENS,
     TEXT,
+    TEXT_AS_MOMENT,
     TEXT_AS_UUID,
     TIMESTAMP,
     TOO_DEEP,
@@ -330,6 +339,7 @@ def value_of(
     words: Numbers,
     valid: Octets,
     frames: Numbers,
+    slots: Numbers,
 ) -> int:
     """Read a value that has none inside, into entry e of its node. Returns its end, or what is wrong, negative."""
     kind, node, wire = ops[op, OPERATION], ops[op, NODE], ops[op, WIRE]
@@ -344,6 +354,8 @@ def value_of(
         valid[flag] = 1
         if kind == TEXT_AS_UUID:
             return p + length if uuid_of_text(b, p, p + length, at + e, words) else -NO_UUID
+        if kind == TEXT_AS_MOMENT:
+            return p + length if moment_of_text(b, p, p + length, nodes[node, KIND], at, words, slots) else -NO_MOMENT
         if kind == TEXT and not is_utf8(b, p, p + length):
             return -INVALID_UTF8
         if kind == BYTES_AS_FIXED and length != ops[op, SIZE]:
@@ -554,7 +566,7 @@ def read_record(
                     begun(op, entry, ops, places, nodes, words, valid, domains)
                 message, e, end, next_ = op, entry, p + length, 0
                 break
-            after = value_of(b, p, stop, op, entry, ops, places, nodes, words, valid, frames)
+            after = value_of(b, p, stop, op, entry, ops, places, nodes, words, valid, frames, slots)
             if after < 0:
                 return -after, op, start
             p = after

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 # What a field's value becomes.
 (SKIP, INTEGER, INTEGER_AS_FLOAT, INTEGER_AS_DECIMAL, BOOLEAN, FLOAT, DOUBLE, BYTES, TEXT) = range(9)
-(BYTES_AS_FIXED, TEXT_AS_UUID, SYMBOL, TIMESTAMP, MESSAGE, REFUSED) = range(9, 15)
+(BYTES_AS_FIXED, TEXT_AS_UUID, TEXT_AS_MOMENT, SYMBOL, TIMESTAMP, MESSAGE, REFUSED) = range(9, 16)
 """SKIP: no column wants the field, which may be one of a oneof whose other fields are wanted. REFUSED: no value of this
 type can be in the node."""
 
@@ -34,6 +34,7 @@ order. Other numbers of a CLOSED one are as if they were not there."""
 # What is wrong with a record.
 (SOUND, ENDS_EARLY, LONG_VARINT, NO_FIELD, NO_WIRE_TYPE, NO_GROUP, TOO_DEEP, TOO_MANY) = range(8)
 (INVALID_UTF8, NOT_HELD, NO_UUID, OTHER_LENGTH, NO_SYMBOL, REPEATED_KEY, NO_TIMESTAMP, MISSING, UNFIT) = range(8, 17)
+NO_MOMENT = 17
 
 MALFORMED, UTF8, RANGE, MISMATCH = "InvalidProtobuf", "InvalidUtf8", "OutOfRange", "TypeMismatch"
 LACKING = "MissingRequired"
@@ -49,6 +50,7 @@ SAID: dict[int, tuple[str, str]] = {
     INVALID_UTF8: (UTF8, "a text is not UTF-8"),
     NOT_HELD: (RANGE, "the column cannot hold this number"),
     NO_UUID: (MISMATCH, "the text is no UUID"),
+    NO_MOMENT: (MISMATCH, "the text is no such date or time in ISO 8601"),
     OTHER_LENGTH: (MISMATCH, "the value has another length than the column"),
     NO_SYMBOL: (MISMATCH, "the enum has no symbol of this number; a column of type int keeps any"),
     REPEATED_KEY: (MISMATCH, "the map has a key twice"),

@@ -32,6 +32,8 @@ _INTEGERS = {
     _F.TYPE_SFIXED64: (op.INT64, op.EIGHT_BYTES),
 }
 NAMES = {getattr(_F, name): name.removeprefix("TYPE_").lower() for name in dir(_F) if name.startswith("TYPE_")}
+_MOMENTS = (iceberg.DateType, iceberg.TimeType, iceberg.TimestampType, iceberg.TimestamptzType)
+"""Types that a text in ISO 8601 fills."""
 WRAPPERS = frozenset(
     f"google.protobuf.{name}Value"
     for name in ("Bool", "Int32", "Int64", "UInt32", "UInt64", "Float", "Double", "String", "Bytes")
@@ -242,9 +244,8 @@ class Program:
         row = self._row(found.pop(op.OPERATION), target)
         for column, value in found.items():
             self._set(row, column, value)
-        none = isinstance(target.kind, iceberg.UUIDType) or (
-            isinstance(target.kind, iceberg.FixedType) and target.kind.root > 0
-        )
+        of_text = written.type == _F.TYPE_STRING and isinstance(target.kind, (iceberg.UUIDType, *_MOMENTS))
+        none = of_text or (isinstance(target.kind, iceberg.FixedType) and target.kind.root > 0)
         return row, None if none else [0, 0]
 
     def _inner(self, written: Descriptor, target: Target) -> int:
@@ -373,6 +374,8 @@ def scalar(  # noqa: PLR0911, PLR0912 - a table of pairs of types
             return {op.OPERATION: op.BYTES, op.WIRE: op.BLOB}
         case _F.TYPE_STRING, iceberg.UUIDType():
             return {op.OPERATION: op.TEXT_AS_UUID, op.WIRE: op.BLOB}
+        case _F.TYPE_STRING, kind if isinstance(kind, _MOMENTS):
+            return {op.OPERATION: op.TEXT_AS_MOMENT, op.WIRE: op.BLOB}
         case _F.TYPE_BYTES, iceberg.FixedType(root=size):
             return {op.OPERATION: op.BYTES_AS_FIXED, op.WIRE: op.BLOB, op.SIZE: size}
     return None

@@ -1,0 +1,67 @@
+"""The key columns of a record without a value, from the fields of its key, which is encoded as values are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyiceberg.io.pyarrow import schema_to_pyarrow
+from pyiceberg.schema import Schema
+from pyiceberg.types import NestedField, StructType
+
+from frazil.ingest.aliases import Make, aliased
+from frazil.ingest.binary_column import NULL
+from frazil.ingest.chunk import Chunk
+from frazil.ingest.contract import StageContext
+from frazil.ingest.decode import Decoded, Decoder, Rejection
+from frazil.ingest.formats import decoder
+
+PAYLOAD_ID, PAYLOAD_IDS = 300_000_000, 300_000_001
+"""Field ids of what is around the fields where Kafka Connect writes JSON with its schema, and of the first of them."""
+
+
+def key_decoder(context: StageContext, schema: Schema) -> Decoder | None:
+    """Decodes the keys of records without a value; None if no fields of these are wanted."""
+    if context.changes is None or not context.changes.key_fields:
+        return None
+    key = schema.select(*context.changes.key_fields)
+    units = {key.find_field(name).field_id: unit for name, unit in context.units.items() if name in key.column_names}
+    of_key = {name: field_id for name, field_id in context.aliases.items() if key.find_column_name(field_id)}
+    make = partial(decoder, context.record_format)
+    return KeyFields(lambda columns, units: aliased(make, columns, units, of_key), key, units)
+
+
+class KeyFields:
+    """Decodes keys, as a chunk whose values they are, to rows of the key columns."""
+
+    def __init__(self, make: Make, key: Schema, units: Mapping[int, str]) -> None:
+        plain = [field.model_copy(update={"required": False}) for field in key.fields]
+        inner = [field.model_copy(update={"field_id": PAYLOAD_IDS + n}) for n, field in enumerate(plain)]
+        payload = NestedField(PAYLOAD_ID, "payload", StructType(*inner), required=False)
+        of_inner = {PAYLOAD_IDS + n: units[f.field_id] for n, f in enumerate(plain) if f.field_id in units}
+        self._schema = schema_to_pyarrow(Schema(*plain), include_field_ids=True)
+        self._decode = make(Schema(*plain, payload), {**units, **of_inner})
+
+    def __call__(self, chunk: Chunk) -> Decoded:
+        there = np.flatnonzero(chunk.values.lengths != NULL)
+        decoded = self._decode(Chunk.of_column(chunk.values.take(there))).moved(there)
+        columns = [self._column(field.name, decoded.rows) for field in self._schema]
+        wrong = {r.index: r._replace(error=f"the record's key: {r.error}") for r in decoded.rejections}
+        for field, column in zip(self._schema, columns, strict=True):
+            text = f"the record's key: {field.name}: required, and missing or null"
+            missing = decoded.kept[column.is_null().to_numpy(zero_copy_only=False)]
+            for index in (*missing.tolist(), *np.setdiff1d(np.arange(len(chunk)), there).tolist()):
+                wrong.setdefault(index, Rejection(index, "MissingRequired", text))
+        good = ~np.isin(decoded.kept, np.array([*wrong], np.int64))
+        rows = pa.Table.from_arrays(columns, schema=self._schema).filter(pa.array(good))
+        return Decoded(rows, decoded.kept[good], [wrong[index] for index in sorted(wrong)])
+
+    @staticmethod
+    def _column(name: str, rows: pa.Table) -> pa.Array:
+        own, within = rows.column(name).combine_chunks(), pc.struct_field(rows.column("payload").combine_chunks(), name)
+        if isinstance(own, pa.ExtensionArray):  # a UUID, which no function of Arrow takes
+            return pa.ExtensionArray.from_storage(own.type, pc.coalesce(own.storage, within.storage))
+        return pc.coalesce(own, within)
