@@ -23,6 +23,8 @@ pytestmark = pytest.mark.usefixtures("shared_home")
 
 ALL = [name for name in EXTREMES if name != "time"]
 """Spark has no times of day in Iceberg tables."""
+NO_PLACES = {"fixed", "uuid"}
+"""Iceberg 1.12 does not read manifests with a fixed partition value, and Spark deletes no rows of UUID partitions."""
 FEW = ["double", "uuid", "timestamptz", "binary"]
 BY_SPARK = {
     "compaction": [
@@ -90,7 +92,9 @@ def read(spark: Any, world: ValuedWorld) -> dict[int, list[str]]:
         ("double", "long", FEW),
         *(
             pytest.param(place, key, ALL, marks=[pytest.mark.soak, pytest.mark.timeout(900)])
-            for place, key in zip(ALL, cycle(sorted({*ALL} & {*KEYS})), strict=False)
+            for place, key in zip(
+                [name for name in ALL if name not in NO_PLACES], cycle(sorted({*ALL} & {*KEYS})), strict=False
+            )
         ),
     ],
 )

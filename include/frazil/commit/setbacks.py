@@ -28,7 +28,7 @@ REFUSED = frozenset({400, 405, 413, 422, 501})
 REFUSALS_MOST = 8
 """Refusals of the same metadata, within seconds, that end a swap. A gateway may fail for a moment; and a race that is
 reported as a refusal (sequence number too old) changes the metadata."""
-FAILURES_MOST = 20
+MAX_FAILURES = 20
 """Failures to prepare a commit on the same metadata, within a minute, that end a swap. A storage that answers with
 garbage may be well again by then."""
 _FAULTS = (ArithmeticError, AssertionError, AttributeError, LookupError, NotImplementedError, TypeError, ValueError)
@@ -86,7 +86,7 @@ class Refusals:
         seen = (type(error).__name__ if fault else "", *(table.metadata_location for table in tables))
         self.count = self.count + 1 if seen == self.seen else 1
         self.seen = seen
-        if self.count < (FAILURES_MOST if fault else REFUSALS_MOST):
+        if self.count < (MAX_FAILURES if fault else REFUSALS_MOST):
             return
         what = f"the catalog refuses to change {self.of.tables}: {error}"
         remedy = "Fix what it says, then start again"

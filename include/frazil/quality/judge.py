@@ -32,8 +32,7 @@ def judge(
     check_columns(suite, window.columns, request.table)
     engine: str = request.engine
     if engine == "auto":
-        small = window.rows_at_most() <= ARROW_ROWS_MAX
-        engine = "arrow" if small and not window.misread(suite.columns) else "spark"
+        engine = "arrow" if window.rows_at_most() <= ARROW_ROWS_MAX else "spark"
     if engine == "spark":
         rows, found = _with_spark(suite, window, start_session(request))
     else:

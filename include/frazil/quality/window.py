@@ -11,7 +11,7 @@ import pyarrow as pa
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.schema import Schema
 from pyiceberg.table import DataScan
-from pyiceberg.types import IcebergType, ListType, MapType, StructType, TimestamptzType
+from pyiceberg.types import TimestamptzType
 
 import frazil.table.exact_reading  # noqa: F401 - reads data files
 from frazil.errors import FrazilError, SpecError
@@ -44,13 +44,6 @@ class GatedWindow:
     def rows_at_most(self) -> int:
         """The rows of all files that may hold rows of the window, from the snapshot's metadata."""
         return sum(task.file.record_count for task in self.scan.plan_files())
-
-    def misread(self, columns: tuple[str, ...]) -> bool:
-        """Whether PyIceberg would misread nulls in one of the columns.
-
-        PyIceberg 0.12 reads a null list or map of structs as an empty one (its `ArrowProjectionVisitor`).
-        """
-        return any(_holds_structs(self.schema.find_type(column)) for column in columns)
 
     def to_pandas(self, columns: tuple[str, ...]) -> pd.DataFrame:
         rows = self.scan.select(*columns or (self.request.event_time,)).to_arrow()
@@ -120,18 +113,6 @@ def start_spark(request: GateRequest) -> Any:
     session = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
     return session
-
-
-def _holds_structs(kind: IcebergType) -> bool:
-    """Whether a type contains a list or map of structs."""
-    match kind:
-        case StructType():
-            return any(_holds_structs(field.field_type) for field in kind.fields)
-        case ListType():
-            return isinstance(kind.element_type, StructType) or _holds_structs(kind.element_type)
-        case MapType():
-            return isinstance(kind.value_type, StructType) or _holds_structs(kind.value_type)
-    return False
 
 
 def _bounds(request: GateRequest, schema: Schema) -> tuple[datetime, datetime]:

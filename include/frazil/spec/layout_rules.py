@@ -55,11 +55,18 @@ def _term(key: str, term: Term, columns: Columns) -> Iterator[Problem]:
 
 def _partition_field(key: str, term: Term, before: list[Term], columns: Columns) -> Iterator[Problem]:
     """Partition field names are unique, and a column has one time granularity (Iceberg Java refuses two)."""
-    other = next((t for t in before if t.field_name == term.field_name), None)
+    other, source = next((t for t in before if t.field_name == term.field_name), None), _source(term.column, columns)
     if other is not None:
         yield Problem(key, str(term), f"makes the partition field {term.field_name}, and so does {other}; keep one")
     elif term.transform != "identity" and term.field_name in columns:
         yield Problem(key, str(term), f"makes the partition field {term.field_name}, which is a column; rename it")
+    elif term.transform == "identity" and isinstance(source, Primitive) and source.name == "fixed":
+        yield Problem(
+            key,
+            str(term),
+            f"has values of {source}, with which Spark 4.1 and Iceberg 1.12 cannot read the table's manifests; "
+            f"write bucket(16, {term.column}), or declare the column binary",
+        )
     elif term.transform in TIME_TRANSFORMS:
         clash = next((t for t in before if t.column == term.column and t.transform in TIME_TRANSFORMS), None)
         if clash is not None:

@@ -38,7 +38,7 @@ from sqlalchemy import Engine as SqlEngine
 from sqlalchemy.exc import DBAPIError, OperationalError
 from urllib3.exceptions import TimeoutError as HttpTimeout
 
-import frazil.table.exact_partitions  # noqa: F401 - whoever has a table reads manifests
+import frazil.table.exact_partitions  # noqa: F401 - readers of manifests open a catalog
 from frazil.errors import AccessDenied, CommitRefused, CommitUnavailable, FrazilError, SpecError, TableLost, words_of
 from frazil.extras import extras_named
 from frazil.home import home, make_folder

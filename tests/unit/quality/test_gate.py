@@ -1,19 +1,18 @@
-"""What asks for a gate loads none of what the gate needs, and finds the columns that PyIceberg misreads."""
+"""What asks for a gate loads none of what the gate needs, and reads nulls as nulls."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-import pytest
-from pyiceberg.schema import Schema
-from pyiceberg.types import IcebergType, ListType, LongType, MapType, NestedField, StringType, StructType
+import pyarrow as pa
 
 from frazil.quality.gate import GateRequest, GateResult, find_suite
 from frazil.quality.window import open_window
-from tests.gate_requests import Ask, expectation
+from frazil.table.catalogs import load_catalog
+from tests.gate_requests import HOUR_US, Ask, expectation
 
 KNOWN = expectation("column_values_to_not_be_null", column="carrier")
 
@@ -40,19 +39,20 @@ def test_a_suite_is_found_by_its_tables_name(tmp_path: Path):
     assert find_suite(tmp_path, "demo.other") is None
 
 
-@pytest.mark.parametrize(
-    ("kind", "misread"),
-    [
-        (ListType(11, StructType(NestedField(12, "a", LongType())), element_required=False), True),
-        (MapType(11, StringType(), 12, StructType(NestedField(13, "a", LongType())), value_required=False), True),
-        (StructType(NestedField(11, "l", ListType(12, StructType(NestedField(13, "a", LongType()))))), True),
-        (ListType(11, ListType(12, LongType())), False),
-        (StructType(NestedField(11, "a", LongType())), False),
-    ],
-    ids=str,
-)
-def test_a_column_that_pyiceberg_misreads_is_judged_by_spark(kind: IcebergType, misread: bool, ask: Ask) -> None:
-    window = open_window(ask(expectation("column_values_to_not_be_null", column="carrier")))
-    window = replace(window, schema=Schema(*window.schema.fields, NestedField(10, "x", kind)))
-    assert window.misread(("carrier", "x")) == misread
-    assert not window.misread(("carrier", "delay"))
+def test_a_missing_list_or_map_of_structs_is_judged_as_missing(ask: Ask) -> None:
+    item = pa.struct([pa.field("a", pa.int64())])
+    values: dict[str, list[Any]] = {"list": [None, [], [{"a": 1}]], "map": [None, [], [("k", {"a": 1})]]}
+    rows = pa.table(
+        {
+            "at": pa.array([HOUR_US] * 3).cast(pa.timestamp("us", "UTC")),
+            "list": pa.array(values["list"], pa.list_(item)),
+            "map": pa.array(values["map"], pa.map_(pa.string(), item)),
+        }
+    )
+    table = load_catalog(None).create_table("demo.nested", rows.schema)
+    table.append(rows)
+    request = ask(KNOWN, table="demo.nested", snapshot_id=table.metadata.current_snapshot_id)
+
+    frame = open_window(request).to_pandas(("list", "map"))
+
+    assert frame.isna().to_dict("list") == {name: [True, False, False] for name in values}

@@ -193,6 +193,11 @@ MISTAKES: list[tuple[str, dict[str, Any], list[str]]] = [
     ),
     ("event time type", {"event_time": "carrier"}, ["event-time: 'carrier' is a column of type string", "timestamptz"]),
     ("partition source", {"partition_by": ["day(departd)"]}, ["partition-by.0", "did you mean departed?"]),
+    (
+        "fixed partition",
+        {"schema": {"departed": "timestamptz", "f": "fixed[3]"}, "partition_by": ["f"]},
+        ["partition-by.0: 'f' has values of fixed[3]", "bucket(16, f)"],
+    ),
     ("partition fit", {"partition_by": ["hour(carrier)"]}, ["'hour(carrier)' does not fit", "timestamp"]),
     (
         "windows to align",
