@@ -62,6 +62,18 @@ AXES = """async () => {
 }"""
 """Pictures of each kind and of values from nothing to much."""
 FITS = "e => e.getBoundingClientRect().right <= e.closest('td').getBoundingClientRect().right + 0.5"
+LONG_NOTES = """() => {
+  const said = document.createElement("span");
+  said.textContent = "w".repeat(700);
+  for (const kind of ["note", "problem"]) {
+    const note = document.createElement("p");
+    note.className = kind;
+    note.append(said.cloneNode(true));
+    document.querySelector("main").prepend(note);
+  }
+  document.querySelectorAll("small.calm, .why li").forEach((one) => { one.textContent = said.textContent; });
+}"""
+"""Reasons of people without a space."""
 MANY = 300
 ROWS = "tbody th[scope=row]"
 
@@ -98,9 +110,7 @@ def test_each_view_meets_wcag_aa_in_light_and_dark_and_on_a_narrow_screen(open_p
                 assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), other
             page.locator(".flow > span").evaluate_all("all => all.forEach(one => { one.textContent = '204 an hour'; })")
             assert page.evaluate(f"[...document.querySelectorAll('.flow')].every({FITS})"), width
-        page.locator(".note > span, .lines small").evaluate_all(
-            "all => all.forEach(one => { one.textContent = 'w'.repeat(700); })"
-        )
+        page.evaluate(LONG_NOTES)
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), (heading, width)
         view(page, at, heading)
         if width > 400 or heading in NARROW:
