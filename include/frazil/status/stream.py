@@ -53,8 +53,6 @@ class StreamStatus:
     batch: int | None
     lag: int | None
     """Records not yet committed, as the live writer on this host reports, or else as Kafka says."""
-    in_transactions: int
-    """Offsets beyond these that wait for transactions to end, as the live writer on this host reports."""
     backpressure_ms: int | None
     """By how much the live writer's batches take longer than their interval; None without a heartbeat, and while it
     waits for a catalog, a storage or Kafka that is away: that is no backpressure."""
@@ -66,6 +64,8 @@ class StreamStatus:
     rows: int | None
     """Of `table` alone: the tables of a route have their own."""
     problems: tuple[str, ...]
+    in_transactions: int = 0
+    """Offsets beyond `lag` that wait for transactions to end, as the live writer on this host reports."""
     stall: Stall | None = None
     """What holds the live writer back, as it reports; among the problems too."""
     throttle: str | None = None

@@ -76,17 +76,15 @@ class Boundaries:
         open_ones: dict[str, str | None] = {}
         newest, behind, begins, end = self.newest, False, 0, self.at
         for i, run in enumerate(self._runs if whole else self._runs[:-1]):
-            if run.transaction and open_ones:
-                open_ones = {
-                    t: p for t, p in open_ones.items() if t == run.transaction or not is_after(run.position, p)
-                }
-                if not open_ones and not behind:
-                    self.at, self.newest, begins = end, newest, i
+            for one, position in [*open_ones.items()] if run.transaction else ():
+                if one != run.transaction and is_after(run.position, position):
+                    del open_ones[one]
+                    newest, behind = _seen(newest, one, position)
+                    if not open_ones and not behind:
+                        self.at, self.newest, begins = end, newest, i
             if run.transaction and self._is_whole(run):
                 open_ones.pop(run.transaction, None)
-                behind = run.transaction != newest.id and is_before(run.position, newest.position)
-                if not behind:
-                    newest = LastTransaction(run.transaction, run.position or newest.position)
+                newest, behind = _seen(newest, run.transaction, run.position)
             elif run.transaction:
                 open_ones[run.transaction] = run.position
             end = run.end
@@ -99,3 +97,10 @@ class Boundaries:
     def _is_whole(self, run: _Run) -> bool:
         count = self._counts.get(run.transaction)
         return count is not None and run.order <= count <= run.order + run.unreadable
+
+
+def _seen(newest: LastTransaction, transaction: str, position: str | None) -> tuple[LastTransaction, bool]:
+    """The newest transaction after one that is whole, and whether that lies before it."""
+    if transaction != newest.id and is_before(position, newest.position):
+        return newest, True
+    return LastTransaction(transaction, position or newest.position), False

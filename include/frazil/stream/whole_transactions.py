@@ -95,7 +95,7 @@ class WholeTransactions:
     @property
     def last(self) -> LastTransaction:
         """The last transaction before `at`."""
-        return self._log.newest if self._log else NO_TRANSACTION
+        return self._log.newest if self._log else self.began
 
     def follow(self, tp: TopicPartition, start: int, end: int) -> int:
         """Up to where the partition, which is read up to `start` and ends at `end`, may be read.

@@ -217,6 +217,16 @@ def test_places_in_mysqls_log_are_in_its_order() -> None:
     assert len(set(found)) == len(found)
 
 
+def test_a_position_ends_with_the_sources_time_whatever_column_has_that_too() -> None:
+    metadata = {"place": "position", "said_at": "source.ts_ms", "lsn": "source.lsn"}
+    source = {**SPEC["source"], "format": {"type": "json", "envelope": {"metadata": metadata}}}  # type: ignore[dict-item]
+    bare = {name: value for name, value in SOURCE.items() if name != "ts_ms"}
+    events = [event("c", after=ROW), event("c", after=ROW, source=bare)]
+    told, untold = decode(events, source=source).rows.to_pylist()
+    assert (told["place"], told["said_at"]) == ("00000000000024023128@1767225600000", datetime(2026, 1, 1, tzinfo=UTC))
+    assert (untold["place"], untold["said_at"]) == ("00000000000024023128", None)
+
+
 def test_avro_has_the_same_events() -> None:
     def record(name: str, fields: list[Any]) -> dict[str, Any]:
         return {"type": "record", "name": name, "fields": fields}

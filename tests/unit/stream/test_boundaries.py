@@ -50,6 +50,15 @@ def test_a_transaction_that_a_later_one_follows_has_no_more_events_that_can_be_r
     assert after([("a", 1), UNREADABLE, ("b", 1)], {"a": 2, "b": 1}) == (3, "")
 
 
+def test_a_transaction_of_unknown_end_that_is_sent_again_is_no_boundary_before_the_newest() -> None:
+    log = Boundaries(0, LastTransaction("c", place(9)))
+    for offset, (transaction, position) in enumerate([("a", 1), ("b", 2)]):
+        log.add(transaction, 1, place(position), offset + 1)
+    assert (log.settle(whole=True), log.at) == ("b", 0)
+    log.ended("b", 1)
+    assert (log.settle(whole=True), log.at, log.is_behind) == ("c", 0, True)
+
+
 def test_a_record_that_cannot_be_read_may_be_the_last_of_its_transaction() -> None:
     assert after([("a", 1), UNREADABLE], {}) == (0, "a")
     assert after([("a", 1), UNREADABLE], {"a": 2}) == (2, "")
@@ -123,11 +132,12 @@ def test_ends_are_not_remembered_for_ever() -> None:
 @given(
     sizes=st.lists(st.integers(1, 4), min_size=1, max_size=8),
     crashes=st.lists(st.tuples(st.integers(0, 40), st.integers(0, 6)), max_size=4),
-    cuts=st.lists(st.integers(0, 60), max_size=3),
+    looks=st.lists(st.tuples(st.integers(0, 60), st.integers(0, 30), st.booleans()), max_size=4),
 )
 def test_what_lies_before_a_boundary_is_whole_and_at_the_end_all_is(
-    sizes: list[int], crashes: list[tuple[int, int]], cuts: list[int]
+    sizes: list[int], crashes: list[tuple[int, int]], looks: list[tuple[int, int, bool]]
 ) -> None:
+    """Each look is at so many events, with the ends of the last ones unheard of, and perhaps by a new writer."""
     source = [(f"t{t}", order) for t, size in enumerate(sizes) for order in range(1, size + 1)]
     counts = {f"t{t}": size for t, size in enumerate(sizes)}
     sent: list[Event] = []
@@ -138,15 +148,17 @@ def test_what_lies_before_a_boundary_is_whole_and_at_the_end_all_is(
     sent += source[at:]
     log = Boundaries(0)
     seen = 0
-    for end in [*sorted(cut for cut in cuts if cut < len(sent)), len(sent)]:
+    for end, unheard, is_new in [*sorted(look for look in looks if look[0] < len(sent)), (len(sent), 0, False)]:
+        if is_new:
+            log, seen = Boundaries(log.at, log.newest), log.at
         for offset in range(seen, end):
             transaction, order = sent[offset]
             log.add(transaction, order, place(int(transaction[1:])), offset + 1)
         for transaction, count in counts.items():
             # Its end comes behind its events: what is known of the log has them all.
-            if (transaction, count) in sent[:end]:
+            if (transaction, count) in sent[: max(0, end - unheard)]:
                 log.ended(transaction, count)
-        log.settle(whole=end == len(sent))
+        log.settle(whole=end == len(sent) or unheard % 2 == 1)
         seen = end
         places = [source.index(event) for event in sent[: log.at]]
         newest = max(places, default=-1)
