@@ -6,19 +6,19 @@ import io
 import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, date, datetime
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import fastavro
 import numpy as np
 import pytest
 from pyiceberg import types as t
-from pyiceberg.schema import Schema, assign_fresh_schema_ids
+from pyiceberg.schema import Schema
+from pyiceberg.table.update.schema import UpdateSchema
 
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.formats import decoder
 from frazil.ingest.sightings import DEEPEST, new_fields
-from frazil.table.evolution import Addition
-from frazil.table.growth import grown
 
 FORMATS = ("json", "debezium", "csv", "avro", "protobuf", "string")
 ID = t.NestedField(9, "id", t.LongType(), required=True)
@@ -522,8 +522,12 @@ def evolved(record: Record, schema: Schema, batches: int, mode: Literal["additiv
     for _ in range(batches):
         decoded = decoder(plain, schema, {}, mode)(Chunk.of_values([value]))
         assert not decoded.rejections
-        added = {new.path: Addition(new.path, new.type, None) for new in new_fields(decoded.sighted) if new.type}
-        schema = assign_fresh_schema_ids(Schema(*grown(schema.as_struct(), (), added).fields)) if added else schema
+        unpartitioned: Any = SimpleNamespace(table_metadata=SimpleNamespace(partition_specs=(), schemas=(schema,)))
+        update = UpdateSchema(unpartitioned, schema=schema)
+        for new in new_fields(decoded.sighted):
+            if new.type:
+                update.add_column(new.path, new.type)
+        schema = update._apply()
     return schema
 
 
