@@ -7,14 +7,17 @@ import runpy
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from airflow.sdk.exceptions import AirflowFailException
 from airflow.triggers.base import TaskSkippedEvent
 
 from frazil.airflow.aggregations.dag import daily_dags
 from frazil.airflow.declared import nobody_feeds
+from frazil.airflow.partitions import dag
 from frazil.airflow.partitions.dag import partition_dags
 from frazil.airflow.partitions.sent_events import to_send
 from frazil.airflow.partitions.wait import CompletionTrigger
@@ -260,3 +263,11 @@ def test_suites_are_read_where_the_environment_says(named: str, folder: str, mon
     monkeypatch.setattr("frazil.airflow.partition_dags", lambda _, **named: given.update(named) or {}, raising=False)
     runpy.run_path(str(CHECKOUT / "dags" / "partitions.py"))
     assert str(given["expectations"]) == folder
+
+
+def test_a_window_is_not_released_with_a_reason_that_cannot_be_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    form = {"table": "demo.flights", "partition": "2013-12-30T15", "reason": "\x1b[2J"}
+    run = SimpleNamespace(triggering_user_name="ana")
+    monkeypatch.setattr(dag, "get_current_context", lambda: {"params": form, "dag_run": run})
+    with pytest.raises(AirflowFailException, match="reason: has the character"):
+        dag.release("streams")

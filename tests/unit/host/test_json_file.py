@@ -23,13 +23,13 @@ def test_a_file_that_cannot_be_replaced_leaves_nothing_beside_it(tmp_path: Path)
 def test_whatever_the_umask_others_write_neither_into_the_folder_nor_into_the_file(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
-        replace_json(tmp_path / "home" / "streams" / "ticks" / "exit.json", {})
-        with WriterLock(tmp_path / "home" / "streams" / "quotes"):
+        replace_json(tmp_path / "own" / "streams" / "ticks" / "exit.json", {})
+        with WriterLock(tmp_path / "own" / "streams" / "quotes"):
             pass
-        LocalStore().put(f"{tmp_path}/home/streams/clicks/desired.json", b"{}")
+        LocalStore().put(f"{tmp_path}/own/streams/clicks/desired.json", b"{}")
     finally:
         os.umask(before)
-    made = list((tmp_path / "home").rglob("*"))
+    made = list((tmp_path / "own").rglob("*"))
     assert len(made) == 7
     assert [path for path in made if path.stat().st_mode & 0o002] == []
 

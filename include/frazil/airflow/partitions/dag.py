@@ -24,6 +24,7 @@ from frazil.airflow.declared import all_streams, streams_feeding
 from frazil.airflow.partitions.wait import CompletionOperator
 from frazil.airflow.task import task
 from frazil.quality.gate import find_suite
+from frazil.safe_text import reason_problem
 from frazil.spec.model import StreamSpec
 from frazil.spec.routed_stream import with_windows
 
@@ -161,6 +162,8 @@ def release(streams: str) -> None:
         window = Window.parse(form["partition"])
     except ValueError as error:
         raise AirflowFailException(f"partition: {error}") from error
+    if problem := reason_problem(form["reason"]):
+        raise AirflowFailException(f"reason: {problem}")
     spec = streams_feeding(Path(streams), form["table"])[0]
     note = f"released by {person}: {form['reason']}"
     completion.release(stream_catalog(spec), spec, window, note=note, clock_ms=clock.now_ms())
