@@ -196,7 +196,8 @@ class WholeTransactions:
         if self._log is not None and self._log.is_behind:
             return (
                 f"the connector sends again what was read before, and has not come to transaction {open_one} again. "
-                "Check that the connector runs"
+                "Check that the connector runs. If the source's log began anew (another server, a restored one) with a "
+                "clock that is behind, take envelope.transactions out until the stream has caught up"
             )
         return (
             f"transaction {open_one} of the source has not ended by what topic {self.topic} says. Check that the "
