@@ -12,6 +12,7 @@ from airflow.sdk.exceptions import AirflowSkipException
 
 from frazil.airflow.declared import declared_stream
 from frazil.airflow.side_by_side import side_by_side
+from frazil.audit.compare import FindingKind
 from frazil.audit.declared import audit
 from frazil.audit.run import Audit
 from frazil.commit.period import Period, complete_hours
@@ -107,7 +108,8 @@ def _audited(spec: StreamSpec, window: Period, *, with_source: bool) -> Audit:
 
 def _tell(result: Audit, found: AuditJson) -> None:
     for finding in result.findings:
-        level = logging.ERROR if finding.kind.is_wrong else logging.INFO
+        is_open = finding.kind is FindingKind.NOT_COMPARED
+        level = logging.ERROR if finding.kind.is_wrong else logging.WARNING if is_open else logging.INFO
         log.log(level, "%s: %s", finding.where, finding.sentence)
     log.info(
         "%s, %s to %s: %d batches, %d rows, %d dead letters, %d findings%s",
