@@ -85,9 +85,9 @@ def test_what_is_wrong_is_logged_and_fails_the_verdict_in_its_own_hour(
     with caplog.at_level(logging.INFO):
         found = audit_hours("made", tmp_path / "streams", TEN + timedelta(hours=1, minutes=20))
     assert found["findings"] == 1
-    assert "the table lacks 5 rows" in found["sentences"][0]
-    assert "made-1: the table lacks 5 rows" in caplog.text
-    with pytest.raises(AirflowFailException, match="made-1: the table lacks 5 rows"):
+    assert "the table is missing 5 rows" in found["sentences"][0]
+    assert "made-1: the table is missing 5 rows" in caplog.text
+    with pytest.raises(AirflowFailException, match="made-1: the table is missing 5 rows"):
         verdict(found)
     assert audit_hours("made", tmp_path / "streams", TEN + timedelta(hours=2, minutes=20))["findings"] == 0
     day = audit_hours("made", tmp_path / "streams", TEN + timedelta(hours=2, minutes=20), hours=24)
@@ -153,7 +153,7 @@ def test_each_stream_where_something_is_wrong_has_tasks_and_an_asset_event_of_it
     ((asset, _, extra),) = ran["events"]
     assert asset == "frazil.audit.made"
     assert (extra["stream"], extra["from"], extra["findings"]) == ("made", "2033-05-18T10:00:00+00:00", 1)
-    assert "the table lacks 5 rows" in extra["sentences"][0]
+    assert "the table is missing 5 rows" in extra["sentences"][0]
 
 
 @pytest.mark.parametrize(("source", "complete", "stands"), [
