@@ -260,7 +260,7 @@ def test_rows_that_somebody_deleted_are_found_and_brought_back(shift: Shift) -> 
     shift.made.tables.main.refresh().delete("kafka_offset < 5")
     audit()
     assert "audit" in shift.red()
-    assert "the table lacks 5 rows" in shift.look("audit")
+    assert "the table is missing 5 rows" in shift.look("audit")
     (mend,) = re.findall(r"```python\n(.*?)```", part("audit", "Do"), re.DOTALL)
     exec(compile(mend, "docs/runbook.md", "exec"), {})
     assert "each offset once" in shift.be_sure("audit")
