@@ -16,7 +16,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import duckdb
 from confluent_kafka import Producer
@@ -53,6 +53,8 @@ class Shape:
     yaml: str
     properties: str = "{}"
     """Of its table."""
+    keeps: Literal["all", "first", "newest"] = "all"
+    """Which of the records of an id become its row. Where not all do, each record is sent with another version."""
 
     def __str__(self) -> str:
         return self.name
@@ -68,7 +70,15 @@ SHAPES = (
         '{write.target-file-size-bytes: "1024"}',
     ),
     Shape("whole windows", 2, "partition-by: [hour(at)]\ncommit: {interval: 1s, align: watermark}\n"),
-)
+    Shape(
+        "upserted by id", 2,
+        "mode: upsert\nkey: [id]\npartition-by: [day(at)]\ncommit: {interval: 1s}\n", keeps="newest",
+    ),
+    Shape(
+        "without repeats", 3,
+        "dedupe: {key: id, within: 1h}\npartition-by: [hour(at)]\ncommit: {interval: 1s}\n", keeps="first",
+    ),
+)  # fmt: skip
 
 
 @dataclass
@@ -190,8 +200,16 @@ class World:
         values = itertools.chain((self.value() for _ in range(count)), odd)
         for number, value in enumerate(values):
             stamped = {} if timestamp_ms is None else {"timestamp": timestamp_ms}
-            producer.produce(self.topic, value=value, partition=number % self.shape.partitions, **stamped)
+            for version in self.versions(value):
+                producer.produce(self.topic, value=version, partition=number % self.shape.partitions, **stamped)
         assert producer.flush(30) == 0
+
+    def versions(self, value: bytes | None) -> list[bytes | None]:
+        """What is sent for a record: where its id may have one row, also a version that must not be kept."""
+        if self.shape.keeps == "all" or read_value(value) is None:
+            return [value]
+        other = json.dumps({**json.loads(value or b""), "note": "another version"}).encode()
+        return [value, other] if self.shape.keeps == "first" else [other, value]
 
     def witness(self) -> list[Record]:
         """Take down what Kafka has now."""
@@ -318,21 +336,28 @@ class World:
 
     def _check_records(self) -> Counter[Landed]:
         """Those that must be in the table, and are."""
+        good, bad = self.due()
+        for found, due in ((self.landed(), good), (self.rejected(), bad)):
+            assert found == due, self._tell(found, due)
+        self._check_pyiceberg(good)
+        return good
+
+    def due(self) -> tuple[Counter[Landed], Counter[tuple[Coordinates, bytes | None]]]:
+        """The rows that the table must have, and the values that must be dead letters, once all is read."""
         self.witness()
-        good: Counter[Landed] = Counter()
+        kept: dict[Any, Landed] = {}
         bad: Counter[tuple[Coordinates, bytes | None]] = Counter()
-        for at, record in self.seen.items():
+        for at, record in sorted(self.seen.items()):
             row, coordinates = read_value(record.value), (record.partition, record.offset)
             if at in self.lost:
                 continue
             if row is None or not _has_a_date(record.timestamp_ms):
                 bad[coordinates, record.value] += 1
-            else:
-                good[coordinates, row] += 1
-        for found, due in ((self.landed(), good), (self.rejected(), bad)):
-            assert found == due, self._tell(found, due)
-        self._check_pyiceberg(good)
-        return good
+                continue
+            key = at if self.shape.keeps == "all" else row[0]
+            if self.shape.keeps == "newest" or key not in kept:
+                kept[key] = coordinates, row
+        return Counter(kept.values()), bad
 
     def _tell(self, found: Counter[Any], due: Counter[Any]) -> str:
         """All that a person needs who cannot look at the tables any more."""

@@ -182,7 +182,7 @@ def test_a_catalog_that_stays_away_is_given_up_with_a_sentence_and_the_next_star
     assert 30 <= sum(time) < 40
     gateway.trouble = none
     following = made()
-    assert settle(following.tables, following.begin()).committed == (journal.key,)
+    assert settle(following.tables, following.begin()).committed == (journal,)
     assert rows(following.tables) == offsets(0, 0, 10)
 
 

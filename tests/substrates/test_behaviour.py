@@ -127,7 +127,7 @@ def test_a_journaled_batch_of_a_dead_writer_is_committed_by_the_next_without_bei
     dead.land({0: (0, 10)})
     journal = staged(dead, 10, 20)
     settled = settle(following.tables, following.begin())
-    assert settled.committed == (journal.key,)
+    assert settled.committed == (journal,)
     assert rows(following.tables) == offsets(0, 0, 20)
 
 
