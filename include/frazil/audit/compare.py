@@ -6,7 +6,7 @@ beginning. What the commit records do not cover was never claimed: a reset skipp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import pairwise
@@ -229,12 +229,13 @@ class _Witness:
     others: tuple[CommittedRange, ...]
     lost: BitMap64
     """Offsets that have a finding already, as Kafka has their records."""
+    given_twice: BitMap64
+    accepted: BitMap64
+    """Offsets whose loss a user accepted, and that are in neither table."""
 
     def compare(self, group: Group) -> tuple[int, int]:
         """How many records are missing, at least, and how many are more than claimed."""
-        e, given_twice = self.evidence, covered(self.evidence.rewritten)
-        accepted = covered(e.given_up) - e.rows.seen - e.dead_letters.seen
-        excused = self.lost | accepted
+        given_twice, accepted = self.given_twice, self.accepted
 
         def there(r: CommittedRange) -> int:
             return self.tally.seen.range_cardinality(r.start, r.end) + self.lost.range_cardinality(r.start, r.end)
@@ -250,7 +251,7 @@ class _Witness:
         offsets, missing_ = group.offsets, group.missing(short)
         if len(bounds) > 1:
             copies = len(self.tally.repeated & offsets) + self.tally.copies - len(self.tally.repeated)
-            total = len((self.tally.seen | excused) & offsets) + copies
+            total = len((self.tally.seen | self.lost | accepted) & offsets) + copies
             missing_ = max(missing_, sum(least for least, _ in bounds.values()) - total)
         surplus = len((self.tally.seen | self.lost) & offsets) - sum(most for _, most in bounds.values())
         return missing_, 0 if given_twice & offsets else max(0, surplus)
@@ -272,9 +273,10 @@ def _witnesses(e: Evidence) -> tuple[_Witness, _Witness]:
     def letters(r: CommittedRange) -> int:
         return max(0, r.rejected - e.replayed.range_cardinality(r.start, r.end))
 
+    twice, accepted = covered(e.rewritten), covered(e.given_up) - e.rows.seen - e.dead_letters.seen
     return (
-        _Witness("row", e, e.rows, rows, e.elsewhere, missing(e)),
-        _Witness("dead letter", e, e.dead_letters, letters, e.elsewhere, BitMap64()),
+        _Witness("row", e, e.rows, rows, e.elsewhere, missing(e), twice, accepted),
+        _Witness("dead letter", e, e.dead_letters, letters, e.elsewhere, BitMap64(), twice, accepted),
     )
 
 
@@ -299,22 +301,23 @@ def _miscounted(e: Evidence) -> Iterable[Finding]:
 
 
 def compare_repeats(
-    evidence: Iterable[Evidence], records: int, repeats: int | None, *, stream: str
+    evidence: Sequence[Evidence], records: int, repeats: int | None, *, stream: str, by_source: bool = False
 ) -> tuple[Finding, ...]:
     """For a stream that drops repeats: compare the rows with the committed records less the dropped ones. Pure.
 
-    `repeats` is None if the number of dropped records is no longer known, or was never counted.
+    `repeats` is None if the number of dropped records is not known. Then `by_source` leaves the comparison to Kafka's
+    records.
     """
-    rows = 0
-    for e in evidence:
-        rows += e.rows.copies + len(e.rows.seen & claimed_offsets(e.ranges))
-        repeats = None if e.given_up or e.rewritten else repeats
-    if repeats is None:
+    rows = sum(e.rows.copies + len(e.rows.seen & claimed_offsets(e.ranges)) for e in evidence)
+    if repeats is None or any(e.given_up or e.rewritten for e in evidence):
+        if by_source or records <= rows:
+            return ()
         sentence = (
-            f"{counted(records - rows, 'committed record')} repeat rows, or their rows are missing: the snapshots that "
-            "count repeats are gone. `--source` compares with Kafka's records"
+            f"{counted(records - rows, 'committed record')} without a row are repeats, or their rows are missing: how "
+            "many were dropped is not known after a rollback or a backfill, or once their snapshots have expired. "
+            "`--source` compares with Kafka's records"
         )
-        return (Finding(FindingKind.NOT_COMPARED, records - rows, sentence, stream),) if records > rows else ()
+        return (Finding(FindingKind.NOT_COMPARED, records - rows, sentence, stream),)
     off = records - repeats - rows
     sentence = (
         f"the table has {counted(rows, 'row')} of {counted(records, 'committed record')}, of which {repeats:,} were "
@@ -327,9 +330,9 @@ def _not_compared(e: Evidence) -> Iterable[Finding]:
     """Records of ranges that overlap, whose number is only known within bounds."""
     if e.drops_repeats:
         return
-    open_, first = 0, None
+    open_, first, given_twice = 0, None, covered(e.rewritten)
     for group in groups(e.ranges, e.elsewhere):
-        if group.is_single or covered(e.rewritten) & group.offsets:
+        if group.is_single or given_twice & group.offsets:
             continue
         begin = group.audited[0].start
         by_kafka = {e.topic_id} if e.kafka is not None and e.kafka.first <= begin else set[str]()

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import reduce
 
 from pyroaring import BitMap64
 
@@ -120,8 +119,11 @@ def merged_ranges(ranges: Iterable[CommittedRange]) -> list[Span]:
 
 
 def covered(spans: Iterable[Span]) -> BitMap64:
-    """All offsets of the spans."""
-    return reduce(lambda whole, span: whole | between(*span), spans, BitMap64())
+    """All offsets of the spans, none of which is empty."""
+    whole = BitMap64()
+    for start, end in spans:
+        whole.add_range(start, end)
+    return whole
 
 
 def claimed_offsets(ranges: Iterable[CommittedRange]) -> BitMap64:

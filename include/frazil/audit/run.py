@@ -176,8 +176,13 @@ def audit_stream(  # noqa: PLR0913 - what is audited, and by what
         if not _replayed_meanwhile(run):
             break
     evidence = _looked_at_twice(run, claimed, evidence)
-    if drops_repeats and not (replayed_from_source and claimed.repeats is None):
-        notes = (*notes, *compare_repeats(evidence, claimed.records, claimed.repeats, stream=tables.stream))
+    if drops_repeats:
+        notes = (
+            *notes,
+            *compare_repeats(
+                evidence, claimed.records, claimed.repeats, stream=tables.stream, by_source=replayed_from_source
+            ),
+        )
     return _result(run, claimed, evidence, (*before, *notes, *(f for e in evidence for f in compare(e))))
 
 
@@ -226,10 +231,11 @@ def _looked_at_twice(run: _Run, claimed: Claims, evidence: tuple[Evidence, ...])
 
 
 def _created_again(run: _Run, claimed: Claims) -> bool:
-    """Whether the stream's oldest commit record names another id for any topic of the audited ranges."""
+    """Whether a topic of the audited ranges had, or has, another id: by the marker, or the oldest commit record."""
     oldest = next(run.tables.journals.records(), None)
     ids = {(topic, r.topic_id) for (topic, _), ranges in claimed.ranges.items() for r in ranges}
-    return oldest is not None and any(oldest.source.topic_ids.get(topic, id_) != id_ for topic, id_ in ids)
+    sources = [run.marker.source, *([oldest.source] if oldest else [])]
+    return any(source.topic_ids.get(topic, id_) != id_ for source in sources for topic, id_ in ids)
 
 
 def _result(run: _Run, claimed: Claims, evidence: tuple[Evidence, ...], findings: tuple[Finding, ...]) -> Audit:

@@ -13,6 +13,7 @@ from pyiceberg.schema import Schema, index_by_id
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot
 
+from frazil.commit.history import ancestors
 from frazil.commit.journal import NO_LETTERS, Journal
 from frazil.commit.marker import Fate, Marker, of_same_topics, open_branch
 from frazil.errors import Fenced, RolledBack, TopicRecreated
@@ -74,11 +75,17 @@ def check_ancestry(metadata: TableMetadata, marker: Marker, *, table: str) -> No
 def _replaces_all(first: Snapshot, metadata: TableMetadata) -> bool:
     """Whether a snapshot without a parent began an empty table over one with files (`CREATE OR REPLACE TABLE`).
 
-    The snapshot before it is still kept, so no expiry took its parent, and its summary counts no file but its own.
+    The snapshot before it was one of main's and is still kept, so no expiry took its parent, and its summary counts no
+    file but its own.
     """
     if first.parent_snapshot_id is not None or first.sequence_number is None:
         return False
     before = next((s for s in metadata.snapshots if s.sequence_number == first.sequence_number - 1), None)
+    if before is not None and all(entry.snapshot_id != before.snapshot_id for entry in metadata.snapshot_log):
+        # Java clears main's log as it replaces a table; but then no other branch has the snapshot.
+        branches = [name for name, ref in metadata.refs.items() if name != MAIN and ref.snapshot_ref_type == "branch"]
+        if any(before in ancestors(metadata, name) for name in branches):
+            return False
     files, added, deleted = (_count(first, f"{what}-data-files") for what in ("total", "added", "deleted"))
     return before is not None and _count(before, "total-data-files") > 0 and files == added and not deleted
 

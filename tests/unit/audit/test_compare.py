@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 from hypothesis import assume, given
@@ -16,6 +17,7 @@ from frazil.audit.compare import (
     InKafka,
     compare,
     compare_counts,
+    compare_repeats,
     missing,
 )
 from frazil.audit.ranges import CommittedRange
@@ -202,6 +204,37 @@ def test_missing_rows_are_never_clean_however_ranges_overlap(world: World, data:
     found = compare(replace(evidence, rows=OffsetTally([o for o in landed if o not in gone])))
     assert [f for f in found if f.kind.is_wrong or f.kind is FindingKind.NOT_COMPARED]
     assert sum(f.count for f in found) >= len(gone), "the finding, or what was not compared, covers every missing row"
+
+
+def of_dedupe(rows: int, **more: Any) -> Evidence:
+    ranges = (CommittedRange(0, 10, 10, 0, TOPIC_ID),)
+    return Evidence("t", 0, 10, TOPIC_ID, ranges, OffsetTally(range(rows)), OffsetTally(), drops_repeats=True, **more)
+
+
+def test_rows_of_a_stream_that_drops_repeats_are_as_many_as_its_records_less_the_dropped_ones():
+    assert compare_repeats([of_dedupe(8)], 10, 2, stream="s") == ()
+    assert wrong(compare_repeats([of_dedupe(7)], 10, 2, stream="s")) == [(FindingKind.MISCOUNTED, 1)]
+    assert wrong(compare_repeats([of_dedupe(9)], 10, 2, stream="s")) == [(FindingKind.MISCOUNTED, 1)]
+
+
+@pytest.mark.parametrize(
+    ("evidence", "repeats"),
+    [(of_dedupe(7), None), (of_dedupe(7, given_up=((8, 10),)), 2), (of_dedupe(7, rewritten=((8, 10),)), 2)],
+)
+def test_where_the_number_of_repeats_is_not_known_missing_rows_are_not_compared(
+    evidence: Evidence, repeats: int | None
+):
+    (note,) = compare_repeats([evidence], 10, repeats, stream="s")
+    assert (note.kind, note.count) == (FindingKind.NOT_COMPARED, 3)
+    assert compare_repeats([evidence], 10, repeats, stream="s", by_source=True) == ()
+
+
+def test_overlapping_ranges_beside_offsets_that_kafka_gave_twice_have_one_note():
+    ranges = (CommittedRange(0, 100, 50, 0, TOPIC_ID), CommittedRange(40, 60, 10, 0, TOPIC_ID))
+    evidence = Evidence(
+        "t", 0, 100, TOPIC_ID, ranges, OffsetTally(range(0, 100, 2)), OffsetTally(), rewritten=((50, 60),)
+    )
+    assert [(f.kind, f.count) for f in compare(evidence)] == [(FindingKind.NOT_COMPARED, 10)]
 
 
 def test_a_row_that_only_the_former_topic_of_the_name_had_is_missed():

@@ -117,6 +117,33 @@ def test_a_table_that_was_emptied_and_expired_is_fine(world):
     world.run(committer, {0: (3, 4)})
 
 
+def test_a_table_that_was_emptied_next_to_a_branch_and_expired_is_fine(world):
+    """The branch's snapshot comes right before the oldest one of main that is left, and is no predecessor of it."""
+    committer = filled(world)
+    table = world.load()
+    head = table.metadata.current_snapshot_id
+    table.manage_snapshots().create_branch(head, "review").commit()
+    world.load().delete()
+    world.load().append(world.load().scan(snapshot_id=head).to_arrow().slice(0, 1), branch="review")
+    world.foreign_append()
+    table = world.load()
+    kept = {ref.snapshot_id for ref in table.metadata.refs.values()}
+    table.maintenance.expire_snapshots().by_ids(
+        [s.snapshot_id for s in table.metadata.snapshots if s.snapshot_id not in kept]
+    ).commit()
+
+    world.run(committer, {0: (3, 4)})
+
+
+def test_a_table_whose_every_row_another_engine_overwrote_is_fine(world):
+    committer = filled(world)
+    table = world.load()
+    table.overwrite(table.scan().to_arrow().slice(0, 1))
+    world.expire_all_but_newest()
+
+    world.run(committer, {0: (3, 4)})
+
+
 def test_compaction_is_fine_and_so_is_expiry_after_it(world):
     committer = filled(world)
     world.compact()

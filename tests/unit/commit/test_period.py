@@ -408,6 +408,15 @@ def test_rows_that_are_gone_are_missed_although_a_topic_of_the_name_had_the_same
     assert {f.kind for f in audit_stream(made.tables, window=hour).wrong} == {FindingKind.MISCOUNTED}
 
 
+def test_a_row_of_before_a_topic_was_created_again_is_missed_although_the_new_topic_has_its_offset(made: MadeStream):
+    made.tables.main.refresh().delete("kafka_partition = 0 and kafka_offset = 0")
+    made.topic_id = "topic-2"
+    made.reset({0: 0, 1: 0})
+    made.now_ms = THIRD.to_ms
+    made.land({0: (0, 1), 1: (0, 1)})
+    assert wrong(audit_stream(made.tables, window=FIRST)) == {("miscounted", "made-0", 1)}
+
+
 def test_an_hour_without_commits_is_clean_and_reads_no_file(made: MadeStream):
     found = audit_stream(made.tables, window=Period(BEGIN_MS + 9 * HOUR_MS, BEGIN_MS + 10 * HOUR_MS))
     assert (found.clean, found.batches, found.partitions) == (True, 0, ())
