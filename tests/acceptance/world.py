@@ -172,7 +172,7 @@ class World:
             "lateness: 0s\n"
             f"complete-from: {BEGIN.isoformat()}\n"
             f"watermark: {{idle-timeout: {self.idle_timeout}}}\n"
-            "maintenance: {alerts: {hold: 1ms, writer-down: 1ms}}\n"
+            "maintenance: {alerts: {hold: 1ms, writer-down: 1ms, dead-letters: 60}}\n"
             f"{self.more}{self.shape.yaml}"
         )
 

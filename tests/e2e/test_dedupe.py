@@ -101,6 +101,27 @@ def test_the_audit_finds_rows_that_are_lost_or_doubled(stream: Any, source: Sour
         assert re.search(said, found.stdout), found.stdout
 
 
+def test_rows_without_an_event_time_are_no_finding_and_a_restored_row_makes_the_audit_clean_again(
+    stream: Any, source: Source, frazil: Callable[..., Any]
+) -> None:
+    path = stream.streams / "events.yaml"
+    path.write_text(path.read_text().replace("at: timestamptz not null", "at: timestamptz"))
+    source.send(60)
+    stream.produce([b'{"id": 1000, "note": "no time"}'])
+    stream.catch_up()
+    clean = frazil("audit", "events", "--source", "--json")
+    assert (clean.returncode, json.loads(clean.stdout)["clean"]) == (0, True), clean.stdout
+    key = stream.table().scan("id < 1000", limit=1).to_arrow()["id"][0].as_py()
+    stream.table().delete(f"id == {key}")
+    assert frazil("audit", "events").returncode == 1
+    assert frazil("audit", "events", "--source").returncode == 1
+    stream.table().delete("id == 1000")  # a row without an event time lands again
+    assert "Only rows without an event time land again" in frazil("reset", "events", "--to", "earliest", "--yes").stdout
+    stream.catch_up()
+    restored = frazil("audit", "events", "--source")
+    assert restored.returncode == 0, restored.stdout
+
+
 POINTS = ["after-journal", "while-merging", "after-commit", "after-stage"]
 
 

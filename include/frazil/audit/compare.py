@@ -309,13 +309,13 @@ def compare_repeats(
     records.
     """
     rows = sum(e.rows.copies + len(e.rows.seen & claimed_offsets(e.ranges)) for e in evidence)
-    if repeats is None or any(e.given_up or e.rewritten for e in evidence):
+    if repeats is None or not all(map(counted_once, evidence)):
         if by_source or records <= rows:
             return ()
         sentence = (
             f"{counted(records - rows, 'committed record')} without a row are repeats, or their rows are missing: how "
-            "many were dropped is not known after a rollback or a backfill, or once their snapshots have expired. "
-            "`--source` compares with Kafka's records"
+            "many were dropped is not known after a reset, a rollback or a backfill, or once their snapshots have "
+            "expired. `--source` compares with Kafka's records"
         )
         return (Finding(FindingKind.NOT_COMPARED, records - rows, sentence, stream),)
     off = records - repeats - rows

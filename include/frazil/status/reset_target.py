@@ -96,7 +96,7 @@ def check_available(offsets: Offsets, now: Available) -> None:
 
 _AGAIN: Mapping[str, str] = {
     "no": "their rows will be in it twice, unless they are deleted first.",
-    "dropped": "they repeat its rows, and are dropped.",
+    "dropped": "they repeat its rows, and are dropped. Only rows without an event time land again.",
     "by order": "their changes are merged once more, and those that are older than the table's row are dropped.",
     "by arrival": "until the writer has caught up, rows that they change are as they were then.",
 }

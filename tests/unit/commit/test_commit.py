@@ -7,6 +7,7 @@ import json
 
 import pytest
 from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException, ForbiddenError
+from pyiceberg.types import StringType
 from sqlalchemy.exc import OperationalError
 
 from frazil.commit.marker import BatchKey
@@ -240,6 +241,23 @@ def test_a_batch_that_overlaps_is_refused(world):
         committer.commit(journal)
 
     assert world.rows() == [(0, 0), (0, 1), (0, 2)]
+
+
+@pytest.mark.parametrize("crashes", [False, True])
+def test_a_column_that_was_dropped_and_added_again_after_staging_loses_no_value(world, crashes: bool):
+    committer = world.begin()
+    journal = world.stage(committer, {0: (0, 3)})
+    with world.load().update_schema(allow_incompatible_changes=True) as update:
+        update.delete_column("name")
+    with world.load().update_schema() as update:
+        update.add_column("name", StringType())
+    assert world.tables.journals.put(journal)
+    if crashes:
+        committer = world.begin()
+    else:
+        with pytest.raises(StaleBatch):
+            committer.commit(journal)
+    assert world.rows() == [], "it is staged again, by the table's new schema"
 
 
 def test_a_partition_that_appears_begins_where_it_is_read_and_holds_the_watermark(world):
