@@ -694,3 +694,7 @@ def test_whole_transactions_of_several_partitions_are_refused(world: World):
     world.planner.whole = StandInWhole()  # type: ignore[assignment]
     with pytest.raises(SpecError, match="needs a topic of one partition"):
         world.after(1)
+
+
+def test_all_records_of_a_partition_that_nothing_is_known_of_are_unread():
+    assert PlannerReport({TP0: 3, TP1: 9}).unread({TP1: 9}) == {TP0: 3}
