@@ -20,7 +20,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv setup jars loops demo test lint unit bench soak lock wheel site clean check-python check-java
+.PHONY: help venv setup jars loops demo test lint unit bench soak mutants lock wheel site clean check-python check-java
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -53,6 +53,10 @@ bench: setup ## Benchmarks, one after another (BENCH=name for one of them); see 
 
 soak: setup ## The tests that run for long, and every law with many random examples
 	FRAZIL_TEST_EXAMPLES=soak $(BIN)/pytest -m 'soak or hypothesis' -rP $(PYTEST)
+
+mutants: setup ## Changes of decisions that no unit test notices, of a sample (ROOM=commit, COUNT=40, SEED=2026)
+	@left=0; for room in $(or $(ROOM),commit merge audit stream); do \
+	  $(BIN)/python -m tests.mutant_hunt $$room --count $(or $(COUNT),40) --seed $(or $(SEED),2026) || left=1; done; exit $$left
 
 setup: check-java venv jars loops ## Everything that demo and tests need: .venv, the JVM jars, compiled loops
 

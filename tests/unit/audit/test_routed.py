@@ -7,11 +7,16 @@ from random import Random
 from typing import Any
 
 import pytest
+from pyroaring import BitMap64
 
-from frazil.audit.compare import FindingKind
+from frazil.audit.claims import Claims
+from frazil.audit.compare import Evidence, FindingKind
 from frazil.audit.declared import audit
+from frazil.audit.ranges import CommittedRange
+from frazil.audit.routed import Replays, RoutedRows, compare_tables
 from frazil.audit.run import Audit, audit_stream
 from frazil.commit.period import Period
+from frazil.offsets.tally import OffsetTally
 from frazil.table.catalogs import load_catalog
 from tests.made_routes import MadeRoute, shop
 
@@ -189,3 +194,36 @@ def test_whatever_batches_there_were_all_is_well_followed_or_not(made: MadeRoute
     found = audited(made)
     assert found.clean, found.findings
     assert sum(p.rows + p.dead_letters for p in found.partitions) == made.at
+
+
+SHOP = ("shop", 0)
+
+
+def counted(claimed: Claims, routed: list[RoutedRows], replays: Replays, home_rows: int) -> list[tuple[Any, ...]]:
+    """What is found of a home with so many rows, from offset 0 on, and of tables of a route."""
+    home = {SHOP: OffsetTally(range(home_rows))}
+    evidence = Evidence(
+        "shop", 0, 100, "id-1", claimed.ranges[SHOP], rows=home[SHOP], dead_letters=OffsetTally(), kafka=None
+    )
+    found = compare_tables([evidence], ("shop.other", home), routed, claimed, replays)
+    return [(finding.kind, finding.where, finding.count) for finding in found]
+
+
+def test_rows_of_replays_count_for_the_tables_that_have_them() -> None:
+    claimed = Claims({SHOP: (CommittedRange(0, 6, 6, 2, "id-1"),)}, records=4, rejected=2, routed={"shop.orders": 1})
+    orders = RoutedRows("shop.orders", {SHOP: OffsetTally([3, 5])})
+    replays = Replays({SHOP: BitMap64([4, 5, 99])}, {"shop.orders": {SHOP: BitMap64([5])}})
+    assert counted(claimed, [orders], replays, home_rows=4) == []
+    assert counted(claimed, [orders], replays, home_rows=3) == [(FindingKind.MISCOUNTED, "shop.other", 1)]
+
+
+def test_a_renamed_table_of_which_no_batch_had_rows_is_empty() -> None:
+    claimed = Claims({SHOP: (CommittedRange(0, 3, 3, 0, "id-1"),)}, records=3)
+    renamed = RoutedRows("shop.orders", {}, renamed="shop.moved")
+    assert counted(claimed, [renamed], Replays(), home_rows=3) == []
+
+
+def test_what_was_committed_twice_is_counted_for_no_table_and_home_says_so() -> None:
+    twice = CommittedRange(0, 3, 3, 0, "id-1")
+    claimed = Claims({SHOP: (twice, twice)}, records=6, routed={"shop.orders": 2})
+    assert counted(claimed, [], Replays(), home_rows=3) == [(FindingKind.NOT_COMPARED, "shop.other", 2)]

@@ -21,7 +21,7 @@ from frazil.commit.lacking import lacking
 from frazil.commit.marker import BatchKey, Marker, read_marker
 from frazil.commit.members import write_member
 from frazil.commit.stream_tables import StreamTables
-from frazil.commit.sweep import bare_path, discard_batch, sweep
+from frazil.commit.sweep import bare_path, discard_batch, sweep, sweep_batch, sweep_routed
 from frazil.errors import CommitUnavailable
 from frazil.ingest.contract import StagedFile
 from frazil.maintenance.orphans import Undecided
@@ -267,8 +267,20 @@ def test_files_that_wait_are_kept_by_every_sweep_and_by_orphan_removal(routed: R
     assert Undecided.of(routed.load(ORDERS).properties).holds(waiting.path)
     routed.begin()
     routed.begin()
-    sweep(routed.tables, below_epoch=routed.committer.epoch)
-    assert Path(bare_path(waiting.path)).exists()
+    epoch, tables = routed.committer.epoch, routed.tables
+    tables.handle(ORDERS)  # a sweep knows the tables that have handles
+    for swept in (
+        lambda: sweep(tables, below_epoch=epoch),
+        lambda: sweep(tables, below_epoch=epoch, just_settled=True),
+        lambda: sweep_routed(tables, below_epoch=epoch),
+        lambda: sweep_batch(tables, journal),
+    ):
+        (failed,) = routed.world._write(routed.load(ORDERS), journal.key, ORDERS, [routed.row(1)])
+        assert swept() == 1, "the table was swept"
+        assert not Path(bare_path(failed.path)).exists()
+        assert Path(bare_path(waiting.path)).exists()
+    routed.world.lose_journal(journal.key)
+    assert sweep_routed(tables, below_epoch=epoch) == 0, "nothing tells which files wait"
     routed.followers.commit()
     assert routed.offsets(ORDERS) == [1]
     assert not Undecided.of(routed.load(ORDERS).properties).holds(waiting.path)

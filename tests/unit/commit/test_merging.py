@@ -112,7 +112,7 @@ def test_a_merge_that_another_commit_overtakes_is_planned_again(world, catalog, 
     catalog.next_meets(lambda: happens(world), "demo.accounts")
     others = {} if happens is _compacted else {500: ("eu", 5)}
 
-    world.upsert(committer, [(0, ("us", 100)), (1, None)])
+    committer.commit(world.change(committer, [(0, ("us", 100)), (1, None)]))  # no sweep deletes what the commit left
 
     assert world.accounts() == {**{k: v for k, v in FIRST if k > 1}, 0: ("us", 100), **others}
     merged = {path for path in world.parquet_files() if "/merged/" in path}

@@ -8,13 +8,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pyiceberg.table.update import SetPropertiesUpdate, SetSnapshotRefUpdate
 
 from frazil.commit import letter_counts
+from frazil.commit.lane import Lane, branch_name, property_name
 from frazil.commit.opened import OpenStream
 from frazil.dead_letters.counts import counts, samples
 from frazil.dead_letters.discard import Mark, discard
 from frazil.dead_letters.letters import Selection
-from frazil.errors import CommitUnavailable
+from frazil.errors import CommitUnavailable, WriterBusy
 from tests.unit.commit.conftest import EPOCH_BEGAN, World
 
 MARK = Mark("ada", "a test of the producer's", 1_800_000_000_000)
@@ -137,6 +139,25 @@ def test_each_letter_is_there_once_and_marked_whatever_fails(world: World, opene
     world.catalog.land_now()
     assert discarded(world) == MINE
     assert world.dead_letters() == sorted([(0, 1), (0, 1), (0, 2), (1, 7), *([(0, 6)] if "batch" in fault else [])])
+
+
+def test_a_replay_that_begins_while_letters_are_discarded_stops_the_discard(world: World, opened: OpenStream) -> None:
+    """A replay decodes the letters that it finds, so none of them may be marked after it has begun."""
+    replay = Lane("events", "r1", {"dead-letters": "NotJson"}, digest="", epoch=1)
+
+    def replay_begins() -> None:
+        """Its snapshot has the number of main's: the requirement alone must refuse the discard, not the number."""
+        table = world.load_dead_letters()
+        (main,) = table.metadata.refs.values()
+        began = SetSnapshotRefUpdate(ref_name=branch_name("events"), type="branch", snapshot_id=main.snapshot_id)
+        world.catalog.inner.commit_table(
+            table, (), (began, SetPropertiesUpdate(updates={property_name("events"): replay.to_property()}))
+        )
+
+    world.catalog.next_meets(replay_begins, world.dead_letter_table)
+    with pytest.raises(WriterBusy, match="are being replayed"):
+        discard(opened, NOT_JSON, MARK)
+    assert discarded(world) == []
 
 
 def test_a_catalog_that_stays_away_leaves_everything_as_it_was(world: World, opened: OpenStream) -> None:

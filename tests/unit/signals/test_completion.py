@@ -360,6 +360,21 @@ def test_rows_that_another_engine_appends_reopen_their_window_and_a_rewrite_does
     assert minutes.signal() == [], "files that were written anew bring nothing"
 
 
+def test_what_others_delete_leaves_a_signal_as_it_was_until_a_row_is_appended(minutes):
+    minutes.send(0, 10)
+    minutes.signal()
+    minutes.send(10, 70)
+    minutes.signal()
+    (before,) = newest_signals(minutes.catalog, "demo.minutes", from_us=NOON, to_us=NOON + HOUR)
+    minutes.made.tables.main.refresh().delete("at < '2013-12-30T12:10:00+00:00'")
+    assert minutes.signal() == []
+    (after,) = newest_signals(minutes.catalog, "demo.minutes", from_us=NOON, to_us=NOON + HOUR)
+    assert after == before
+    assert after.snapshot_id != head_of(minutes.made.tables.main.refresh().metadata).snapshot_id
+    minutes.send(5, 6)
+    assert minutes.signal() == [("T12", 2, 51, 1)]
+
+
 def test_an_older_state_of_the_table_than_was_signalled_decides_nothing(minutes, monkeypatch):
     """As with a caching catalog, which once led to no signal, and at the next check to the same late rows again."""
     minutes.send(0, 10)

@@ -53,6 +53,13 @@ def complete(made: MadeRoute, table: str = "shop.orders") -> list[int]:
     return [(one.start_us - BEGIN_US) // HOUR_US for one in rows if one.rows]
 
 
+def decided_to(made: MadeRoute) -> int:
+    """The hour before which all are complete, with rows or without, counted from the first."""
+    cursor = seen(made).cursor
+    assert cursor is not None
+    return (cursor.through_us - BEGIN_US) // HOUR_US
+
+
 def hour(number: float) -> int:
     return BEGIN_US + int(number * HOUR_US)
 
@@ -73,9 +80,14 @@ def test_rows_that_wait_hold_back_only_what_came_with_them_or_later(made: MadeRo
     made.run({"main": 1}, at_us=hour(1.5))
     made.batch({"shop.orders": 1}, at_us=hour(5))
     assert complete(made) == [0]
+    assert decided_to(made) == 1, "no later hour, with rows or without"
     assert "the watermark of shop is" in seen(made).decision.reason
     made.batch({"main": 1}, at_us=hour(6))
     assert complete(made) == []
+    assert decided_to(made) == 1
+    made.follow()
+    assert complete(made) == [5]
+    assert decided_to(made) == 6
 
 
 def test_the_first_rows_that_wait_leave_everything_unknown_with_the_reason(made: MadeRoute) -> None:

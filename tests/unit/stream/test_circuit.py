@@ -73,3 +73,11 @@ def test_a_stream_may_declare_none():
         CircuitOpen, match=r"5,000 of 5,000 records \(100\.0 %\).*Reasons: Bad 5,000\..*First at t\[0\]@0"
     ):
         check_circuit(spec(Circuit()), rejects(Bad=5000), records=0, journals=journals)
+
+
+def test_the_batch_before_is_the_last_that_had_records():
+    empty, before = SimpleNamespace(records=0, rejected=0), SimpleNamespace(records=7, rejected=7)
+    journals: Any = SimpleNamespace(records=lambda **_: iter((empty, before)))
+    spec: Any = SimpleNamespace(name="rides", dead_letters=SimpleNamespace(circuit=Circuit()))
+    with pytest.raises(CircuitOpen, match=r"In the batch before it was 50\.0 %"):
+        check_circuit(spec, rejects(Bad=5000), records=0, journals=journals)

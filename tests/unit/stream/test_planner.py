@@ -14,6 +14,7 @@ from frazil.host.exchange import open_exchange
 from frazil.kafka.admin import Topics
 from frazil.kafka.identity import SourceIdentity
 from frazil.kafka.truncation import OUTDATED_POLLS, SHORT_POLLS, LogEnd
+from frazil.partitions.watermark import watermark_us
 from frazil.spec.topics import TopicPattern
 from frazil.stream.plan import BatchPolicy, Rates
 from frazil.stream.planner import UNREACHABLE_S, BatchPlanner, PlannerSettings
@@ -438,9 +439,15 @@ def test_records_of_an_open_transaction_keep_their_partition_from_being_idle(wor
     for second in range(600):
         world.kafka.end = {TP0: second * 10, TP1: 0}
         world.kafka.high = {TP1: second + 1}
-        assert TP1 not in world.after(1).idle
+        position = world.after(1)
+        assert TP1 not in position.idle
+        newest = {TP0: 7_000 + second, TP1: 5}
+        assert watermark_us(newest, partitions=newest, idle=position.idle, previous_us=5) == 5, "it is held back"
     world.kafka.end[TP1] = 600
-    assert world.after(70).offsets[TP1] == 600
+    position = world.after(70)
+    assert position.offsets[TP1] == 600
+    newest[TP1] = 9_000
+    assert watermark_us(newest, partitions=newest, idle=position.idle, previous_us=5) == newest[TP0]
 
 
 def test_a_partition_that_the_marker_calls_idle_is_so_no_more_once_a_transaction_writes_to_it(world: World):
@@ -687,3 +694,7 @@ def test_whole_transactions_of_several_partitions_are_refused(world: World):
     world.planner.whole = StandInWhole()  # type: ignore[assignment]
     with pytest.raises(SpecError, match="needs a topic of one partition"):
         world.after(1)
+
+
+def test_all_records_of_a_partition_that_nothing_is_known_of_are_unread():
+    assert PlannerReport({TP0: 3, TP1: 9}).unread({TP1: 9}) == {TP0: 3}

@@ -166,7 +166,8 @@ def test_a_batch_longer_than_three_intervals_has_credit_while_its_records_advanc
     for n in range(1, 4):
         progress.write("0", epoch=4, batch=1, records=n * 1000)
         assert bench.after(STILL_S - 1).stall is None
-    stall = bench.after(2).stall
+    assert bench.after(1).table_location == str(tmp_path)
+    stall = bench.after(1).stall
     assert stall is not None
     assert "batch 4-1 is staging, has read 3,000 records and makes no progress" in stall.reason
 

@@ -1,0 +1,79 @@
+"""What the audit asks Kafka: the logs that were cut below what was committed, beyond what is known and accepted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from pyroaring import BitMap64
+
+from frazil.audit import source
+from frazil.audit.claims import Claims
+from frazil.audit.ranges import CommittedRange
+from frazil.kafka.identity import SourceIdentity
+from frazil.kafka.truncation import LogEnd
+from frazil.offsets.spans import TopicPartition
+from frazil.offsets.tally import OffsetTally
+
+T0, T1 = ("t", 0), ("t", 1)
+IDENTITY = SourceIdentity("c1", {"t": "id-1"})
+
+
+class StandInKafka:
+    """A log whose leader of epoch 1 had nothing from offset 40 on, and which has grown to 100 since."""
+
+    def describe(self) -> Any:
+        return SimpleNamespace(identity=IDENTITY, partitions=(T0, T1))
+
+    def earliest(self, partitions: Any) -> dict[TopicPartition, int]:
+        return dict.fromkeys(partitions, 0)
+
+    def log_ends(self, partitions: Any) -> dict[TopicPartition, LogEnd]:
+        return dict.fromkeys(partitions, LogEnd(100, 100, 2))
+
+    def cut(self, asked: Mapping[TopicPartition, tuple[int, int]]) -> dict[TopicPartition, int]:
+        return {tp: 40 for tp, (end, epoch) in asked.items() if tp == T0 and epoch == 1 and end > 40}
+
+
+@pytest.mark.parametrize(
+    ("accepted", "found"),
+    [
+        ((), 40),
+        (((40, 60),), None),
+        (((30, 70),), None),
+        (((0, 40),), 40),
+        (((50, 60),), 40),
+        (((40, 50),), 40),
+        (((0, 30), (40, 60)), None),
+    ],
+)
+def test_a_log_that_was_cut_and_has_grown_is_found_unless_all_of_it_is_accepted(
+    monkeypatch: pytest.MonkeyPatch, accepted: tuple[tuple[int, int], ...], found: int | None
+) -> None:
+    @contextmanager
+    def open_kafka(_: Any) -> Iterator[StandInKafka]:
+        yield StandInKafka()
+
+    monkeypatch.setattr(source, "open_kafka", open_kafka)
+    monkeypatch.setattr(source, "kafka_properties", lambda *_: {})
+    monkeypatch.setattr(
+        source, "read_offsets", lambda _, spans: {tp: OffsetTally(range(*span)) for tp, span in spans.items()}
+    )
+    ranges = {
+        T0: (
+            CommittedRange(0, 60, 60, 0, "id-1", leader_epoch=1),
+            CommittedRange(60, 90, 30, 0, "id-1", leader_epoch=2),
+        ),
+        T1: (CommittedRange(0, 10, 10, 0, "id-1", leader_epoch=1),),
+    }
+    marker: Any = SimpleNamespace(
+        source=IDENTITY, offsets={T0: 90, T1: 10}, leader_epochs={T0: 2, T1: 1}, rewritten={T0: accepted}
+    )
+    spec: Any = SimpleNamespace(source=SimpleNamespace(reads=("t",)))
+    kafka, notes = source.ask_kafka(spec, marker, Claims(ranges))
+    assert notes == ()
+    assert {tp: one.cut for tp, one in kafka.items()} == {T0: found, T1: None}
+    assert kafka[T1].offsets == BitMap64(range(10))
