@@ -12,10 +12,11 @@ Event = tuple[str, int]
 
 
 UNREADABLE = ("", -1)
+HOURS = 7200
 
 
 def place(position: int, second: int = 0) -> str:
-    return f"{position:020}@{second:013}"
+    return f"{position:020}@{1_767_225_600_000 + 1000 * second}"
 
 
 def after(
@@ -68,12 +69,23 @@ def test_a_record_that_cannot_be_read_may_be_the_last_of_its_transaction() -> No
 
 
 def test_a_log_that_began_anew_waits_for_nothing_of_the_one_before_it() -> None:
-    places = {"a": place(900, 1), "b": place(950, 2), "c": place(4, 3), "d": place(9, 4)}
+    places = {"a": place(900, 1), "b": place(950, 2), "c": place(4, HOURS), "d": place(9, HOURS)}
     log = [("a", 1), ("b", 1), ("c", 1), ("d", 1)]
     assert after(log, dict.fromkeys("abcd", 1), places=places) == (4, "")
     assert after(log, {**dict.fromkeys("acd", 1), "b": 2}, places=places) == (4, "")
     again = [*log, ("c", 1)]
     assert after(again, dict.fromkeys("abcd", 1), places=places) == (4, "d")
+
+
+def test_a_statement_that_began_before_the_transaction_ahead_of_it_changes_no_order() -> None:
+    places = {"a": place(100, 5), "b": place(200, 3)}
+    cut = [("a", 1), ("b", 1), ("a", 1)]
+    assert after(cut, {"a": 1, "b": 3}, places=places) == (1, "b")
+    assert after(cut, {"a": 1, "b": 1}, places=places) == (2, "b")
+    log = Boundaries(10, LastTransaction("b", places["b"]))
+    log.add("a", 1, places["a"], 11)
+    log.ended("a", 1)
+    assert (log.settle(whole=True), log.at, log.is_behind) == ("b", 10, True)
 
 
 def test_what_is_of_no_transaction_ends_none() -> None:

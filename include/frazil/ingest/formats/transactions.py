@@ -108,9 +108,10 @@ def _known_as(transaction: str) -> str:
 
 
 def _positions(rows: pa.Table) -> pa.Array:
-    sequence, file, pos, time_ms = (_inside(rows, "source", name) for name in ("sequence", "file", "pos", "ts_ms"))
+    names = ("sequence", "file", "pos", "ts_ms", "server_id")
+    sequence, file, pos, time_ms, server = (_inside(rows, "source", name) for name in names)
     commit_before = pc.struct_field(pc.extract_regex(sequence, _COMMIT_BEFORE), "lsn").cast(pa.int64())
-    return positions(commit_before, file, pos, pa.nulls(len(pos), pa.int64()), time_ms)
+    return positions(commit_before, file, pos, pa.nulls(len(pos), pa.int64()), time_ms, server)
 
 
 @lru_cache
@@ -131,11 +132,12 @@ def _fields(first: int) -> list[NestedField]:
         return NestedField(at, name, StructType(*fields), required=False)
 
     text, count = StringType(), LongType()
+    texts, counts = ("db", "schema", "table", "sequence", "file"), ("pos", "ts_ms", "server_id")
     element = struct(first + 21, "element", data_collection=text, event_count=count).field_type
     return [
         NestedField(first, "op", text, required=False),
         struct(first + 1, "transaction", id=text, data_collection_order=count),
-        struct(first + 5, "source", db=text, schema=text, table=text, sequence=text, file=text, pos=count, ts_ms=count),
+        struct(first + 5, "source", **dict.fromkeys(texts, text), **dict.fromkeys(counts, count)),
         NestedField(first + 16, "status", text, required=False),
         NestedField(first + 17, "id", text, required=False),
         NestedField(first + 20, "data_collections", ListType(first + 30, element, False), required=False),
