@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from frazil.commit.marker import LastTransaction
+from frazil.ingest.source_log import is_after
+from frazil.stream import boundaries
 from frazil.stream.boundaries import MAX_ENDS, Boundaries
 
 Event = tuple[str, int]
@@ -86,6 +89,22 @@ def test_a_statement_that_began_before_the_transaction_ahead_of_it_changes_no_or
     log.add("a", 1, places["a"], 11)
     log.ended("a", 1)
     assert (log.settle(whole=True), log.at, log.is_behind) == ("b", 10, True)
+
+
+@pytest.mark.parametrize("position", [None, place(7)], ids=["no position", "one position"])
+def test_the_work_is_linear_in_transactions_whose_ends_are_heard_of_late(
+    position: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    monkeypatch.setattr(boundaries, "is_after", lambda *both: asked.append(both) or is_after(*both))
+    log = Boundaries(0)
+    for number in range(1000):
+        log.add(f"t{number}", 1, position, number + 1)
+    assert log.settle(whole=True) == "t0"
+    for number in range(1000):
+        log.ended(f"t{number}", 1)
+    assert (log.settle(whole=True), log.at) == ("", 1000)
+    assert len(asked) <= 2000
 
 
 def test_what_is_of_no_transaction_ends_none() -> None:
