@@ -50,10 +50,12 @@ class Logs(NamedTuple):
     server: pa.Array
 
 
-def positions(
-    lsn: pa.Array, file: pa.Array, pos: pa.Array, row: pa.Array, time: pa.Array, server: pa.Array
-) -> pa.Array:
-    """A text for each event; null for one that tells no position, such as those of an incremental snapshot."""
+def positions(source: Mapping[str, pa.Array]) -> pa.Array:
+    """A text for each event; null for one that tells no position, such as those of an incremental snapshot.
+
+    `source` has the fields of `POSITIONS`.
+    """
+    lsn, file, pos, row, time, server = (source[field] for field in POSITIONS)
     name = _in_order(file.cast(pa.string()))
     of_log = pc.binary_join_element_wise(name, _padded(pos), _padded(pc.fill_null(row, 0)), "/")
     at = pc.if_else(lsn.is_valid(), _padded(lsn), of_log)
@@ -118,7 +120,7 @@ def _in_order(file: pa.Array) -> pa.Array:
 
 
 def _whole(numbers: pa.Array) -> pa.Array:
-    """A field that a column may read as well, with a type of its own: times in milliseconds, null if it is no number."""
+    """A field that a column may read as well, with a type of its own: times in milliseconds, null for other types."""
     if pa.types.is_timestamp(numbers.type):
         numbers = pc.floor_temporal(numbers, unit="millisecond").cast(pa.timestamp("ms", numbers.type.tz))
         numbers = numbers.cast(pa.int64())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from functools import lru_cache
+from hashlib import sha256
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -24,6 +25,8 @@ _OF_POSTGRES = re.compile(r"(\d+):\d+")
 _COMMIT_BEFORE = r'^\["(?P<lsn>[0-9]{1,18})"'
 """In `source.sequence` of PostgreSQL, a JSON array as text."""
 _CHANGES = frozenset("cudt")
+MAX_ID_CHARACTERS = 200
+"""Longer ids of transactions are cut, and end with their hash: markers, heartbeats and messages have them."""
 
 
 class Said(NamedTuple):
@@ -104,14 +107,18 @@ def _inside(rows: pa.Table, struct: str, name: str) -> pa.Array:
 @lru_cache(maxsize=4096)
 def _known_as(transaction: str) -> str:
     found = _OF_POSTGRES.fullmatch(transaction)
-    return found[1] if found else transaction
+    known = found[1] if found else transaction
+    if len(known) <= MAX_ID_CHARACTERS:
+        return known
+    digest = sha256(known.encode("utf-8", "surrogatepass")).hexdigest()
+    return f"{known[: MAX_ID_CHARACTERS - len(digest) - 1]}…{digest}"
 
 
 def _positions(rows: pa.Table) -> pa.Array:
-    names = ("sequence", "file", "pos", "ts_ms", "server_id")
-    sequence, file, pos, time_ms, server = (_inside(rows, "source", name) for name in names)
+    source = {name: _inside(rows, "source", name) for name in ("file", "pos", "ts_ms", "server_id")}
+    sequence = _inside(rows, "source", "sequence")
     commit_before = pc.struct_field(pc.extract_regex(sequence, _COMMIT_BEFORE), "lsn").cast(pa.int64())
-    return positions(commit_before, file, pos, pa.nulls(len(pos), pa.int64()), time_ms, server)
+    return positions({**source, "lsn": commit_before, "row": pa.nulls(len(rows), pa.int64())})
 
 
 @lru_cache
