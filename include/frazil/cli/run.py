@@ -37,6 +37,7 @@ from frazil.host.heartbeat import Phase
 from frazil.host.lock import WriterLock, read_launch
 from frazil.host.processes import end_group, mark
 from frazil.host.writer_log import LOG_FILE, redirect, rotate
+from frazil.safe_text import safe
 from frazil.spark_apps import DRIVE_STREAM
 from frazil.spec.application import Application, find_application
 from frazil.spec.last_sound import find_and_remember
@@ -229,7 +230,7 @@ def _be_the_writer(
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else CRASHED
     except FrazilError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)  # the last line of the log as well
+        print(safe(f"{type(error).__name__}: {error}"), file=sys.stderr)  # the last line of the log as well
         voice.complain(f"{type(error).__name__}: {error}")
         code = error.exit_code
     except BaseException as error:

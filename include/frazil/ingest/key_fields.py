@@ -40,10 +40,12 @@ class KeyFields:
     def __init__(self, make: Make, key: Schema, units: Mapping[int, str]) -> None:
         plain = [field.model_copy(update={"required": False}) for field in key.fields]
         inner = [field.model_copy(update={"field_id": PAYLOAD_IDS + n}) for n, field in enumerate(plain)]
-        payload = NestedField(PAYLOAD_ID, "payload", StructType(*inner), required=False)
+        # Beside a column of this name, a key with its schema cannot be told from one without.
+        self._wrapped = "payload" not in key.column_names
+        payload = [NestedField(PAYLOAD_ID, "payload", StructType(*inner), required=False)] * self._wrapped
         of_inner = {PAYLOAD_IDS + n: units[f.field_id] for n, f in enumerate(plain) if f.field_id in units}
         self._schema = schema_to_pyarrow(Schema(*plain), include_field_ids=True)
-        self._decode = make(Schema(*plain, payload), {**units, **of_inner})
+        self._decode = make(Schema(*plain, *payload), {**units, **(of_inner if payload else {})})
 
     def __call__(self, chunk: Chunk) -> Decoded:
         there = np.flatnonzero(chunk.values.lengths != NULL)
@@ -59,9 +61,11 @@ class KeyFields:
         rows = pa.Table.from_arrays(columns, schema=self._schema).filter(pa.array(good))
         return Decoded(rows, decoded.kept[good], [wrong[index] for index in sorted(wrong)])
 
-    @staticmethod
-    def _column(name: str, rows: pa.Table) -> pa.Array:
-        own, within = rows.column(name).combine_chunks(), pc.struct_field(rows.column("payload").combine_chunks(), name)
+    def _column(self, name: str, rows: pa.Table) -> pa.Array:
+        own = rows.column(name).combine_chunks()
+        if not self._wrapped:
+            return own
+        within = pc.struct_field(rows.column("payload").combine_chunks(), name)
         if isinstance(own, pa.ExtensionArray):  # a UUID, which no function of Arrow takes
             return pa.ExtensionArray.from_storage(own.type, pc.coalesce(own.storage, within.storage))
         return pc.coalesce(own, within)

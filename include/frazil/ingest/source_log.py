@@ -1,14 +1,15 @@
 """Where an event lies in the log of its source, as a text that is greater for a later event of the same log.
 
-The text ends with the time at which the source made the change. It tells a log that began anew (another server, a
-restored one, `RESET MASTER`), where positions are lower and times later, from an event that a connector sends again,
-which has the time that it had.
+The text ends with the time at which the source made the change, and with the server that made it. Within one log the
+position alone counts: a binlog has the times at which statements began, which go back. Time and server reveal a log
+that began anew: another server, a restored one, `RESET MASTER`.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -22,26 +23,54 @@ POSITIONS: Mapping[str, IcebergType] = {
     "pos": LongType(),
     "row": LongType(),
     "ts_ms": LongType(),
+    "server_id": LongType(),
 }
-"""The fields of `source` that tell an event's place in the log of PostgreSQL, or of MySQL, and its time."""
+"""The fields of `source` that tell an event's place in the log of PostgreSQL, or of MySQL, its time and its server."""
+MIN_NEW_LOG_GAP_MS = 3_600_000
+"""A lower position that is later by this is of a new log. No statement should take as long."""
+MAX_FILE_CHARACTERS = 255
+"""Of a binlog's name: file systems allow no longer ones."""
 _TIME_DIGITS = 13
-_TIME = re.compile(rf"@(\d{{{_TIME_DIGITS}}})$")
+_LAYOUT = (
+    r"^(?:(?P<name>.*?)(?:\.[a-d]?[0-9]+)?/[0-9]+/[0-9]+|[0-9]+)"
+    rf"@(?P<ms>[0-9]{{{_TIME_DIGITS}}})(?:#(?P<server>[0-9]{{1,18}}))?$"
+)
+"""Of a text that tells its time."""
+_PARTS = re.compile(_LAYOUT)
 _LONG_NUMBERS = (7, 8, 9, 10)
 """Digits of a binlog's number beyond the six to which MySQL and MariaDB pad it; it ends at 2**31."""
 
 
-def positions(lsn: pa.Array, file: pa.Array, pos: pa.Array, row: pa.Array, time: pa.Array) -> pa.Array:
-    """A text for each event; null for one that tells no position, such as those of an incremental snapshot."""
+class Logs(NamedTuple):
+    """The time of positions in milliseconds since 1970, and which log they are in; 0 and empty texts if unknown."""
+
+    ms: NDArray[np.int64]
+    name: pa.Array
+    """The name of the binlog's files without their number."""
+    server: pa.Array
+
+
+def positions(source: Mapping[str, pa.Array]) -> pa.Array:
+    """A text for each event; null for one that tells no position, such as those of an incremental snapshot.
+
+    `source` has the fields of `POSITIONS`.
+    """
+    lsn, file, pos, row, time, server = (source[field] for field in POSITIONS)
     name = _in_order(file.cast(pa.string()))
     of_log = pc.binary_join_element_wise(name, _padded(pos), _padded(pc.fill_null(row, 0)), "/")
     at = pc.if_else(lsn.is_valid(), _padded(lsn), of_log)
-    ms = pc.utf8_lpad(_milliseconds(time).cast(pa.string()), _TIME_DIGITS, "0")
-    return pc.coalesce(pc.binary_join_element_wise(at, ms, "@"), at)
+    ms = pc.utf8_lpad(_whole(time).cast(pa.string()), _TIME_DIGITS, "0")
+    of_time = pc.coalesce(pc.binary_join_element_wise(at, ms, "@"), at)
+    server = _whole(server)
+    known = pc.if_else(pc.greater(server, 0), server, None).cast(pa.string())  # a snapshot's rows have 0
+    return pc.coalesce(pc.binary_join_element_wise(of_time, pc.if_else(ms.is_valid(), known, None), "#"), of_time)
 
 
 def began_anew(new: pa.Array, old: pa.Array) -> NDArray[np.bool_]:
-    """Where the source made the first change later than the second one, as far as both positions tell their times."""
-    found: NDArray[np.bool_] = (times(new) > times(old)) & (times(old) > 0)
+    """Mask of first positions that are in a log which began after the second ones: later by far, or elsewhere."""
+    one, other = logs(new), logs(old)
+    moved = _differ(one.name, other.name) | _differ(one.server, other.server)
+    found: NDArray[np.bool_] = (other.ms > 0) & (one.ms >= other.ms + np.where(moved, 1, MIN_NEW_LOG_GAP_MS))
     return found
 
 
@@ -49,8 +78,13 @@ def is_after(one: str | None, other: str | None) -> bool:
     """Whether the first position lies behind the second one in the same log, or in one that began anew since."""
     if one is None or other is None:
         return False
-    new, old = _TIME.search(one), _TIME.search(other)
-    return one > other or (new is not None and old is not None and new[1] > old[1])
+    if one > other:
+        return True
+    new, old = _PARTS.match(one), _PARTS.match(other)
+    if new is None or old is None:
+        return False
+    moved = any(new[part] and old[part] and new[part] != old[part] for part in ("name", "server"))
+    return int(new["ms"]) >= int(old["ms"]) + (1 if moved else MIN_NEW_LOG_GAP_MS)
 
 
 def is_before(one: str | None, other: str | None) -> bool:
@@ -58,32 +92,41 @@ def is_before(one: str | None, other: str | None) -> bool:
     return one is not None and other is not None and one != other and not is_after(one, other)
 
 
-def times(places: pa.Array) -> NDArray[np.int64]:
-    """The milliseconds since 1970 at the end of positions; 0 where there are none."""
-    found = pc.struct_field(pc.extract_regex(places.cast(pa.string()), f"@(?P<ms>[0-9]{{{_TIME_DIGITS}}})$"), "ms")
-    milliseconds: NDArray[np.int64] = pc.fill_null(found.cast(pa.int64()), 0).to_numpy(zero_copy_only=False)
-    return milliseconds
+def logs(places: pa.Array) -> Logs:
+    """What positions tell of their logs."""
+    found = pc.extract_regex(places.cast(pa.string()), _LAYOUT)
+    name, ms, server = (pc.fill_null(pc.struct_field(found, part), "") for part in ("name", "ms", "server"))
+    milliseconds = pc.if_else(pc.equal(ms, ""), "0", ms).cast(pa.int64()).to_numpy(zero_copy_only=False)
+    return Logs(milliseconds, name, server)
+
+
+def _differ(one: pa.Array, other: pa.Array) -> NDArray[np.bool_]:
+    known = pc.and_(pc.not_equal(one, ""), pc.not_equal(other, ""))
+    found: NDArray[np.bool_] = pc.and_(known, pc.not_equal(one, other)).to_numpy(zero_copy_only=False)
+    return found
 
 
 def _in_order(file: pa.Array) -> pa.Array:
-    """Names of binlogs as texts in their order; null for an empty one.
+    """Names of binlogs as texts in their order; null for an empty one, and for what is no name.
 
     A letter before a number of seven digits or more sorts it behind the shorter ones, which stay as they are: tables
     have them.
     """
-    file = pc.if_else(pc.equal(file, ""), None, file)
+    is_name = pc.and_(pc.not_equal(file, ""), pc.less_equal(pc.utf8_length(file), MAX_FILE_CHARACTERS))
+    file = pc.if_else(is_name, file, None)
     for letter, digits in zip("abcd", _LONG_NUMBERS, strict=True):
         file = pc.replace_substring_regex(file, rf"\.([0-9]{{{digits}}})$", rf".{letter}\1")
     return file
 
 
-def _milliseconds(time: pa.Array) -> pa.Array:
-    """Of a field that a column may read as well, with a type of its own."""
-    if pa.types.is_timestamp(time.type):
-        time = pc.floor_temporal(time, unit="millisecond").cast(pa.timestamp("ms", time.type.tz)).cast(pa.int64())
-    if not pa.types.is_integer(time.type):
-        return pa.nulls(len(time), pa.int64())
-    return pc.if_else(pc.greater_equal(time, 0), time, None)
+def _whole(numbers: pa.Array) -> pa.Array:
+    """A field that a column may read as well, with a type of its own: times in milliseconds, null for other types."""
+    if pa.types.is_timestamp(numbers.type):
+        numbers = pc.floor_temporal(numbers, unit="millisecond").cast(pa.timestamp("ms", numbers.type.tz))
+        numbers = numbers.cast(pa.int64())
+    if not pa.types.is_integer(numbers.type):
+        return pa.nulls(len(numbers), pa.int64())
+    return pc.if_else(pc.greater_equal(numbers, 0), numbers, None)
 
 
 def _padded(numbers: pa.Array) -> pa.Array:

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from frazil.ingest.changes import CHANGE, DELETE, KEPT
-from frazil.ingest.source_log import times
+from frazil.ingest.source_log import MIN_NEW_LOG_GAP_MS, Logs, logs
 from frazil.merge.contract import MergeRules
 
 TOPIC, PARTITION, OFFSET, TIMESTAMP = "kafka_topic", "kafka_partition", "kafka_offset", "kafka_timestamp"
@@ -67,7 +67,7 @@ def newest_by_key(changes: pa.Table, rules: MergeRules, ids: Mapping[str, int]) 
     order = ranks(column(changes, rules.order_by)) if rules.order_by else np.zeros(count, np.int64)
     places, offsets = places_of(changes), column(changes, OFFSET).to_numpy()
     if rules.by_position and rules.order_by and count:
-        order = _order_of_logs(order, times(column(changes, rules.order_by)), keys, places, offsets)
+        order = _order_of_logs(order, logs(column(changes, rules.order_by)), keys, places, offsets)
     bare = bare_deletes(changes, rules)
     deleted_at = _deleted_at(bare, keys, places, offsets) if bare.any() else np.full(count, NEVER)
     several = count > 0 and places.max() != places.min()
@@ -98,22 +98,35 @@ def newest_by_key(changes: pa.Table, rules: MergeRules, ids: Mapping[str, int]) 
     return _Earlier(changes, ordered, keys, places).told(found, ids)
 
 
-def _order_of_logs(order: Numbers, times_ms: Numbers, keys: Numbers, places: Numbers, offsets: Numbers) -> Numbers:
+def _order_of_logs(order: Numbers, told: Logs, keys: Numbers, places: Numbers, offsets: Numbers) -> Numbers:
     """The order of positions, in which a log that began anew is above the one before it, of its topic-partition.
 
-    It begins with a change that is below an earlier one, and later than all of these. A change without a position has
-    the highest one before it.
+    It begins as in `began_anew`, with a change that is later than all before it. A change without a position has the
+    highest one before it in its log.
     """
     ordered = np.lexsort((offsets, places, keys))
     begins = np.r_[True, _ends(keys[ordered], places[ordered])[:-1]]
     first = np.flatnonzero(begins)[np.cumsum(begins) - 1]
-    known, of_times = np.unique(times_ms, return_inverse=True)
-    at, highest, latest = order[ordered], _highest(order[ordered], begins), _highest(of_times[ordered], begins)
-    anew = np.zeros(len(ordered), np.bool_)
-    anew[1:] = ~begins[1:] & (at[1:] < highest[:-1]) & (latest[1:] > latest[:-1]) & (known[latest[:-1]] > 0)
-    logs = np.cumsum(anew)
+    known, of_times = np.unique(told.ms, return_inverse=True)
+    latest = known[_highest(of_times[ordered], begins)]
+    before = np.where(begins, 0, np.r_[0, latest[:-1]])
+    later = latest > before
+    moved = _moved(told.name, ordered, later, first) | _moved(told.server, ordered, later, first)
+    anew = later & (before > 0) & (latest >= before + np.where(moved, 1, MIN_NEW_LOG_GAP_MS))
+    number, at = np.cumsum(anew), order[ordered]
     found = np.empty_like(order)
-    found[ordered] = (logs - logs[first]) * (1 + order.max()) + np.where(at == 0, highest, at)
+    highest = _highest(at, begins | anew)
+    found[ordered] = (number - number[first]) * (1 + order.max()) + np.where(at == 0, highest, at)
+    return found
+
+
+def _moved(parts: pa.Array, ordered: Numbers, later: NDArray[np.bool_], first: Numbers) -> NDArray[np.bool_]:
+    """Where a later change of a group tells another part than the last one before it that was later, too."""
+    codes = codes_of([parts], len(parts))[ordered]
+    tells = later & pc.not_equal(parts, "").to_numpy(zero_copy_only=False)[ordered]
+    last = np.maximum.accumulate(np.where(tells, np.arange(len(codes)), -1))
+    last = np.r_[-1, last[:-1]]
+    found: NDArray[np.bool_] = tells & (last >= first) & (codes[np.maximum(last, 0)] != codes)
     return found
 
 

@@ -37,9 +37,9 @@ class MergeRules:
     A delete without a value, such as a tombstone, counts where Kafka has it: what came before it is gone.
     """
     by_position: bool = False
-    """Whether `order_by` has positions in the log of a source (`frazil.ingest.source_log`). Then a change that the
-    source made later is not below a row, or a change of its topic-partition, that has a higher position: the log began
-    anew. One without a position, which is no delete, counts where Kafka has it, at the position before it.
+    """Whether `order_by` has positions in the log of a source (`frazil.ingest.source_log`). Then a change of a log that
+    began anew is not below a row, or a change of its topic-partition, that has a higher position: `began_anew`.
+    One without a position, which is no delete, counts where Kafka has it, at the position before it.
     """
     replays: bool = False
     """Whether the changes are dead letters that are merged after records which Kafka has after them. Then among equals,

@@ -15,6 +15,7 @@ from pathlib import Path
 from frazil.backfill.request import parse_request
 from frazil.errors import FrazilError
 from frazil.host.process_log import log_to_stderr
+from frazil.safe_text import safe
 from frazil.spec.load import find_stream
 from frazil.table.configuration import exit_if_unreadable
 
@@ -44,7 +45,7 @@ def main() -> int:
             finally:
                 session.stop()
     except FrazilError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        print(safe(f"{type(error).__name__}: {error}"), file=sys.stderr)
         return error.exit_code
     return 0
 

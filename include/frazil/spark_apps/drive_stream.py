@@ -14,6 +14,7 @@ from pathlib import Path
 from frazil.errors import FrazilError
 from frazil.extras import extras_named
 from frazil.remote.driver_environment import lay_down, take_up
+from frazil.safe_text import safe
 
 
 def main() -> int:
@@ -30,7 +31,7 @@ def main() -> int:
 
             return drive(arguments.name, catalog=arguments.catalog, table=arguments.table, driver=arguments.driver)
     except FrazilError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        print(safe(f"{type(error).__name__}: {error}"), file=sys.stderr)
         return error.exit_code
     finally:
         lay_down(os.environ)

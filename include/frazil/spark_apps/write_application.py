@@ -12,6 +12,7 @@ from pathlib import Path
 
 from frazil.errors import FrazilError
 from frazil.extras import extras_named
+from frazil.safe_text import safe
 from frazil.table.configuration import check_configuration
 
 
@@ -26,7 +27,7 @@ def main() -> int:
         with extras_named():
             from frazil.application.main import run_application  # noqa: PLC0415 - as in write_stream.py
     except FrazilError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        print(safe(f"{type(error).__name__}: {error}"), file=sys.stderr)
         return error.exit_code
     return run_application(arguments.name, arguments.streams, until_caught_up=arguments.until_caught_up)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from frazil.errors import FrazilError
 from frazil.extras import extras_named
+from frazil.safe_text import safe
 from frazil.spark_apps import DRIVE_STREAM
 from frazil.spec.last_sound import find_and_remember
 from frazil.spec.load import check_tables_are_free
@@ -37,7 +38,7 @@ def main() -> int:
 
             return run_agent(spec, arguments.streams, program=DRIVE_STREAM, until_caught_up=arguments.until_caught_up)
     except FrazilError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        print(safe(f"{type(error).__name__}: {error}"), file=sys.stderr)
         return error.exit_code
     return run_writer(spec, until_caught_up=arguments.until_caught_up)
 

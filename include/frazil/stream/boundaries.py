@@ -27,6 +27,38 @@ class _Run:
 
 
 @dataclass(slots=True)
+class _Open:
+    """Transactions that have not ended, in the order in which they began.
+
+    They are looked up by position: very many may have the same one, or none, which no transaction is behind.
+    """
+
+    positions: dict[str, str | None] = field(default_factory=dict)
+    _at: dict[str, dict[str, None]] = field(default_factory=dict)
+
+    def before(self, run: _Run) -> list[tuple[str, str]]:
+        """The other ones that lie before a run in the source's log, and where."""
+        places = [place for place in self._at if is_after(run.position, place)]
+        return [(one, place) for place in places for one in self._at[place] if one != run.transaction]
+
+    def add(self, transaction: str, position: str | None) -> None:
+        self._leave(transaction)
+        self.positions[transaction] = position
+        if position is not None:
+            self._at.setdefault(position, {})[transaction] = None
+
+    def remove(self, transaction: str) -> None:
+        self._leave(transaction)
+        self.positions.pop(transaction, None)
+
+    def _leave(self, transaction: str) -> None:
+        if (position := self.positions.get(transaction)) is not None:
+            del self._at[position][transaction]
+            if not self._at[position]:
+                del self._at[position]
+
+
+@dataclass(slots=True)
 class Boundaries:
     """Of a log whose events carry their transaction and their order in it, both as the source counts them.
 
@@ -73,26 +105,25 @@ class Boundaries:
 
         Unless `whole`, more records follow at once, perhaps of the last transaction.
         """
-        open_ones: dict[str, str | None] = {}
+        open_ones = _Open()
         newest, behind, begins, end = self.newest, False, 0, self.at
         for i, run in enumerate(self._runs if whole else self._runs[:-1]):
-            for one, position in [*open_ones.items()] if run.transaction else ():
-                if one != run.transaction and is_after(run.position, position):
-                    del open_ones[one]
-                    newest, behind = _seen(newest, one, position)
-                    if not open_ones and not behind:
-                        self.at, self.newest, begins = end, newest, i
+            for one, position in open_ones.before(run) if run.transaction else ():
+                open_ones.remove(one)
+                newest, behind = _seen(newest, one, position)
+                if not open_ones.positions and not behind:
+                    self.at, self.newest, begins = end, newest, i
             if run.transaction and self._is_whole(run):
-                open_ones.pop(run.transaction, None)
+                open_ones.remove(run.transaction)
                 newest, behind = _seen(newest, run.transaction, run.position)
             elif run.transaction:
-                open_ones[run.transaction] = run.position
+                open_ones.add(run.transaction, run.position)
             end = run.end
-            if not open_ones and not behind:
+            if not open_ones.positions and not behind:
                 self.at, self.newest, begins = end, newest, i + 1
         del self._runs[:begins]
-        self.is_behind = behind and not open_ones
-        return next(iter(open_ones), newest.id if behind else "")
+        self.is_behind = behind and not open_ones.positions
+        return next(iter(open_ones.positions), newest.id if behind else "")
 
     def _is_whole(self, run: _Run) -> bool:
         count = self._counts.get(run.transaction)

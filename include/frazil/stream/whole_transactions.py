@@ -23,6 +23,7 @@ from frazil.ingest.formats.transactions import Ended, Said, TransactionDecoder
 from frazil.ingest.readers import kafka_reader
 from frazil.kafka.admin import KafkaOffsets
 from frazil.offsets.spans import TopicPartition
+from frazil.safe_text import safe
 from frazil.spec.formats import AvroFormat, JsonFormat, envelope_of
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import resolve_all
@@ -39,6 +40,8 @@ CLOCKS = timedelta(minutes=10)
 LOOK_BACK = 1_000
 """Offsets before the position in which a new writer looks for the last transaction, if the marker does not tell it: it
 is of an earlier version, or the stream was reset."""
+MAX_NAME_CHARACTERS = 200
+"""Messages show the beginning of longer names of tables."""
 WARN_S = 60.0
 """After so long, and then as often, people are told of a transaction that does not end."""
 
@@ -163,7 +166,8 @@ class WholeTransactions:
         if not self._tables:
             self._tables = frozenset(one.tables)
         elif self._tables.isdisjoint(one.tables):
-            names = f"{', '.join(sorted(self._tables))} and {', '.join(one.tables)}"
+            several = (*sorted(self._tables), *one.tables)
+            names = " and ".join(safe(name[:MAX_NAME_CHARACTERS], lines=False) for name in several)
             raise SpecError(
                 f"source.format.envelope.transactions: topic {tp[0]} has events of several tables ({names}), of which "
                 "one stream cannot tell whole transactions: leave it out, or let each table have a topic of its own"
@@ -196,8 +200,8 @@ class WholeTransactions:
         if self._log is not None and self._log.is_behind:
             return (
                 f"the connector sends again what was read before, and has not come to transaction {open_one} again. "
-                "Check that the connector runs. If the source's log began anew (another server, a restored one) with a "
-                "clock that is behind, take envelope.transactions out until the stream has caught up"
+                "Check that the connector runs. If the source's log began anew (another server, a restored one) within "
+                "an hour or with a clock that is behind, take envelope.transactions out until the stream has caught up"
             )
         return (
             f"transaction {open_one} of the source has not ended by what topic {self.topic} says. Check that the "

@@ -139,6 +139,22 @@ def test_a_tombstone_deletes_the_row_whose_key_has_the_fields_of_its_own(
     assert "key" not in letters[8]
 
 
+def test_a_key_column_may_have_the_name_of_what_connect_puts_around_keys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schema = {"payload": "string not null", "at": "timestamptz not null", "price": "int"}
+    source = {"bootstrap-servers": "x:1", "topics": "t", "format": "json"}
+    spec = {"name": "s", "source": source, "table": "a.b", "schema": schema, "event-time": "at", "mode": "upsert"}
+    spec |= {"key": "payload", "delete": "tombstones"}
+    world = World(tmp_path, StreamSpec.model_validate(spec), monkeypatch)
+    result = world.stage(
+        [Record(None, b'{"payload": "a"}'), Record(None, b'{"payload": {"payload": "b"}}')], context(world)
+    )
+    assert [(row["payload"], row[CHANGE]) for row in changes(result).values()] == [("a", DELETE)]
+    (letter,) = rows(result, "dead-letters").values()
+    assert letter["error"].startswith("the record's key: payload: ")
+
+
 def test_keys_of_avro_have_a_schema_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def record(name: str, *fields: str) -> dict[str, Any]:
         return {"type": "record", "name": name, "fields": [{"name": f, "type": "long"} for f in fields]}

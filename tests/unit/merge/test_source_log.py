@@ -20,6 +20,8 @@ from tests.unit.ingest.test_envelope import ROW, SOURCE, SPEC, decode, event
 from tests.unit.merge.made_table import MadeTable
 
 FIRST_MS = 1_767_225_600_000
+HOURS = 7200
+LONG_STATEMENT = 600
 MYSQL = {"version": "3.6", "connector": "mysql", "name": "shop", "snapshot": "false", "db": "shop", "table": "orders",
          "server_id": 1, "gtid": None, "row": 0}  # fmt: skip
 SCHEMA = Schema(*iceberg.schema(StreamSpec.model_validate(SPEC)).fields)
@@ -82,23 +84,44 @@ LOGS = {
         of_mysql("mysql-bin.9999999", 100, 0, "v1"),
         of_mysql("mysql-bin.10000000", 4, 0, "v2"),
     ],
-    "another server, or RESET MASTER": [
+    "RESET MASTER, long after": [
         of_mysql("mysql-bin.000742", 100, 0, "v1"),
         of_mysql("mysql-bin.000742", 900, 1, "v2"),
-        of_mysql("mysql-bin.000001", 157, 2, "v3"),
-        of_mysql("mysql-bin.000001", 200, 3, "v4"),
+        of_mysql("mysql-bin.000001", 157, HOURS, "v3"),
+        of_mysql("mysql-bin.000001", 200, HOURS, "v4"),
+    ],
+    "another server": [
+        of_mysql("mysql-bin.000742", 100, 0, "v1"),
+        of_mysql("mysql-bin.000742", 900, 1, "v2"),
+        of_mysql("mysql-bin.000001", 157, 2, "v3", server_id=2),
+        of_mysql("mysql-bin.000001", 200, 2, "v4", server_id=2),
     ],
     "a server with other names": [
         of_mysql("mysql-bin.000742", 100, 0, "v1"),
         of_mysql("binlog.000900", 4, 1, "v2"),
     ],
+    "a server behind a snapshot, whose rows tell none": [
+        of_mysql("mysql-bin.000742", 100, 0, "v1", server_id=0, snapshot="true"),
+        of_mysql("mysql-bin.000742", 900, 1, "v2"),
+    ],
+    "a statement that began before the change ahead of it": [
+        of_mysql("mysql-bin.000742", 100, 30, "v1"),
+        of_mysql("mysql-bin.000742", 150, 50, "v2"),
+        of_mysql("mysql-bin.000742", 200, 40, "v3"),
+    ],
     "a restored PostgreSQL": [
         of_postgres(900_000_000, 0, "v1"),
         of_postgres(900_000_500, 1, "v2"),
-        of_postgres(24_000_000, 2, "v3"),
-        of_postgres(24_000_900, 2, "v4"),
+        of_postgres(24_000_000, HOURS, "v3"),
+        of_postgres(24_000_900, HOURS, "v4"),
     ],
-    "a delete in a log that began anew": [of_postgres(900, 0, "v1"), of_postgres(24, 1, None)],
+    "a delete in a log that began anew": [of_postgres(900, 0, "v1"), of_postgres(24, HOURS, None)],
+    "a chunk within the second of a log that began anew": [
+        of_mysql("mysql-bin.000742", 900, 0, "v1"),
+        of_mysql("mysql-bin.000001", 200, HOURS, "v2"),
+        of_mysql("", 0, HOURS, "v3", snapshot="incremental"),
+        of_mysql("mysql-bin.000001", 300, HOURS, "v4"),
+    ],
     "a chunk of an incremental snapshot, without a position": [
         of_postgres(900, 0, "v1"),
         of_postgres(None, 1, "v2", snapshot="incremental"),
@@ -130,26 +153,58 @@ def test_what_is_sent_again_is_stale_until_it_has_caught_up(log: list[Change], *
         assert captured([[*log, *again]] if together else [log, again])[0] == final
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_whatever_is_sent_again_and_however_it_is_cut_the_row_is_that_of_the_newest_log(data: st.DataObject) -> None:
-    """Of several logs, one after the other, each event is sent in order, and any stretch of the present log again."""
-    sent: list[Change] = []
-    number = second = 0
-    for begins in data.draw(st.lists(st.integers(1, 10**7), min_size=1, max_size=3)):
-        second += 1
-        log: list[Change] = []
+    """Of several logs, one after the other, each event is sent in order, and any stretch of the present log again.
+
+    Statements take long, so that times go back within a log. Rows of snapshots, without a position, lie anywhere.
+    """
+    sent: list[tuple[tuple[int, int] | None, Change]] = []
+    second, server_id, base = LONG_STATEMENT, 1, "mysql-bin"
+    for number, begins in enumerate(data.draw(st.lists(st.integers(1, 10**7), min_size=1, max_size=3))):
+        how = data.draw(st.sampled_from(["the same server", "another server", "other names"]))
+        second += LONG_STATEMENT + (HOURS if how == "the same server" else 1)
+        server_id, base = server_id + (how == "another server"), base + "x" * (how == "other names")
+        log: list[tuple[tuple[int, int] | None, Change]] = []
         for step in data.draw(st.lists(st.integers(1, 100), min_size=1, max_size=4)):
-            number, second = number + 1, second + data.draw(st.integers(0, 2))
-            log.append(of_mysql(f"mysql-bin.{begins:06}", 4 + 1000 * len(log) + step, second, f"v{number}"))
+            second += data.draw(st.integers(0, 2))
+            pos = 4 + 1000 * len(log) + step
+            began = second - data.draw(st.sampled_from([0, 1, LONG_STATEMENT])) * bool(log)
+            of_log = f"{base}.{begins:06}"
+            change = of_mysql(of_log, pos, began, f"v{number}.{pos}", server_id=server_id)
+            log.append(((number, pos), change))
             sent.append(log[-1])
             if data.draw(st.booleans()):
                 sent += log[data.draw(st.integers(0, len(log) - 1)) :]
+            if data.draw(st.booleans()):
+                sent.append((None, of_mysql("", 0, second, f"s{len(sent)}", snapshot="incremental")))
     cuts = sorted(data.draw(st.sets(st.integers(0, len(sent)))) | {0, len(sent)})
     for end in cuts[1:]:
-        batches = [sent[a:b] for a, b in zip(cuts, [c for c in cuts[1:] if c <= end], strict=False)]
-        newest = max((one["after"]["name"] for one in sent[:end]), key=lambda name: int(name[1:]))
-        assert captured(batches)[0] == newest
+        batches = [
+            [change for _, change in sent[a:b]] for a, b in zip(cuts, [c for c in cuts[1:] if c <= end], strict=False)
+        ]
+        newest, name = (-1, -1), None
+        for place, change in sent[:end]:
+            if place is None or place >= newest:
+                newest, name = place or newest, change["after"]["name"]
+        assert captured(batches)[0] == name
+
+
+@pytest.mark.parametrize("together", [True, False], ids=["in one batch", "in a batch each"])
+@pytest.mark.parametrize(
+    "old",
+    [
+        of_mysql("mysql-bin.000742", 100, 5, "old"),
+        of_mysql("mysql-bin.000742", 100, HOURS // 4, "old"),
+        of_mysql("mysql-bin.000741", 900, 5, "old"),
+        of_mysql("mysql-bin.000742", 100, 5, "old", server_id=0),
+    ],
+)
+def test_a_lower_position_is_stale_though_its_statement_began_later(old: Change, *, together: bool) -> None:
+    row = of_mysql("mysql-bin.000742", 200, 3, "row")
+    name, _ = captured([[old, row, old]] if together else [[old], [row], [old]])
+    assert name == "row"
 
 
 def test_a_row_keeps_its_position_beside_an_event_without_one() -> None:
@@ -166,5 +221,16 @@ def test_positions_of_earlier_versions_are_below_those_of_the_same_event() -> No
     assert row["place"] > "00000000000024023128"
     (row,) = decode([of_mysql("mysql-bin.000742", 4, 0, "a")]).rows.to_pylist()
     assert row["place"] > f"mysql-bin.000742/{4:020}/{0:020}"
+    assert row["place"] > f"mysql-bin.000742/{4:020}/{0:020}@{FIRST_MS}"
     assert row[CHANGE] != DELETE
     assert row[KEPT] is None
+
+
+def test_a_row_whose_position_tells_no_time_outlives_each_lower_one() -> None:
+    with TemporaryDirectory() as folder:
+        made = Captured(Path(folder))
+        (row,) = decode([of_postgres(900, 0, "v1")]).rows.to_pylist()
+        coordinates = {"kafka_topic": "t", "kafka_partition": 0, "kafka_offset": 0}
+        made.table.land([{**row, **coordinates, "place": row["place"].partition("@")[0]}])
+        made.batch([of_postgres(24, HOURS, "v2")])
+        assert (made.name(), made.counts.stale) == ("v1", 1)

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from frazil.commit.marker import LastTransaction
+from frazil.ingest.source_log import is_after
+from frazil.stream import boundaries
 from frazil.stream.boundaries import MAX_ENDS, Boundaries
 
 Event = tuple[str, int]
 
 
 UNREADABLE = ("", -1)
+HOURS = 7200
 
 
 def place(position: int, second: int = 0) -> str:
-    return f"{position:020}@{second:013}"
+    return f"{position:020}@{1_767_225_600_000 + 1000 * second}"
 
 
 def after(
@@ -68,12 +72,39 @@ def test_a_record_that_cannot_be_read_may_be_the_last_of_its_transaction() -> No
 
 
 def test_a_log_that_began_anew_waits_for_nothing_of_the_one_before_it() -> None:
-    places = {"a": place(900, 1), "b": place(950, 2), "c": place(4, 3), "d": place(9, 4)}
+    places = {"a": place(900, 1), "b": place(950, 2), "c": place(4, HOURS), "d": place(9, HOURS)}
     log = [("a", 1), ("b", 1), ("c", 1), ("d", 1)]
     assert after(log, dict.fromkeys("abcd", 1), places=places) == (4, "")
     assert after(log, {**dict.fromkeys("acd", 1), "b": 2}, places=places) == (4, "")
     again = [*log, ("c", 1)]
     assert after(again, dict.fromkeys("abcd", 1), places=places) == (4, "d")
+
+
+def test_a_statement_that_began_before_the_transaction_ahead_of_it_changes_no_order() -> None:
+    places = {"a": place(100, 5), "b": place(200, 3)}
+    cut = [("a", 1), ("b", 1), ("a", 1)]
+    assert after(cut, {"a": 1, "b": 3}, places=places) == (1, "b")
+    assert after(cut, {"a": 1, "b": 1}, places=places) == (2, "b")
+    log = Boundaries(10, LastTransaction("b", places["b"]))
+    log.add("a", 1, places["a"], 11)
+    log.ended("a", 1)
+    assert (log.settle(whole=True), log.at, log.is_behind) == ("b", 10, True)
+
+
+@pytest.mark.parametrize("position", [None, place(7)], ids=["no position", "one position"])
+def test_the_work_is_linear_in_transactions_whose_ends_are_heard_of_late(
+    position: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    monkeypatch.setattr(boundaries, "is_after", lambda *both: asked.append(both) or is_after(*both))
+    log = Boundaries(0)
+    for number in range(1000):
+        log.add(f"t{number}", 1, position, number + 1)
+    assert log.settle(whole=True) == "t0"
+    for number in range(1000):
+        log.ended(f"t{number}", 1)
+    assert (log.settle(whole=True), log.at) == ("", 1000)
+    assert len(asked) <= 2000
 
 
 def test_what_is_of_no_transaction_ends_none() -> None:

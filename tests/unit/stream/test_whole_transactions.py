@@ -13,7 +13,7 @@ import pytest
 
 from frazil.errors import SpecError
 from frazil.ingest.chunk import Chunk
-from frazil.ingest.formats.transactions import Ended, Said, TransactionDecoder
+from frazil.ingest.formats.transactions import MAX_ID_CHARACTERS, Ended, Said, TransactionDecoder
 from frazil.spec.formats import JsonFormat
 from frazil.spec.load import validate_stream
 from frazil.stream import whole_transactions
@@ -341,3 +341,35 @@ def test_what_has_no_whole_transactions_is_refused(changed: dict[str, Any], said
         del stream["order-by"]
     with pytest.raises(SpecError, match=said):
         validate_stream(stream, Path("orders.yaml"))
+
+
+def test_a_long_id_of_a_transaction_or_name_of_a_file_is_bounded() -> None:
+    def chunk(*records: Any) -> Chunk:
+        return Chunk.of_values([json.dumps(record).encode() for record in records])
+
+    decoder = TransactionDecoder(JsonFormat())
+    source = {"connector": "mysql", "db": "shop", "table": "orders", "pos": 4, "ts_ms": 7}
+    ids = ["x" * 60_000, "x" * 60_001, "x" * 200]
+    events = chunk(
+        *(
+            {"op": "c", "source": {**source, "file": one}, "transaction": {"id": one, "data_collection_order": 1}}
+            for one in ids
+        )
+    )
+    each = [{"data_collection": "shop.orders", "event_count": 1}]
+    ends = decoder.ends(chunk(*({"status": "END", "id": one, "data_collections": each} for one in ids)))
+    said = decoder.events(events)
+    assert [one.transaction for one in said] == [end.transaction for end in ends]
+    assert len({one.transaction for one in said}) == 3
+    assert max(len(one.transaction) for one in said) == MAX_ID_CHARACTERS
+    assert said[2].transaction == ids[2]
+    assert [one.position is None for one in said] == [True, True, False]
+
+
+def test_a_name_of_a_table_in_a_message_is_cut_and_safe(topics: StandInTopics) -> None:
+    whole = WholeTransactions(topics, "tx", 100)
+    whole._know(("t", 0), Said("1", 1, None, ("a",)), 0)
+    with pytest.raises(SpecError) as error:
+        whole._know(("t", 0), Said("2", 1, None, ("\x1b" + "b" * 60_000,)), 0)
+    assert "\x1b" not in str(error.value)
+    assert len(str(error.value)) < 1000

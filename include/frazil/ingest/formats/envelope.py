@@ -301,7 +301,7 @@ class _Parts:
         return found
 
     def position(self) -> pa.Array:
-        return positions(*(self.at(["source", name]) for name in POSITIONS))
+        return positions({name: self.at(["source", name]) for name in POSITIONS})
 
 
 class _Ids:

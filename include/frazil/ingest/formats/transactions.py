@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from functools import lru_cache
+from hashlib import sha256
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -24,6 +25,8 @@ _OF_POSTGRES = re.compile(r"(\d+):\d+")
 _COMMIT_BEFORE = r'^\["(?P<lsn>[0-9]{1,18})"'
 """In `source.sequence` of PostgreSQL, a JSON array as text."""
 _CHANGES = frozenset("cudt")
+MAX_ID_CHARACTERS = 200
+"""Longer ids of transactions are cut, and end with their hash: markers, heartbeats and messages have them."""
 
 
 class Said(NamedTuple):
@@ -104,13 +107,18 @@ def _inside(rows: pa.Table, struct: str, name: str) -> pa.Array:
 @lru_cache(maxsize=4096)
 def _known_as(transaction: str) -> str:
     found = _OF_POSTGRES.fullmatch(transaction)
-    return found[1] if found else transaction
+    known = found[1] if found else transaction
+    if len(known) <= MAX_ID_CHARACTERS:
+        return known
+    digest = sha256(known.encode("utf-8", "surrogatepass")).hexdigest()
+    return f"{known[: MAX_ID_CHARACTERS - len(digest) - 1]}…{digest}"
 
 
 def _positions(rows: pa.Table) -> pa.Array:
-    sequence, file, pos, time_ms = (_inside(rows, "source", name) for name in ("sequence", "file", "pos", "ts_ms"))
+    source = {name: _inside(rows, "source", name) for name in ("file", "pos", "ts_ms", "server_id")}
+    sequence = _inside(rows, "source", "sequence")
     commit_before = pc.struct_field(pc.extract_regex(sequence, _COMMIT_BEFORE), "lsn").cast(pa.int64())
-    return positions(commit_before, file, pos, pa.nulls(len(pos), pa.int64()), time_ms)
+    return positions({**source, "lsn": commit_before, "row": pa.nulls(len(rows), pa.int64())})
 
 
 @lru_cache
@@ -131,11 +139,12 @@ def _fields(first: int) -> list[NestedField]:
         return NestedField(at, name, StructType(*fields), required=False)
 
     text, count = StringType(), LongType()
+    texts, counts = ("db", "schema", "table", "sequence", "file"), ("pos", "ts_ms", "server_id")
     element = struct(first + 21, "element", data_collection=text, event_count=count).field_type
     return [
         NestedField(first, "op", text, required=False),
         struct(first + 1, "transaction", id=text, data_collection_order=count),
-        struct(first + 5, "source", db=text, schema=text, table=text, sequence=text, file=text, pos=count, ts_ms=count),
+        struct(first + 5, "source", **dict.fromkeys(texts, text), **dict.fromkeys(counts, count)),
         NestedField(first + 16, "status", text, required=False),
         NestedField(first + 17, "id", text, required=False),
         NestedField(first + 20, "data_collections", ListType(first + 30, element, False), required=False),
