@@ -69,7 +69,7 @@ def test_a_table_out_of_shape_is_put_in_shape(spark: Any, tmp_path: Path, monkey
     monkeypatch.setenv("FRAZIL_STREAMS", str(tmp_path))
 
     monkeypatch.setattr(application, "start_session", lambda *_, **__: spark)
-    monkeypatch.setattr(type(spark), "stop", lambda _: None)  # the next test needs it
+    monkeypatch.setattr(spark, "stop", lambda: None)  # the next test needs it
     made = MadeStream(load_stream(file), clock.now_ms(), partitions=1, columns=columns)
     for batch in range(70):
         made.now_ms = clock.now_ms()

@@ -162,7 +162,7 @@ def files_fit(metadata: TableMetadata, files: Iterable[StagedFile]) -> bool:
 
     Files keep the spec and the schema they were written with. Any spec that the table still lists is legal for a file.
     The schema fits if it has every column that is now required, with the same type or a safely promoted one, and no
-    name means another field now: values of a column that was dropped and added again would be read as null.
+    column was dropped and added again under its name: its values would be read as null.
     """
     specs: dict[int, PartitionSpec] = metadata.specs()
     schemas: dict[int, Schema] = {s.schema_id: s for s in metadata.schemas}
@@ -176,7 +176,8 @@ def files_fit(metadata: TableMetadata, files: Iterable[StagedFile]) -> bool:
 
 def _schema_fits(written: Schema, current: Schema) -> bool:
     before, now = index_by_id(written), index_by_name(current)
-    if any(now.get(name, field_id) != field_id for name, field_id in index_by_name(written).items()):
+    left = set(now.values())
+    if any(name in now and field_id not in left for name, field_id in index_by_name(written).items()):
         return False
     return all(
         field.field_id in before and before[field.field_id].required for field in current.fields if field.required
