@@ -150,8 +150,8 @@ def _of_batches(state: StreamState, alerts: Alerts) -> Iterator[Reading]:
         _share_words(state.stale, state.records),
         f"{state.stale:,} of the {state.records:,} records that stream {name} committed within the last hour were "
         f"dropped, because the rows of {state.table} were newer by the column of order-by. The source's log may have "
-        "begun anew with a clock that is behind, or a producer sends old records again. `frazil audit` goes by the "
-        "same order: compare the rows with the source itself",
+        "begun anew within an hour of the rows' changes, or with a clock that is behind; or a producer sends old "
+        "records again. `frazil audit` goes by the same order: compare the rows with the source itself",
     )
     if alerts.dead_letters_per_minute is not None:
         yield from _rates(state, alerts.dead_letters_per_minute)

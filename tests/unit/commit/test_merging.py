@@ -92,6 +92,16 @@ def test_a_batch_that_changes_nothing_commits_its_marker(world):
     assert world.accounts() == dict(FIRST)
 
 
+@pytest.mark.parametrize("had_letters", [True, False])
+def test_a_batch_leaves_traces_in_unchanged_rows_once_a_stream_had_dead_letters(bucketed, had_letters):
+    committer = bucketed.begin()
+    if had_letters:
+        journal = bucketed.stage(committer, {0: (0, 1)}, rejected={0: {0}})
+        bucketed.commit_dead_letters(committer, journal)
+    writer = committer._merge_of(bucketed.change(committer, FIRST))
+    assert writer.traced is had_letters
+
+
 def _compacted(world):
     world.compact()
 

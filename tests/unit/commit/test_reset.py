@@ -7,7 +7,7 @@ import dataclasses
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frazil.commit.marker import BatchKey, Fate, Marker, first_marker, of_same_topics
+from frazil.commit.marker import NO_TRANSACTION, BatchKey, Fate, LastTransaction, Marker, first_marker, of_same_topics
 from frazil.commit.reset import Available, BeforeReset, clamped, moved, moves
 from frazil.kafka.identity import SourceIdentity
 
@@ -51,12 +51,14 @@ def test_a_reset_takes_the_epoch_and_keeps_the_watermark():
     before = Marker(
         "s", BatchKey(3, 7), BatchKey(3, 7), {("t", 0): 10, ("old", 0): 5}, source,
         max_event_times_us={("t", 0): 99}, idle=frozenset({("t", 0)}), watermark_us=99, batches={3: 7},
+        transaction=LastTransaction("571", "24"),
     )  # fmt: skip
     seen = BeforeReset(before, "text", before.offsets, before.source, rolled_back=False)
     after = moved(seen, stream="s", epoch=4, target={("t", 0): 2}, source=SOURCE)
     assert after.at == BatchKey(4, 0)
     assert after.offsets == {("t", 0): 2, ("old", 0): 5}
     assert (after.watermark_us, after.idle, after.settled) == (99, frozenset(), BatchKey(3, 7))
+    assert after.transaction == NO_TRANSACTION
     assert after.fate(BatchKey(3, 8)) is Fate.NEVER
 
 

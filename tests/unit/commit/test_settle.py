@@ -11,7 +11,7 @@ import pytest
 from pyiceberg.types import StringType
 
 from frazil.commit.journal import VOID
-from frazil.commit.marker import BatchKey, Fate
+from frazil.commit.marker import NO_TRANSACTION, BatchKey, Fate, LastTransaction
 from frazil.commit.marker_change import change_marker, forget
 from frazil.commit.settle import highest_epoch
 from frazil.commit.swap import TableHandle
@@ -132,7 +132,9 @@ def test_a_journal_says_nothing_of_partitions_that_a_reset_moved(world):
     there, moved = ("events", 0), ("events", 1)
     first = world.begin()
     staged = world.stage(first, {0: (0, 2)})
-    journal = dataclasses.replace(staged, idle=frozenset({moved}), leader_epochs={there: 3, moved: 3})
+    journal = dataclasses.replace(
+        staged, idle=frozenset({moved}), leader_epochs={there: 3, moved: 3}, transaction=LastTransaction("571", "24")
+    )
     assert world.tables.journals.put(journal)
     write_marker(world, dataclasses.replace(world.marker().owned_by(2), offsets={there: 0, moved: 50}))
 
@@ -140,7 +142,14 @@ def test_a_journal_says_nothing_of_partitions_that_a_reset_moved(world):
 
     marker = world.marker()
     assert marker.offsets == {there: 2, moved: 50}
-    assert (marker.leader_epochs, marker.idle) == ({there: 3}, frozenset())
+    assert (marker.leader_epochs, marker.idle, marker.transaction) == ({there: 3}, frozenset(), NO_TRANSACTION)
+
+
+def test_the_marker_has_the_last_transaction_of_the_journal(world):
+    first = world.begin()
+    journal = dataclasses.replace(world.stage(first, {0: (0, 2)}), transaction=LastTransaction("571", "24"))
+    assert world.tables.journals.put(journal)
+    assert first.commit(journal).transaction == world.marker().transaction == LastTransaction("571", "24")
 
 
 def test_a_journal_whose_files_are_gone_is_discarded(world):

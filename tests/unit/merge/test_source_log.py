@@ -234,3 +234,9 @@ def test_a_row_whose_position_tells_no_time_outlives_each_lower_one() -> None:
         made.table.land([{**row, **coordinates, "place": row["place"].partition("@")[0]}])
         made.batch([of_postgres(24, HOURS, "v2")])
         assert (made.name(), made.counts.stale) == ("v1", 1)
+
+
+@pytest.mark.parametrize("together", [True, False], ids=["in one batch", "in a batch each"])
+def test_a_change_without_a_time_is_in_no_log_that_began_before(*, together: bool) -> None:
+    log = [of_postgres(900, 0, "v1", ts_ms=None), of_postgres(24, HOURS, "v2")]
+    assert captured([log] if together else [[one] for one in log])[0] == "v1"

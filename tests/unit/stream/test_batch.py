@@ -14,11 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frazil.commit.marker import BatchKey
+from frazil.commit.marker import BatchKey, LastTransaction
 from frazil.errors import CommitUnavailable, Fenced, StaleBatch
 from frazil.events import DistributionChosen, Happening, NoticeGiven
 from frazil.host.exchange import open_exchange
 from frazil.ingest.contract import RangeProgress, StagedFile, StageResult
+from frazil.kafka.identity import SourceIdentity
 from frazil.stream.batch import BatchRunner
 from frazil.stream.batch_rates import write_rates_of
 from frazil.stream.engine import TaskAnswer
@@ -61,6 +62,24 @@ def test_a_notice_of_a_task_is_given_once():
     for _ in range(2):
         BatchRunner._give_notices(runner, answers)
     assert emitted == [NoticeGiven("a"), NoticeGiven("b")]
+
+
+def test_a_journal_has_the_last_transaction_before_its_end():
+    source = SourceIdentity("cluster", {"t": "id-1"})
+    table = SimpleNamespace(metadata=SimpleNamespace(table_uuid="u"))
+    runner: Any = SimpleNamespace(
+        spec=SimpleNamespace(name="s"),
+        marker=SimpleNamespace(source=source),
+        kafka=SimpleNamespace(describe=lambda: SimpleNamespace(identity=source)),
+        tables=SimpleNamespace(main=SimpleNamespace(current=lambda: table), clock_ms=lambda: 7),
+        committer=SimpleNamespace(letters_seen=lambda: BatchKey(0, 0)),
+    )
+    context: Any = SimpleNamespace(topic_ids=source.topic_ids, epoch=1, batch=2, window_us=None)
+    end: Any = SimpleNamespace(
+        idle=frozenset(), offsets={("t", 0): 3}, leader_epochs={}, transaction=LastTransaction("571", "24")
+    )
+    journal = BatchRunner._journal(runner, context, [TaskAnswer(StageResult((), (piece(0, 3),)), 0.0)], end)
+    assert journal.transaction == LastTransaction("571", "24")
 
 
 def wrote(batch: int, tasks: int, *, partitions: int | None = None, spec_id: int = 0) -> Any:
