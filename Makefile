@@ -51,8 +51,9 @@ bench: setup ## Benchmarks, one after another (BENCH=name for one of them); see 
 	@set -e; for name in $(or $(BENCH),$(filter-out peers growth substrates upserts upsert_reads,$(basename $(notdir $(wildcard bench/*.py))))); do \
 	  echo "== $$name"; $(BIN)/python -m "bench.$$name"; done
 
-soak: setup ## The tests that run for long, and every law with many random examples
+soak: setup ## The tests that run for long, every law with many random examples, and mutants
 	FRAZIL_TEST_EXAMPLES=soak $(BIN)/pytest -m 'soak or hypothesis' -rP $(PYTEST)
+	$(MAKE) mutants
 
 mutants: setup ## Changes of decisions that no unit test notices, of a sample (ROOM=commit, COUNT=40, SEED=2026)
 	@left=0; for room in $(or $(ROOM),commit merge audit stream); do \
