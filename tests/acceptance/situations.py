@@ -201,7 +201,8 @@ def another_stream(world: World) -> None:
 
 def _open_transaction(world: World) -> None:
     """Records of a transaction that does not end hide all that comes after them in their partition."""
-    producer = Producer({"bootstrap.servers": world.kafka.bootstrap, "transactional.id": world.name})
+    stays_open = {"transactional.id": world.name, "transaction.timeout.ms": 600_000}
+    producer = Producer({"bootstrap.servers": world.kafka.bootstrap, **stays_open})
     producer.init_transactions(30)
     producer.begin_transaction()
     for number in range(world.shape.partitions):

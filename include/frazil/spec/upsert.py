@@ -153,6 +153,8 @@ def _envelope(spec: StreamSpec, columns: dict[str, Column]) -> Iterator[Problem]
         elif path == POSITION:
             if column.type not in {"string", ""}:
                 yield Problem(place, path, f"is a text, and the column is {column.type}; make it string")
+            elif column.required:
+                yield Problem(place, path, "is null for a snapshot's rows, and the column is not null; let it be null")
         elif path.split(".")[0] not in ENVELOPE_FIELDS or not all(path.split(".")):
             what = f"is no field of an envelope; it begins with {', '.join(ENVELOPE_FIELDS)}, or is {POSITION}"
             yield Problem(place, path, what)

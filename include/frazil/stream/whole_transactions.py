@@ -245,6 +245,7 @@ class KafkaTopics:
             for tp, at in self._next.items()
             if stable.get(tp, at) > at
         ]
+        unreadable = self.decoder.unreadable
         try:
             found = [end for chunk in self._chunks(ranges) for end in self.decoder.ends(chunk)]
         except OffsetGap as error:
@@ -252,6 +253,12 @@ class KafkaTopics:
             self._next |= self.kafka.earliest(self._next)
             return [], True
         self._next |= {(r.topic, r.partition): r.end for r in ranges}
+        if count := self.decoder.unreadable - unreadable:
+            log.warning(
+                "%d of the new records of topic %s cannot be read: if one is the end of a transaction, its rows are "
+                "held back until a later transaction follows",
+                *(count, ", ".join(topic_ids)),
+            )
         return found, any(stable.get(tp, at) > at for tp, at in self._next.items())
 
     def _chunks(self, ranges: list[OffsetRange]) -> Iterable[Chunk]:

@@ -93,7 +93,7 @@ def test_states_are_upserts_and_deletes_have_their_key(form: Callable[[dict[str,
     decoded = decode([value and form(value) for value in events])
     assert decoded.rejections == []
     assert decoded.kept.tolist() == [0, 1, 2, 3]
-    first, _, updated, deleted = decoded.rows.to_pylist()
+    first, created, updated, deleted = decoded.rows.to_pylist()
     assert [row[CHANGE] for row in decoded.rows.to_pylist()] == [UPSERT, UPSERT, UPSERT, DELETE]
     assert first == {
         "id": 1,
@@ -103,12 +103,13 @@ def test_states_are_upserts_and_deletes_have_their_key(form: Callable[[dict[str,
         "clock": time(1, 2, 3),
         "at": datetime(2026, 1, 1, microsecond=1, tzinfo=UTC),
         "lsn": 24_023_128,
-        "place": "00000000000024023128@1767225600000",
+        "place": None,
         "tx": "571:24023128",
         "said_at": datetime(2026, 1, 1, microsecond=500_000, tzinfo=UTC),
         CHANGE: UPSERT,
         KEPT: None,
     }
+    assert created == {**first, "place": "00000000000024023128@1767225600000"}
     assert updated["name"] == "b"
     assert {name: deleted[name] for name in ("id", "name", "lsn")} == {"id": 1, "name": None, "lsn": 24_023_128}
 

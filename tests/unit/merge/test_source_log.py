@@ -240,3 +240,14 @@ def test_a_row_whose_position_tells_no_time_outlives_each_lower_one() -> None:
 def test_a_change_without_a_time_is_in_no_log_that_began_before(*, together: bool) -> None:
     log = [of_postgres(900, 0, "v1", ts_ms=None), of_postgres(24, HOURS, "v2")]
     assert captured([log] if together else [[one] for one in log])[0] == "v1"
+
+
+@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize(("second", "name"), [(10, "new"), (10, None), (30, "new")])
+def test_a_change_that_was_open_at_a_snapshot_wins_over_its_row(
+    second: int, name: str | None, *, together: bool
+) -> None:
+    """A snapshot has the LSN at which it began; the transaction wrote to the log before, and commits later."""
+    log = [of_postgres(1000, 20, "old", snapshot="true"), of_postgres(900, second, name)]
+    found, counts = captured([log] if together else [[one] for one in log])
+    assert (found, counts.stale) == (name, 0)

@@ -373,3 +373,11 @@ def test_a_name_of_a_table_in_a_message_is_cut_and_safe(topics: StandInTopics) -
         whole._know(("t", 0), Said("2", 1, None, ("\x1b" + "b" * 60_000,)), 0)
     assert "\x1b" not in str(error.value)
     assert len(str(error.value)) < 1000
+
+
+def test_a_record_that_cannot_be_read_among_the_ends_is_counted_and_hides_no_other() -> None:
+    decoder = TransactionDecoder(JsonFormat(type="json"))
+    end = {"status": "END", "id": "571", "data_collections": [{"data_collection": "a.b", "event_count": 2}, None]}
+    found = decoder.ends(Chunk.of_values([b"{garbage", json.dumps(end).encode(), None]))
+    assert found == [Ended("571", {"a.b": 2})]
+    assert decoder.unreadable == 1

@@ -154,7 +154,8 @@ class EnvelopeDecoder:
                 wrong.setdefault(row, ("MissingRequired", f"{where}.{names[0]}: required, and missing or null"))
         for row, why in self._untold(parts, op, columns, self._named(chunk, decoded, parts)):
             wrong.setdefault(row, why)
-        untold, columns = self._kept(columns, snapshot=true_where(pc.equal(op, "r")))
+        snapshot = true_where(pc.equal(op, "r"))
+        untold, columns = self._kept(columns, snapshot=snapshot)
         made = true_where(pc.equal(op, "c"))
         for name, mask in untold.items():
             for row in np.flatnonzero(mask & made).tolist():
@@ -162,6 +163,7 @@ class EnvelopeDecoder:
         for name in self._positions:  # the table's row keeps the one of its last change in the log
             if (mask := true_where(columns[name].is_null()) & states).any():
                 untold[name] = mask
+            columns[name] = pc.if_else(pa.array(snapshot), None, columns[name])
         kept = self._lists(untold, len(op))
         good = ~skipped
         good[list(wrong)] = False

@@ -61,6 +61,8 @@ class TransactionDecoder:
     def __init__(self, declared: JsonFormat | AvroFormat) -> None:
         content = declared.model_copy(update={"envelope": None})
         self._decode: Decoder = FORMATS[declared.type](content, _schema(), {})
+        self.unreadable = 0
+        """Records among which ends were looked for and that could not be read. One may have been an end."""
 
     def events(self, chunk: Chunk) -> list[Said]:
         """Of each record, in their order."""
@@ -78,11 +80,15 @@ class TransactionDecoder:
 
     def ends(self, chunk: Chunk) -> list[Ended]:
         """Those among the records."""
+        forms = [rows for _, rows in self._forms(chunk)]
+        self.unreadable += int((chunk.values.lengths != NULL).sum()) - sum(rows.num_rows for rows in forms)
         return [
-            Ended(_known_as(row["id"]), {of["data_collection"]: of["event_count"] for of in row["data_collections"]})
-            for _, rows in self._forms(chunk)
+            Ended(
+                _known_as(row["id"]), {of["data_collection"]: of["event_count"] for of in row["data_collections"] if of}
+            )
+            for rows in forms
             for row in rows.select(["status", "id", "data_collections"]).to_pylist()
-            if row["status"] == "END" and row["id"] is not None and row["data_collections"]
+            if row["status"] == "END" and row["id"] is not None and (counts := row["data_collections"])
         ]
 
     def _forms(self, chunk: Chunk) -> Iterator[tuple[list[int], pa.Table]]:
