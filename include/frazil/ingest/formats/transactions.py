@@ -83,9 +83,7 @@ class TransactionDecoder:
         forms = [rows for _, rows in self._forms(chunk)]
         self.unreadable += int((chunk.values.lengths != NULL).sum()) - sum(rows.num_rows for rows in forms)
         return [
-            Ended(
-                _known_as(row["id"]), {of["data_collection"]: of["event_count"] for of in row["data_collections"] if of}
-            )
+            Ended(_known_as(row["id"]), {of["data_collection"]: of["event_count"] for of in filter(None, counts)})
             for rows in forms
             for row in rows.select(["status", "id", "data_collections"]).to_pylist()
             if row["status"] == "END" and row["id"] is not None and (counts := row["data_collections"])
