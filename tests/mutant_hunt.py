@@ -138,7 +138,7 @@ def _all(read: int, deadline: float) -> bytes | None:
 
 
 def hunt(room: str, tests: Sequence[str], *, count: int, seed: int) -> list[Mutant]:
-    """The mutants of a sample that no test notices and nobody has explained."""
+    """The mutants of a sample that no test notices and that are not explained."""
     plugin = Hunt(sample(room, count, seed))
     options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "not soak and not processes"]
     if code := pytest.main([*options, *tests], plugins=[plugin]):

@@ -44,7 +44,8 @@ class Mutant:
         code = next(code for code in codes if place_of(code) == self.place)
         gc.unfreeze()  # `tests/conftest.py` hides from the collector what was imported
         for found in gc.get_objects():
-            if isinstance(found, FunctionType) and place_of(found.__code__) == self.place:
+            # Not isinstance: proxies among the objects answer it by looking for what they stand for.
+            if type(found) is FunctionType and place_of(found.__code__) == self.place:
                 found.__code__ = code
 
 

@@ -23,7 +23,7 @@ FrazilError                  exit  restart?
 ├── CircuitOpen               27   no   most records of a batch would be dead letters: nothing of it is committed
 ├── RegistryUnavailable       28   yes  the schema registry does not give the schemas of records
 ├── RouteBehind               29   no   a table of the stream's route lacks rows, for too long or before a replay
-├── DesiredMoved              31   no   somebody else paused, resumed or restarted the stream meanwhile
+├── DesiredMoved              31   no   another user paused, resumed or restarted the stream meanwhile
 ├── WorkerDied                 1 crash Spark gave a task up because its processes died again and again
 └── EnvironmentUnusable        1   no   this machine lacks something (Java, a port, a download)
     └── MissingExtra           1   no   a package of an extra is not installed: frazil[spark], frazil[airflow], …

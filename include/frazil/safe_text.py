@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 
 MAX_REASON_CHARACTERS = 1000
-"""Of what a person writes to explain an action."""
+"""The longest text by which a user explains an action."""
 _LINES = "\t\n"
 _UNSAFE = re.compile(
-    "[\x00-\x1f\x7f-\x9f"  # control characters, of which ESC begins a terminal's commands
+    "[\x00-\x1f\x7f-\x9f"  # control characters; ESC begins a terminal's commands
     "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # marks that reorder what is read
     "\u00ad\u180e\u200b\u2060-\u2065\u206a-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e007f"  # what cannot be seen
     "\u2028\u2029"  # line ends of JavaScript

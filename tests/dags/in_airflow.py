@@ -441,7 +441,7 @@ def ask_between(role: str, path: str, *, headers: Mapping[str, str], body: Any) 
 def act_between(
     role: str, path: str, acts_and_forms: Mapping[str, Any], *, headers: Mapping[str, str]
 ) -> list[dict[str, Any]]:
-    """What two acts on ticks are answered of which the second is done after the first one's look, before its write."""
+    """The answers to two acts on ticks; the second is done between the first one's read and its write."""
     from frazil.airflow.page import acts  # noqa: PLC0415 - needs AIRFLOW_HOME
 
     write, answers = acts._set_desired, list[dict[str, Any]]()

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
+from pyiceberg.exceptions import NoSuchTableError
 
 from frazil.errors import Fenced, TableLost
+from frazil.events import Event, PhaseBegan
+from frazil.host.heartbeat import Phase
+from frazil.stream.writer import Writer
 from frazil.table.catalogs import load_catalog
+from tests.in_process_engine import InProcessEngine
 
 Frazil = Callable[..., Any]
 
@@ -30,10 +36,28 @@ def test_a_renamed_table_is_named_and_the_stream_goes_on_once_it_has_its_name_ag
     error = ended(stream, events, eventually, lambda catalog: catalog.rename_table("test.events", "test.others"))
     assert isinstance(error, TableLost)
     assert "holds the table test.others. If it was renamed, rename test.others back to test.events" in str(error)
-    for command in (("status", "events"), ("run", "events", "--until-caught-up"), ("audit", "events")):
-        done = frazil(*command)
+    for done in (frazil("status", "events"), frazil("audit", "events"), stream.run("--until-caught-up")):
         assert "holds the table test.others" in done.stdout + done.stderr
         assert "frazil register" not in done.stdout + done.stderr
+    load_catalog(None).rename_table("test.others", "test.events")
+    stream.catch_up()
+    assert stream.ids() == list(range(20))
+
+
+@pytest.mark.parametrize("phase", [Phase.STAGING, Phase.JOURNALING, Phase.COMMITTING])
+def test_a_table_that_is_renamed_within_a_batch_is_named_and_the_batch_lands_once(
+    stream: Any, events: Any, phase: Phase
+) -> None:
+    def rename(event: Event) -> None:
+        if isinstance(event.what, PhaseBegan) and event.what.phase is phase:
+            with suppress(NoSuchTableError):
+                load_catalog(None).rename_table("test.events", "test.others")
+
+    stream.produce(events(range(10)))
+    stream.catch_up()
+    stream.produce(events(range(10, 20)))
+    with pytest.raises(TableLost, match=r"holds the table test\.others"):
+        Writer(stream.spec, InProcessEngine(), until_caught_up=True, sinks=(rename,)).run()
     load_catalog(None).rename_table("test.others", "test.events")
     stream.catch_up()
     assert stream.ids() == list(range(20))

@@ -1,4 +1,4 @@
-"""Spark reads rows that no change touches as at first, whoever wrote them again: a merge, or Spark itself."""
+"""Spark reads rows that no change touches as at first, after a merge or Spark itself wrote them again."""
 
 from __future__ import annotations
 

@@ -292,18 +292,18 @@ def _miscounted(e: Evidence) -> Iterable[Finding]:
             fewer, more = fewer + missing_, more + surplus
             first = first or (group if missing_ or surplus else None)
         if first is not None:
-            lacks = [f"is missing {counted(fewer, witness.name)} that commit records count"] if fewer else []
+            fewer_words = [f"is missing {counted(fewer, witness.name)} that commit records count"] if fewer else []
             has = [f"has {counted(more, witness.name)} that no commit record counts"] if more else []
             span = first.audited[0].start, max(r.end for r in first.audited)
             where = f"first between offsets {span[0]:,} and {span[1] - 1:,}"
-            sentence = f"{e.tables} {' and '.join(lacks + has)}, {where}"
+            sentence = f"{e.tables} {' and '.join(fewer_words + has)}, {where}"
             yield _finding(e, FindingKind.MISCOUNTED, fewer + more, sentence)
 
 
 def compare_repeats(
     evidence: Sequence[Evidence], records: int, repeats: int | None, *, stream: str, by_source: bool = False
 ) -> tuple[Finding, ...]:
-    """For a stream that drops repeats: compare the rows with the committed records less the dropped ones. Pure.
+    """Compare the rows of a stream that drops repeats with the committed records less the dropped ones. Pure.
 
     `repeats` is None if the number of dropped records is not known. Then `by_source` leaves the comparison to Kafka's
     records.

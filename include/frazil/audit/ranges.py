@@ -119,7 +119,7 @@ def merged_ranges(ranges: Iterable[CommittedRange]) -> list[Span]:
 
 
 def covered(spans: Iterable[Span]) -> BitMap64:
-    """All offsets of the spans, none of which is empty."""
+    """All offsets of spans that are not empty."""
     whole = BitMap64()
     for start, end in spans:
         whole.add_range(start, end)

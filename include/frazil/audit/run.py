@@ -220,7 +220,7 @@ def _replayed_meanwhile(run: _Run) -> bool:
 
 
 def _looked_at_twice(run: _Run, claimed: Claims, evidence: tuple[Evidence, ...]) -> tuple[Evidence, ...]:
-    """If a period looks wrong, compare it beside everything that was ever committed, which may explain it (a reset).
+    """If a period looks wrong, compare it next to everything that was ever committed, which may explain it (a reset).
     So is a period of a topic that was created again, whose offsets other rows have too. Any other clean period never
     reads the records of other times."""
     if run.window is None or not (

@@ -117,7 +117,7 @@ class _Writer(ManifestWriterV2):
         return _Form(self._layout, avro, {**copied.header, AVRO_CODEC_KEY: self._compression})
 
     def _with_partition(self, format_version: TableVersion) -> Schema:
-        """As Iceberg's specification has it: a partition value may be null even if its column is required."""
+        """Iceberg's specification lets a partition value be null even if its column is required."""
         values = [
             NestedField(field.field_id, field.name, field.field_type, required=False)
             for field in self._spec.partition_type(self._schema).fields

@@ -77,7 +77,7 @@ class MergeWriter:
     """One at least: files of changes, or of candidates."""
     merging: Merging
     traced: bool = True
-    """As `MergeRules.traced`."""
+    """See `MergeRules.traced`."""
     attempts: list[_Attempt] = field(default_factory=list)
     _results: dict[tuple[str, MergeTask], MergeResult] = field(default_factory=dict)
     """By the folder of their context, and their task."""

@@ -176,7 +176,7 @@ def merged(one: Seen, other: Seen) -> Seen:  # noqa: PLR0911 - a table
 
 
 def _merged_structs(one: StructOf, other: StructOf) -> Seen:
-    """In time linear in `other`, unless it changes `one`; and that happens at most as often as the bounds allow."""
+    """Merge in time linear in `other`, unless `one` changes, which happens only as often as the bounds allow."""
     parts = {name: merged(one.fields.get(name), part) for name, part in other.fields.items()}
     if all(name in one.fields and one.fields[name] is part for name, part in parts.items()):
         return one

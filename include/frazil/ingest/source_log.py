@@ -1,8 +1,8 @@
 """Where an event lies in the log of its source, as a text that is greater for a later event of the same log.
 
 The text ends with the time at which the source made the change, and with the server that made it. Within one log the
-position alone counts: a binlog has the times at which statements began, which go back. Time and server reveal a log
-that began anew: another server, a restored one, `RESET MASTER`.
+position alone counts: a binlog has the times at which statements began, which go back. Time and server reveal a new
+log: another server, a restored one, `RESET MASTER`.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ POSITIONS: Mapping[str, IcebergType] = {
 MIN_NEW_LOG_GAP_MS = 3_600_000
 """A lower position that is later by this is of a new log. No statement should take as long."""
 MAX_FILE_CHARACTERS = 255
-"""Of a binlog's name: file systems allow no longer ones."""
+"""The longest name of a binlog that file systems allow."""
 _TIME_DIGITS = 13
 _LAYOUT = (
     r"^(?:(?P<name>.*?)(?:\.[a-d]?[0-9]+)?/[0-9]+/[0-9]+|[0-9]+)"
     rf"@(?P<ms>[0-9]{{{_TIME_DIGITS}}})(?:#(?P<server>[0-9]{{1,18}}))?$"
 )
-"""Of a text that tells its time."""
+"""The layout of a text with a time."""
 _PARTS = re.compile(_LAYOUT)
 _LONG_NUMBERS = (7, 8, 9, 10)
 """Digits of a binlog's number beyond the six to which MySQL and MariaDB pad it; it ends at 2**31."""
@@ -75,7 +75,7 @@ def began_anew(new: pa.Array, old: pa.Array) -> NDArray[np.bool_]:
 
 
 def is_after(one: str | None, other: str | None) -> bool:
-    """Whether the first position lies behind the second one in the same log, or in one that began anew since."""
+    """Whether the first position lies behind the second one in the same log, or in a newer log."""
     if one is None or other is None:
         return False
     if one > other:
@@ -93,7 +93,7 @@ def is_before(one: str | None, other: str | None) -> bool:
 
 
 def logs(places: pa.Array) -> Logs:
-    """What positions tell of their logs."""
+    """The logs of positions."""
     found = pc.extract_regex(places.cast(pa.string()), _LAYOUT)
     name, ms, server = (pc.fill_null(pc.struct_field(found, part), "") for part in ("name", "ms", "server"))
     milliseconds = pc.if_else(pc.equal(ms, ""), "0", ms).cast(pa.int64()).to_numpy(zero_copy_only=False)

@@ -99,7 +99,7 @@ def newest_by_key(changes: pa.Table, rules: MergeRules, ids: Mapping[str, int]) 
 
 
 def _order_of_logs(order: Numbers, told: Logs, keys: Numbers, places: Numbers, offsets: Numbers) -> Numbers:
-    """The order of positions, in which a log that began anew is above the one before it, of its topic-partition.
+    """The order of positions, in which a newer log is above the one before it, of its topic-partition.
 
     It begins as in `began_anew`, with a change that is later than all before it. A change without a position has the
     highest one before it in its log.

@@ -33,7 +33,7 @@ _STAND_INS: Mapping[str, Any] = {
 """A stream's required parts besides its columns."""
 
 MAX_LINE_CHARACTERS = 2000
-"""Of one problem: it may quote a text of any length."""
+"""The longest line of one problem, which may quote a text of any length."""
 _FORMAT = ("source", "format")
 
 _MEANINGS = {

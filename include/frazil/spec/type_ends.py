@@ -45,7 +45,7 @@ def ends_of(kind: IcebergType) -> tuple[int, int] | None:
 def rows_between(field: NestedField, least: Any, greatest: Any) -> BooleanExpression:
     """Return the filter of rows with values between two, without an end that every value keeps to.
 
-    PyIceberg projects a filter on partitions by the value beyond its end, and raises where there is none.
+    PyIceberg projects a filter on partitions by the value beyond its end, and raises where no such value exists.
     """
     first, last = ends_of(field.field_type) or (None, None)
     found: BooleanExpression = AlwaysTrue()

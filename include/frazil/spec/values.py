@@ -18,7 +18,7 @@ from frazil.timetext import parse_moment
 
 PERCENT_MOST = 99
 MAX_TEXT_CHARACTERS = 100_000
-"""Of any text of a declaration, where its key has no lower limit: certificates and schemas are the longest."""
+"""The longest text of a declaration whose key has no lower limit: certificates and schemas are the longest."""
 MAX_DESCRIPTION_CHARACTERS = 10_000
 
 

@@ -75,7 +75,7 @@ class Sample:
     in_transactions: Mapping[TopicPartition, int] = field(default_factory=dict)
     """How many offsets wait for transactions to end, for partitions with any."""
     transaction: str = ""
-    """As `PlannerReport.transaction`."""
+    """See `PlannerReport.transaction`."""
     planned_at_ms: int | None = None
     """When the planner last heard from Kafka; None if it has not since this planner began."""
     batch: BatchName | None = None

@@ -197,8 +197,11 @@ class Writer:
                 if self.spec.source.on_gap == "fail":
                     raise
                 log.warning("%s: beginning a new epoch after it", error)
-            except NoSuchTableError as error:
-                raise gone_table(self.spec) from error
+            except (NoSuchTableError, CommitUnavailable) as error:
+                is_missing = isinstance(error, NoSuchTableError) or isinstance(error.__cause__, NoSuchTableError)
+                if is_missing and (gone := gone_table(self.spec)) is not None:
+                    raise gone from error
+                raise
             except errors.Fenced as error:
                 if not parts.tables.main.is_another:
                     raise

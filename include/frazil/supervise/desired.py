@@ -29,7 +29,7 @@ from frazil.table.tables import load_stream_table, state_location
 DESIRED_FILE = "desired.json"
 AFTER_FOLDER = "desired-after"
 MAX_TRIES = 20
-"""Writes that somebody else may come before, one after another."""
+"""Writes that another user may precede, one after another."""
 
 
 class DesiredStore:
@@ -113,7 +113,7 @@ class DesiredStore:
 
 
 class _Place:
-    """A folder with the desired state: an object, and one after each generation, of which one writer makes each.
+    """A folder with the desired state: an object, and one after each generation, each made by one writer.
 
     What comes after a generation is put under a name that has the generation, if no such object exists: that decides
     who of several writers was first. Then it replaces the object, so that a reader finds it at once. The object may
@@ -124,7 +124,7 @@ class _Place:
         self._store, self._path, self._after = store, f"{folder}/{DESIRED_FILE}", f"{folder}/{AFTER_FOLDER}"
 
     def read(self) -> Desired | None:
-        """The newest; None if nobody has said anything. Raises SpecError if an object is malformed."""
+        """The newest; None before the first one. Raises SpecError if an object is malformed."""
         found = self._at(self._path)
         while (newer := self._at(self._path_after(found))) is not None:
             if found is not None and newer.generation <= found.generation:

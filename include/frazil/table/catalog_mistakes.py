@@ -81,7 +81,7 @@ def _of_answer(error: Exception) -> str:
 
 
 def check_storage(name: str, warehouse: str) -> None:
-    """Raise SpecError for a warehouse that cannot hold files, and MissingExtra where its storage lacks a package."""
+    """Raise SpecError for a warehouse that cannot hold files, and MissingExtra if a package is missing."""
     if problem := path_problem(warehouse):
         raise SpecError(f"the warehouse of the catalog {name!r} {problem}: {warehouse!r}")
     module = _STORAGES.get(urlsplit(warehouse).scheme)

@@ -49,7 +49,7 @@ def lost_sentence(catalog: Catalog, identifier: str, found: Remains) -> str:
 
 
 def other_name(catalog: Catalog, identifier: str, *, location: str, uuid: str | None) -> str | None:
-    """The name by which the catalog has a table of this folder or UUID, beside `identifier`; None if it has none.
+    """The name by which the catalog has a table of this folder or UUID, apart from `identifier`; None without one.
 
     Searches the namespaces of the name and of the folder. Raises what the catalog raises.
     """
@@ -73,10 +73,16 @@ def _plain(location: str) -> str:
     return location.removeprefix("file://").rstrip("/")
 
 
-def gone_table(spec: StreamSpec) -> TableLost:
-    """Why a stream's table, which existed a moment ago, is not in its catalog. Raises as `lost_table` does."""
-    catalog = existing_catalog(spec.table.catalog).name
-    return TableLost(lost_table(spec) or _dropped(spec, catalog))
+def gone_table(spec: StreamSpec) -> TableLost | None:
+    """Why a stream's table, which existed a moment ago, is not in its catalog; None if it is there.
+
+    Raises as `lost_table` does.
+    """
+    catalog = existing_catalog(spec.table.catalog)
+    with catalog_errors(catalog.name):
+        if catalog.table_exists(spec.table.identifier):
+            return None
+    return TableLost(lost_table(spec) or _dropped(spec, catalog.name))
 
 
 def check_own_folder(catalog: Catalog, table: Table) -> None:

@@ -512,7 +512,7 @@ SHOWN = r"why\ud800 \x1b[2J\u202egnp"
 
 
 def test_a_reason_that_no_terminal_can_show_is_shown_escaped(streams: Path) -> None:
-    """As an earlier version kept it, or somebody wrote it beside the table."""
+    """An earlier version kept it, or another tool wrote it."""
     open_desired(load_stream(streams / "ticks.yaml")).pause(by="ana", reason=BAD)
     done = subprocess.run(
         [Path(sys.executable).with_name("frazil"), "status", "ticks", "--streams", str(streams)],

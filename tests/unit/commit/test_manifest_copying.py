@@ -22,7 +22,7 @@ def _manifests(world: UpsertWorld) -> list[Path]:
 
 
 def _add_fields(path: Path) -> None:
-    """As a later version of another engine may write it."""
+    """A later version of another engine may write it."""
     reader = fastavro.reader(io.BytesIO(path.read_bytes()))
     entries: list[Any] = list(reader)
     schema: Any = reader.writer_schema

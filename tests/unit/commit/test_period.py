@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 from pyiceberg.schema import Schema
 from pyiceberg.table.update import RemoveSnapshotsUpdate
@@ -125,7 +126,8 @@ def test_a_window_finds_the_duplicates_that_the_whole_audit_finds_in_its_ranges(
 @given(histories())
 def test_a_window_miscounts_exactly_the_ranges_of_its_own_that_the_whole_audit_miscounts(history: Any):
     ranges, of, rows = history
-    assume(all(group.is_single for group in groups(ranges)))
+    if not all(group.is_single for group in groups(ranges)):
+        return
     whole = evidence(ranges, rows, ranges[-1].topic_id, whole=True)
     _, window_ = look(ranges, of, rows)
     # The whole audit's own count, of each batch by itself.
@@ -152,12 +154,11 @@ def count(found: tuple[Finding, ...]) -> int:
 
 @given(histories())
 def test_what_looks_well_in_a_window_is_well_beside_all_that_was_ever_committed(history: Any):
-    """Unless the topic was created again: then a window is always compared beside everything."""
-    ranges, _, _ = history
-    assume(len({r.topic_id for r in ranges}) == 1)
-    first, second = look(*history)
-    assume(not any(f.kind.is_wrong for f in compare(first)))
-    assert not any(f.kind.is_wrong for f in compare(second))
+    """Unless the topic was created again: then a window is always compared with everything."""
+    ranges, of, rows = history
+    first, second = look([replace(r, topic_id="id-0") for r in ranges], of, rows)
+    if not any(f.kind.is_wrong for f in compare(first)):
+        assert not any(f.kind.is_wrong for f in compare(second))
 
 
 # Which files are read

@@ -175,7 +175,7 @@ class ValuedWorld(World):
 
     @property
     def rows_of_each(self) -> int:
-        """So many rows have every value of every column."""
+        """The number of rows that have every value of every column."""
         return max(map(len, self.values.values()))
 
     def row(self, number: int, shift: int = 0) -> dict[str, Any]:
@@ -359,7 +359,7 @@ class ValuedWorld(World):
         assert head is not None
         wanted = 0 if content == "data" else 1
         manifests = [m for m in records(head.manifest_list) if m["content"] == wanted]
-        for manifest in manifests:  # a list says of each manifest what the first said
+        for manifest in manifests:  # each list has the first one's entry of a manifest
             assert repr(manifest) == repr(self.listed.setdefault(manifest["manifest_path"], manifest))
         entries = [entry for m in manifests for entry in records(m["manifest_path"])]
         return [entry["data_file"] for entry in entries if entry["status"] != 2]

@@ -1,4 +1,4 @@
-"""What a record costs in time, whoever sent it: the bounds of `docs/reference/limits.md`."""
+"""The time that any record costs: the bounds of `docs/reference/limits.md`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from frazil.stream.evolve import asked_for
 from frazil.table.growth import growth
 
 MAX_SECONDS = 4
-"""Of CPU for half a megabyte or less. A step that is quadratic in it takes minutes."""
+"""CPU seconds for half a megabyte or less. A step that is quadratic in it takes minutes."""
 COLUMNS = {
     "i": "long",
     "s": "string",

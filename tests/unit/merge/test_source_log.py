@@ -1,4 +1,4 @@
-"""Captured changes in the order of their source's log: what was sent again is stale, a log that begins anew is not."""
+"""Captured changes in the order of their source's log: what was sent again is stale, a new log is not."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_what_is_sent_again_is_stale_until_it_has_caught_up(log: list[Change], *
 @settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_whatever_is_sent_again_and_however_it_is_cut_the_row_is_that_of_the_newest_log(data: st.DataObject) -> None:
-    """Of several logs, one after the other, each event is sent in order, and any stretch of the present log again.
+    """Several logs, one after the other: each event is sent in order, and any stretch of the present log again.
 
     Statements take long, so that times go back within a log. Rows of snapshots, without a position, lie anywhere.
     """

@@ -162,7 +162,7 @@ def test_a_new_writer_knows_what_was_read_before_it(topics: StandInTopics) -> No
 
 @pytest.mark.parametrize("between", [10, 5_000])
 def test_a_new_writer_knows_the_last_transaction_whatever_was_read_since(topics: StandInTopics, between: int) -> None:
-    """As rows of a snapshot; and retention may have taken the transaction itself."""
+    """Rows of a snapshot have none; and retention may have taken the transaction itself."""
     for number in (1, 2):
         topics.log.append(Said(str(number), 1, f"{number:020}", ORDERS))
         topics.end(str(number), 1)

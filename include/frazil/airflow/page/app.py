@@ -148,7 +148,7 @@ def _asked(request: Request, name: str, act: Any, user: Any) -> Asked:
 
 
 async def sent_form(request: Request, asked: Annotated[Any, Depends(allowed)]) -> dict[str, Any]:
-    """The form that the page sent. Raises HTTPException for another body, of which no more is read than a form has."""
+    """The form that the page sent. Raises HTTPException for another body, and reads no more of it than a form has."""
     try:
         return await _form(request)
     except HTTPException as error:

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 HEADER, OURS = "x-frazil", "page"
 OUTCOME = "outcome"
 FIELDS = ("reason", "to", "at", "from-time", "to-time", "partition", "day", "dry-run")
-"""Of all forms, without the seal."""
+"""The fields of all forms, without the seal."""
 
 
 def foreign(headers: Mapping[str, str], *, base_url: str) -> str | None:

@@ -37,7 +37,7 @@ class Said(NamedTuple):
     order: int = 0
     """Of an event: which one of its transaction's events in this table it is, from 1."""
     position: str | None = None
-    """Of an event: where its transaction lies in the source's log (`frazil.ingest.source_log`). The position of the
+    """Where an event's transaction lies in the source's log (`frazil.ingest.source_log`). The position of the
     commit before, of PostgreSQL, where those of single events mix; a binlog's file and place, of MySQL."""
     tables: tuple[str, ...] = ()
     """Of an event: the names by which an end may call its table."""
