@@ -20,7 +20,7 @@ Fields = tuple[Any, ...]
 
 LONG = range(-(2**63), 2**63)
 INT = range(-(2**31), 2**31)
-FARE_MOST = Decimal("9999999.99")
+MAX_FARE = Decimal("9999999.99")
 ISO = re.compile(r"(\d{4})-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?(Z|[+-]\d\d:\d\d)")
 
 
@@ -81,9 +81,7 @@ def read_value(value: bytes | None) -> Fields | None:
         _is_text(raw.get("note"))
         and (tags is None or (isinstance(tags, list) and all(map(_is_text, tags))))
         and (place is None or (isinstance(place, dict) and _is_text(place.get("city")) and _is_int(place.get("zip"))))
-        and (
-            fare is None or (isinstance(fare, int | Decimal) and not isinstance(fare, bool) and abs(fare) <= FARE_MOST)
-        )
+        and (fare is None or (isinstance(fare, int | Decimal) and not isinstance(fare, bool) and abs(fare) <= MAX_FARE))
     )
     if not fits:
         return None

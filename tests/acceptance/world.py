@@ -38,7 +38,7 @@ STEP = timedelta(minutes=20)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
 BEGIN_US = (BEGIN - EPOCH) // MICROSECOND
-TIMESTAMP_MS_MOST = "9223372036854775807"
+MAX_TIMESTAMP_MS = "9223372036854775807"
 
 Coordinates = tuple[int, int]
 Landed = tuple[Coordinates, Fields]
@@ -127,8 +127,8 @@ class World:
     def new_topic(self) -> None:
         self.topic = self.topic or self.name
         settings = {
-            "message.timestamp.after.max.ms": TIMESTAMP_MS_MOST,
-            "message.timestamp.before.max.ms": TIMESTAMP_MS_MOST,
+            "message.timestamp.after.max.ms": MAX_TIMESTAMP_MS,
+            "message.timestamp.before.max.ms": MAX_TIMESTAMP_MS,
         }
         self.kafka.create_topic(self.topic, self.shape.partitions, settings)
 

@@ -135,7 +135,7 @@ def test_a_dry_run_hands_on_what_is_chosen_and_remembers_nothing(streams: Path) 
 
 
 def test_more_tables_than_a_run_may_have_come_first_in_the_next(streams: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(look, "MOST", 1)
+    monkeypatch.setattr(look, "MAX_TABLES", 1)
     store = Store()
     declare(streams, EAGER, name="also")
     also = MadeStream(load_stream(streams / "also.yaml"), time.time_ns() // 1_000_000, partitions=1)

@@ -162,7 +162,7 @@ def test_more_topics_than_a_stream_reads_are_refused_with_the_pattern(
     pattern = TopicPattern(rf"{topics.prefix}\.orders\..*")
     with admin.KafkaOffsets({"bootstrap.servers": kafka.bootstrap}, pattern) as offsets:
         assert offsets.describe().partitions == ((topics.name("de"), 0), (topics.name("fr"), 0))
-        monkeypatch.setattr(admin, "MOST_TOPICS", 1)
+        monkeypatch.setattr(admin, "MAX_TOPICS", 1)
         with pytest.raises(
             SpecError, match=r"matches 2 topics at 127\.0\.0\.1:\d+, and a stream reads at most 1\. Narrow"
         ):

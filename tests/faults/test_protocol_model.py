@@ -62,9 +62,9 @@ EXAMPLES = int(os.environ.get("FRAZIL_MODEL_EXAMPLES", "150"))
 SEED = int(os.environ.get("FRAZIL_MODEL_SEED") or random.randrange(2**32))
 STEPS = 50
 """An example's most steps; a soak asks for more examples."""
-STEPS_AT_LEAST = 34 * EXAMPLES
+MIN_STEPS = 34 * EXAMPLES
 """5,000 and more in `make test`; most examples use all their steps."""
-MOST_PROCESSES = 4
+MAX_PROCESSES = 4
 FAULTS = {
     "commit": ["fail-before", "fail-after", "late", "others", "overtaken", "kill-before", "kill-after"],
     "load": ["fail-before", "kill-before", "stale-1", "stale-2", "stale-3"],
@@ -106,7 +106,7 @@ KINDS: list[Good | None] = [
 ]
 records = st.lists(st.sampled_from(KINDS), max_size=6)
 """Good and bad ones, those that are as the schema has it when they are read, and gaps in the offsets."""
-processes = st.integers(0, MOST_PROCESSES - 1)
+processes = st.integers(0, MAX_PROCESSES - 1)
 tables = st.sampled_from([MAIN, DEAD])
 streams = st.sampled_from([EVENTS, EVENTS, ORDERS])
 
@@ -169,7 +169,7 @@ class Protocol(RuleBasedStateMachine):
 
     # Writers
 
-    @precondition(lambda self: len(self.writers) < MOST_PROCESSES)
+    @precondition(lambda self: len(self.writers) < MAX_PROCESSES)
     @rule(stream=streams, plan=plans, skips_gaps=st.booleans(), reads_old=st.sampled_from([False, False, True]))
     def start(self, stream: str, plan: dict[str, list[str]], skips_gaps: bool, reads_old: bool) -> None:
         """Take over and settle; the writer of before goes on, paused or not. One topic is declared now and then."""
@@ -211,7 +211,7 @@ class Protocol(RuleBasedStateMachine):
         """A while in which nothing fails, and windows complete."""
         for stream in STREAMS * times:
             able = [w for w in self._writers_of(stream) if w.began and w.staged is None]
-            if not able and len(self.writers) < MOST_PROCESSES:
+            if not able and len(self.writers) < MAX_PROCESSES:
                 self.start(stream=stream, plan={}, skips_gaps=True, reads_old=False)
                 able = [w for w in self._writers_of(stream)[-1:] if w.began]
             for writer in able[-1:]:
@@ -656,4 +656,4 @@ def test_each_record_is_in_a_table_once_whatever_fails_between_any_two_steps(mon
             suppress_health_check=list(HealthCheck),
         ),
     )
-    assert Protocol.steps >= STEPS_AT_LEAST
+    assert Protocol.steps >= MIN_STEPS

@@ -54,7 +54,7 @@ SOAKS = os.environ.get("FRAZIL_TEST_EXAMPLES") == "soak"
 EXAMPLES = int(os.environ.get("FRAZIL_TABLES_MODEL_EXAMPLES", "400" if SOAKS else "30"))
 SEED = int(os.environ.get("FRAZIL_MODEL_SEED") or random.randrange(2**32))
 STEPS = 30
-MOST_PROCESSES = 3
+MAX_PROCESSES = 3
 FAULTS = {
     "commit": ["fail-before", "fail-after", "late", "others", "overtaken", "kill-before", "kill-after"],
     "load": ["fail-before", "kill-before", "stale-1", "stale-2"],
@@ -84,7 +84,7 @@ plans = st.one_of(
 )
 records = st.lists(st.tuples(st.integers(0, 5), st.integers(-1, 3)), min_size=1, max_size=6)
 """Made into changes of a few keys, or into rows of each table; some are bad."""
-processes = st.integers(0, MOST_PROCESSES - 1)
+processes = st.integers(0, MAX_PROCESSES - 1)
 anything = st.sampled_from(OTHERS)
 routed = st.sampled_from(ROUTED)
 
@@ -140,7 +140,7 @@ class Tables(RuleBasedStateMachine):
 
     # Writers
 
-    @precondition(lambda self: len(self.writers) < MOST_PROCESSES)
+    @precondition(lambda self: len(self.writers) < MAX_PROCESSES)
     @rule(plan=plans, meanwhile=anything)
     def start(self, plan: dict[str, list[str]], meanwhile: str) -> None:
         """Take over and settle; the writer of before goes on, paused or not."""
@@ -169,7 +169,7 @@ class Tables(RuleBasedStateMachine):
         for _ in range(times):
             self.produce(made)
             if not any(writer.began and writer.staged is None for writer in self.writers):
-                self.writers = self.writers[-MOST_PROCESSES + 1 :]
+                self.writers = self.writers[-MAX_PROCESSES + 1 :]
                 writer = Process(self.world)
                 self.writers.append(writer)
                 self._step(writer, {}, writer.begin)

@@ -41,7 +41,7 @@ from tests.unit.ingest.test_stage import RANGE_START, Record, World, rows
 Row = dict[str, Any]
 RESERVE_BYTES = 64 << 20
 """For the rejections of a chunk, which are objects of Python."""
-GROWTH_MOST = {"csv": 4.5}
+MAX_GROWTH = {"csv": 4.5}
 """Bytes for each byte of a chunk, where it is not 2: a line of CSV is decoded as an object of JSON beside it."""
 
 
@@ -326,4 +326,4 @@ def decoded_alone(form: str, what: str) -> None:
 def test_no_bytes_cost_more_than_twice_their_own_memory(form: str, what: str) -> None:
     program = f"from tests.laws.test_formats_law import decoded_alone; decoded_alone({form!r}, {what!r})"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert float(done.stdout) <= GROWTH_MOST.get(form, 2)
+    assert float(done.stdout) <= MAX_GROWTH.get(form, 2)

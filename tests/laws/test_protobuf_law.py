@@ -43,7 +43,7 @@ SCALARS: dict[str, tuple[t.IcebergType, st.SearchStrategy[Any]]] = {
     "bytes": (t.BinaryType(), st.binary(max_size=6)),
     "E": (t.LongType(), st.sampled_from([0, 1, 5])),
 }
-MOST_NUMBER = 2**29 - 1
+MAX_FIELD_NUMBER = 2**29 - 1
 
 
 @dataclass
@@ -67,7 +67,7 @@ def kinds(  # noqa: PLR0912 - a case for each shape
     made = Kind(f"M{next(ids)}")
     count = draw(st.integers(1, 6))
     numbers = draw(
-        st.lists(st.integers(1, 20) | st.integers(1, MOST_NUMBER), min_size=count, max_size=count, unique=True)
+        st.lists(st.integers(1, 20) | st.integers(1, MAX_FIELD_NUMBER), min_size=count, max_size=count, unique=True)
     )
     numbers = [one if not 19000 <= one < 20000 else one + 1000 for one in numbers]
     if len(set(numbers)) < count:
@@ -96,7 +96,7 @@ def kinds(  # noqa: PLR0912 - a case for each shape
             made.fields.append(f"repeated {kind} {name} = {number}{packed};")
             column = t.ListType(next(ids), column, element_required=False)
         elif shape == "oneof":
-            other = max(numbers) + 1 if max(numbers) < MOST_NUMBER else min(set(range(1, 20)) - set(numbers))
+            other = max(numbers) + 1 if max(numbers) < MAX_FIELD_NUMBER else min(set(range(1, 20)) - set(numbers))
             if any(f"= {other};" in one for one in made.fields):
                 shape = "optional"
             else:

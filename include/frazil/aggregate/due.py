@@ -18,7 +18,7 @@ from frazil.signals.signal import Signal
 from frazil.signals.signal_table import TableSignals
 from frazil.table.catalogs import catalog_errors
 
-MOST_DAYS = 35
+MAX_DAYS = 35
 """How many days back from the newest complete window are checked: a month without anybody there, and some days."""
 
 
@@ -44,13 +44,13 @@ class Aggregated:
 
 
 def waiting_days(catalog: Catalog, spec: AggregationSpec, *, first: date) -> tuple[WaitingDay, ...]:
-    """The waiting days from `first` on, in order, at most MOST_DAYS back. Raises what `catalog_errors` raises."""
+    """The waiting days from `first` on, in order, at most MAX_DAYS back. Raises what `catalog_errors` raises."""
     with catalog_errors(catalog.name):
         signals = TableSignals.load(catalog, spec.source)
         cursor = signals.cursor
         if cursor is None:
             return ()
-        from_us = max(cursor.from_us, cursor.through_us - MOST_DAYS * Grain.DAY.us)
+        from_us = max(cursor.from_us, cursor.through_us - MAX_DAYS * Grain.DAY.us)
         from_us = max(from_us, Window.parse(str(first)).start_us)
         newest = signals.newest(from_us=Grain.DAY.floor(from_us), to_us=cursor.through_us)
         try:

@@ -30,7 +30,7 @@ DEFAULT_ARGS_VARIABLE = "FRAZIL_DEFAULT_ARGS"
 PURPOSES = frozenset({"writer", "partitions", "audit", "maintenance", "daily", "backfill", "dead letters"})
 """A DAG's purpose is a tag of it too."""
 START_DATE = datetime(2026, 1, 1, tzinfo=UTC)
-MOST_OF_A_KIND = 10
+MAX_TAGS_PER_KIND = 10
 """So many tags for streams, or for tables, and so many owners: a DAG of more is about all of them."""
 SHORTEST = timedelta(minutes=1)
 LONGEST_TAG = 100
@@ -65,7 +65,7 @@ def dag_profile(  # noqa: PLR0913 - keywords, each with a default
     :param defaults: its own default arguments, which those of FRAZIL_DEFAULT_ARGS precede.
     """
     about = {"stream": sorted({*streams, *(spec.name for spec in specs)}), "table": sorted(set(tables))}
-    named = [f"{kind}:{name}" for kind, names in about.items() if len(names) <= MOST_OF_A_KIND for name in names]
+    named = [f"{kind}:{name}" for kind, names in about.items() if len(names) <= MAX_TAGS_PER_KIND for name in names]
     owners = sorted({spec.owner for spec in specs if spec.owner})
     return {
         "dag_display_name": display_name,
@@ -75,7 +75,7 @@ def dag_profile(  # noqa: PLR0913 - keywords, each with a default
         "default_args": {
             **defaults,
             **default_arguments(purpose),
-            **({"owner": ", ".join(owners)} if 0 < len(owners) <= MOST_OF_A_KIND else {}),
+            **({"owner": ", ".join(owners)} if 0 < len(owners) <= MAX_TAGS_PER_KIND else {}),
             "on_failure_callback": failure_notifiers(on_failure),
         },
     }

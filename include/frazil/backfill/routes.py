@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 
 SETTLES_S = 15.0
 """How long the tables may lack rows of home's last batch, which a running writer is bringing them."""
-OPENED_MOST = 3
+MAX_OPENED = 3
 
 
 @dataclasses.dataclass(slots=True)
@@ -66,12 +66,12 @@ class LettersRoute:
         """
         if spec.route is None:
             return None
-        for attempt in range(OPENED_MOST):
+        for attempt in range(MAX_OPENED):
             routed = RoutedTables(spec, spec.route, load_catalog(spec.table.catalog), tables)
             try:
                 routed.open(_settled(tables))
             except Fenced:  # a writer began meanwhile
-                if attempt == OPENED_MOST - 1:
+                if attempt == MAX_OPENED - 1:
                     raise
                 continue
             break

@@ -63,7 +63,7 @@ from frazil.table.landed_offsets import Wanted, has_coordinates, tally
 
 log = logging.getLogger(__name__)
 
-SPANS_MOST = 10_000
+MAX_SPANS = 10_000
 """Each is read by itself; if there are more, it is better to delete the rows there first."""
 ATTEMPTS = 3
 
@@ -137,10 +137,10 @@ class Backfill:
             for span in spans:
                 held[tp] = held.get(tp, between(0, 0)) | between(*span)
         left = self.source.holding(missing(wanted, held))
-        if sum(map(len, left.values())) > SPANS_MOST:
+        if sum(map(len, left.values())) > MAX_SPANS:
             raise SpecError(
                 f"what table {self.spec.table.identifier} lacks of stream {self.spec.name!r} is in more than "
-                f"{SPANS_MOST:,} pieces: ask for less, or delete the rows of that range first"
+                f"{MAX_SPANS:,} pieces: ask for less, or delete the rows of that range first"
             )
         return BackfillPlan(left, self.source.at_most(wanted), identity)
 

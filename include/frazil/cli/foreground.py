@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 LIVE_EVERY_S = 0.5
 WAITS_SAID_EVERY_S = 30.0
-LINES_WAIT_MOST = 1000
+MAX_WAITING_LINES = 1000
 """Lines that wait for a terminal that takes none; complaints have as much room again."""
 CLEAR = "\r\x1b[K"
 SIGNALS_SEEN_S = 0.5
@@ -153,9 +153,9 @@ class Terminal:
     def complain(self, line: str) -> None:
         """Say why the writer ended."""
         self.complained = True
-        self._queue(sys.stderr, line, most=2 * LINES_WAIT_MOST)
+        self._queue(sys.stderr, line, most=2 * MAX_WAITING_LINES)
 
-    def _queue(self, stream: TextIO, line: str, *, most: int = LINES_WAIT_MOST) -> None:
+    def _queue(self, stream: TextIO, line: str, *, most: int = MAX_WAITING_LINES) -> None:
         if self._lines.qsize() >= most:
             self._left_out += 1
             return

@@ -55,7 +55,7 @@ ENDED_SEEN_S = 0.05
 CRASHED = 1
 GROUP_ENDS_WITHIN_S = 10.0
 """How long the writer's JVM may take to follow it."""
-WORDS_MOST = 300
+MAX_ERROR_CHARACTERS = 300
 """Characters of a crash's words at the terminal: some are pages."""
 
 
@@ -235,7 +235,7 @@ def _be_the_writer(
         code = error.exit_code
     except BaseException as error:
         traceback.print_exc()
-        said = textwrap.shorten(f"{type(error).__name__}: {error}", WORDS_MOST, placeholder=" ...")
+        said = textwrap.shorten(f"{type(error).__name__}: {error}", MAX_ERROR_CHARACTERS, placeholder=" ...")
         voice.complain(f"the writer crashed: {said}; the whole trace is in {folder / LOG_FILE}")
     finally:
         sys.stdout.flush()

@@ -21,7 +21,7 @@ from frazil.spec.rules import warnings
 if TYPE_CHECKING:
     from frazil.doctor.connections import Connections
 
-MOST_ERRORS = 200
+MAX_PROBLEMS = 200
 
 
 @click.command()
@@ -53,7 +53,7 @@ def validate(files: tuple[Path, ...], streams_folder: Path, *, as_json: bool, co
     streams, errors = _load(files or _all_of(streams_folder))
     connections = _connections(streams) if connect else None
     errors += [fault.said for fault in connections.faults] if connections else []
-    errors, more = errors[:MOST_ERRORS], len(errors) - MOST_ERRORS
+    errors, more = errors[:MAX_PROBLEMS], len(errors) - MAX_PROBLEMS
     if more > 0:
         errors.append(f"and {more:,} more; fix these first")
     warned = [f"{path}: {w.key}: {w.value!r}: {w.message}" for path, spec in streams.items() for w in warnings(spec)]

@@ -15,7 +15,7 @@ PACKAGE_FOLDER = "frazil-package"
 PACKAGE_PYTHON = f"./{PACKAGE_FOLDER}/bin/python"
 PYTHON_OVERHEAD_MIB = 1024
 """Memory of the driver's container for its Python, beside the JVM's heap."""
-_POD_NAME_AT_MOST = 63
+_MAX_POD_NAME_CHARACTERS = 63
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ def pod_name(driver: ClusterDriver) -> str:
     """Of the driver's pod, the same for each submission of a launch: the second one is refused."""
     slug = re.sub(r"[^a-z0-9]+", "-", driver.application.lower()).strip("-")
     end = f"-{driver.launch_id[:12]}-driver"
-    return f"frazil-{slug}"[: _POD_NAME_AT_MOST - len(end)].rstrip("-") + end
+    return f"frazil-{slug}"[: _MAX_POD_NAME_CHARACTERS - len(end)].rstrip("-") + end
 
 
 def yarn_tag(driver: ClusterDriver) -> str:

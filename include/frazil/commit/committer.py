@@ -41,7 +41,7 @@ from frazil.commit.rules import (
     dead_letter_continuity,
     files_fit,
 )
-from frazil.commit.snapshot import TEXT_MOST
+from frazil.commit.snapshot import MAX_SUMMARY_CHARACTERS
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.swap import Change, Done, TableCommit, TableHandle, commit_snapshots, swap
 from frazil.errors import SpecError, StaleBatch
@@ -241,7 +241,7 @@ class Committer:
             epochs = {tp: epoch for tp, epoch in marker.leader_epochs.items() if tp not in ahead}
             return dataclasses.replace(marker, at=at, offsets={**marker.offsets, **ahead}, leader_epochs=epochs)
 
-        summary = {"frazil.operation": "skip-gap", "frazil.lost": lost[:TEXT_MOST]}
+        summary = {"frazil.operation": "skip-gap", "frazil.lost": lost[:MAX_SUMMARY_CHARACTERS]}
         return append(self._tables, self._tables.main, decide, summary=summary)
 
     def held_letters(self, marker: Marker) -> dict[TopicPartition, bytes]:

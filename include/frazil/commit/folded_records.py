@@ -26,8 +26,8 @@ from frazil.table.object_store import ObjectStore
 log = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
-RECORDS_MOST = 1_024
-BYTES_MOST = 16 * 1024**2
+MAX_RECORDS = 1_024
+MAX_BYTES = 16 * 1024**2
 """The most bytes of records in an object, before compression: reading one record loads them all."""
 READS_AT_ONCE = 8
 
@@ -140,7 +140,7 @@ def _unpacked(data: bytes, path: str) -> Records:
 
 
 def groups(
-    keys: Sequence[BatchKey], read: Callable[[BatchKey], bytes | None], *, most: int = RECORDS_MOST
+    keys: Sequence[BatchKey], read: Callable[[BatchKey], bytes | None], *, most: int = MAX_RECORDS
 ) -> Iterator[Records]:
     """Journals in order, in groups that fill an object. Leaves out an incomplete last group and empty journals.
 
@@ -158,6 +158,6 @@ def groups(
                 if data:
                     group[key] = data
                     size += len(data)
-                if len(group) >= most or size >= BYTES_MOST:
+                if len(group) >= most or size >= MAX_BYTES:
                     yield group
                     group, size = {}, 0

@@ -18,7 +18,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
-from frazil.commit.folded_records import RECORDS_MOST, FoldedRecords, groups
+from frazil.commit.folded_records import MAX_RECORDS, FoldedRecords, groups
 from frazil.commit.marker import NO_TRANSACTION, BatchKey, Fate, LastTransaction, Marker, flat, nested
 from frazil.commit.reasons import Reasons, reasons_from_json, reasons_json
 from frazil.ingest.contract import RangeProgress, StagedFile, Target, is_routed
@@ -272,7 +272,7 @@ class JournalStore:
         marker: Marker,
         *,
         keep: int = RECORDS_ALONE,
-        most: int = RECORDS_MOST,
+        most: int = MAX_RECORDS,
         forgotten: Callable[[], bool] = lambda: False,
     ) -> Iterator[int]:
         """Fold the oldest records of committed batches; yields the number of records in each new object.

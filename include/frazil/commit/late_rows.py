@@ -16,7 +16,7 @@ from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Operation, Snapshot
 
 from frazil.commit.history import ancestors
-from frazil.commit.snapshot import TEXT_MOST
+from frazil.commit.snapshot import MAX_SUMMARY_CHARACTERS
 from frazil.partitions.completeness import Cursor
 from frazil.partitions.window_rows import added_rows
 from frazil.partitions.windows import Grain
@@ -29,7 +29,7 @@ def windows_summary(windows: Mapping[int, int] | None) -> dict[str, str]:
     if windows is None:
         return {}
     text = json.dumps(dict(sorted(windows.items())), separators=(",", ":"))
-    return {WINDOWS: text} if len(text) <= TEXT_MOST else {}
+    return {WINDOWS: text} if len(text) <= MAX_SUMMARY_CHARACTERS else {}
 
 
 def late_rows(table: Table, cursor: Cursor | None, *, column: str, grain: Grain) -> dict[int, int]:

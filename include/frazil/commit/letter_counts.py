@@ -15,7 +15,7 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from frazil.commit.snapshot import TEXT_MOST
+from frazil.commit.snapshot import MAX_SUMMARY_CHARACTERS
 
 NAME = "frazil.letters-by"
 SPAN = "frazil.letters-by-hours"
@@ -61,7 +61,7 @@ def letters_summary(changed: Counts) -> dict[str, str]:
             if more:
                 found.setdefault(name, {})[hour] = more
         text = json.dumps(found, separators=(",", ":"))
-        if len(text) <= TEXT_MOST:
+        if len(text) <= MAX_SUMMARY_CHARACTERS:
             return {NAME: text, SPAN: str(span)} if found else {}
     return {}
 

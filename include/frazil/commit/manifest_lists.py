@@ -24,7 +24,7 @@ from pyiceberg.table.snapshots import Snapshot
 from frazil.commit.avro_forms import AvroForm, FormedAvroFile
 from frazil.table.recent import Recent
 
-KEPT_MOST = 32
+MAX_CACHED = 32
 """Lists: those of a stream's tables and open branch before and after a commit, and what failed attempts wrote."""
 
 
@@ -49,7 +49,7 @@ class ListWriter(ManifestListWriterV2):
         return self
 
 
-_kept = Recent[dict[str, _Listed]](KEPT_MOST)
+_kept = Recent[dict[str, _Listed]](MAX_CACHED)
 """By the list's path, then by the manifest's."""
 
 

@@ -71,7 +71,7 @@ class Layout:
         return cls(spec, next(s for s in newest if sources <= set(index_by_id(s))))
 
 
-FORMS_KEPT_MOST = 64
+MAX_CACHED_FORMS = 64
 """Forms of manifests: those of a stream's tables, two kinds of each."""
 
 
@@ -84,7 +84,7 @@ class _Form:
     metadata: Mapping[str, str]
 
 
-_forms = Recent[_Form](FORMS_KEPT_MOST)
+_forms = Recent[_Form](MAX_CACHED_FORMS)
 
 
 class _Writer(ManifestWriterV2):

@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from frazil.commit.snapshot import TEXT_MOST
+from frazil.commit.snapshot import MAX_SUMMARY_CHARACTERS
 from frazil.ingest.contract import Rejects
 
 NAME = "frazil.rejected-by"
 PLACES = 3
-REASONS_MOST = 30
+MAX_REASONS = 30
 """More error classes than any format has."""
 
 
@@ -39,7 +39,7 @@ def reasons_of(rejects: Rejects) -> Reasons:
     places: dict[str, list[str]] = {}
     for reject in rejects.samples:
         places.setdefault(reject.error_class, []).append(f"{reject.topic}[{reject.partition}]@{reject.offset}")
-    named = sorted(rejects.counts.items(), key=lambda item: -item[1])[:REASONS_MOST]
+    named = sorted(rejects.counts.items(), key=lambda item: -item[1])[:MAX_REASONS]
     return {name: Reason(count, tuple(places.get(name, ())[:PLACES])) for name, count in named}
 
 
@@ -48,7 +48,7 @@ def reasons_summary(reasons: Reasons) -> dict[str, str]:
     if not reasons:
         return {}
     text = json.dumps(reasons_json(reasons), separators=(",", ":"))
-    if len(text) > TEXT_MOST:
+    if len(text) > MAX_SUMMARY_CHARACTERS:
         text = json.dumps(reasons_json({name: Reason(of.count) for name, of in reasons.items()}), separators=(",", ":"))
     return {NAME: text}
 

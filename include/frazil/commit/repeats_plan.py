@@ -37,7 +37,7 @@ from frazil.merge.contract import DeleteFile, MergeRules, MergeTask, TableFile
 from frazil.spec.type_ends import rows_between
 from frazil.table.branches import head_of
 
-MOST_SPANS = 16
+MAX_SPANS = 16
 """Spans of event time that one scan asks for; a batch with more of them has the nearest joined."""
 SHARE_BYTES = 32 * 2**20
 """What a last task writes anew at most, about; each of them reads the keys of the whole batch."""
@@ -111,7 +111,7 @@ def _spans(bounds: Iterable[Span], rules: MergeRules) -> list[Span]:
             spans[-1] = (spans[-1][0], max(spans[-1][1], greatest))
         else:
             spans.append((least, greatest))
-    while len(spans) > MOST_SPANS:
+    while len(spans) > MAX_SPANS:
         gaps = [after[0] - before[1] for before, after in pairwise(spans)]
         place = gaps.index(min(gaps))
         spans[place : place + 2] = [(spans[place][0], spans[place + 1][1])]

@@ -14,7 +14,7 @@ from frazil.ingest.contract import StagedFile
 from frazil.offsets.spans import TopicPartition
 from frazil.table.file_bounds import COORDINATES
 
-ERROR_MOST = 1000
+MAX_ERROR_CHARACTERS = 1000
 Place = tuple[str, int, int]
 """Topic, partition and offset."""
 Reason = tuple[str, str]
@@ -83,4 +83,4 @@ def _tried(rows: pa.Table, again: list[Reason]) -> pa.Table:
 def _history(now: Reason, then: Reason) -> str:
     if now == then or then[1].startswith(f"{now[1]}; before, "):
         return then[1]
-    return f"{now[1]}; before, {then[0]}: {then[1]}"[:ERROR_MOST]
+    return f"{now[1]}; before, {then[0]}: {then[1]}"[:MAX_ERROR_CHARACTERS]

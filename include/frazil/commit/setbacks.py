@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 REFUSED = frozenset({400, 405, 413, 422, 501})
 """HTTP status codes with which a REST catalog refuses a change."""
-REFUSALS_MOST = 8
+MAX_REFUSALS = 8
 """Refusals of the same metadata, within seconds, that end a swap. A gateway may fail for a moment; and a race that is
 reported as a refusal (sequence number too old) changes the metadata."""
 MAX_FAILURES = 20
@@ -34,7 +34,7 @@ garbage may be well again by then."""
 _FAULTS = (ArithmeticError, AssertionError, AttributeError, LookupError, NotImplementedError, TypeError, ValueError)
 """What planning and merging raise by themselves. The errors of servers that are among them are also OSErrors."""
 
-SAID_MOST = 300
+MAX_ERROR_CHARACTERS = 300
 """Characters of an error in a sentence of the log: some servers answer with pages."""
 OUTAGE_S = 5.0
 """Failures that are over sooner are not worth a sentence about their end."""
@@ -46,7 +46,7 @@ _FAILED = {
 """What another round has to find out, by the step that failed."""
 
 Step = Literal["load", "prepare", "commit"]
-NAMED_MOST = 5
+MAX_NAMED = 5
 """Tables of one commit that a sentence names."""
 
 
@@ -57,8 +57,8 @@ class TablesNamed:
     identifiers: tuple[str, ...]
 
     def __str__(self) -> str:
-        shown = ", ".join(self.identifiers[:NAMED_MOST])
-        more = len(self.identifiers) - NAMED_MOST
+        shown = ", ".join(self.identifiers[:MAX_NAMED])
+        more = len(self.identifiers) - MAX_NAMED
         return f"{shown} and {more} more" if more > 0 else shown
 
     @property
@@ -86,12 +86,12 @@ class Refusals:
         seen = (type(error).__name__ if fault else "", *(table.metadata_location for table in tables))
         self.count = self.count + 1 if seen == self.seen else 1
         self.seen = seen
-        if self.count < (MAX_FAILURES if fault else REFUSALS_MOST):
+        if self.count < (MAX_FAILURES if fault else MAX_REFUSALS):
             return
         what = f"the catalog refuses to change {self.of.tables}: {error}"
         remedy = "Fix what it says, then start again"
         if fault:
-            said = f"{type(error).__name__}: {one_line(error)[:SAID_MOST]}"
+            said = f"{type(error).__name__}: {one_line(error)[:MAX_ERROR_CHARACTERS]}"
             what = f"a commit to {self.of.tables} cannot be prepared: {said}. It failed {self.count} times alike"
             remedy = "Report this with the log; a start tries again"
         raise CommitRefused(f"{what}. The staged files and the journal are kept. {remedy}") from error
@@ -124,7 +124,7 @@ class Setback:
 
 def setback_of(error: Exception, step: Step, of: TablesNamed, total_s: float) -> Setback:
     """The setback of a round; raises errors that another round would not fix."""
-    said = f"{type(error).__name__}: {one_line(error)[:SAID_MOST]}"
+    said = f"{type(error).__name__}: {one_line(error)[:MAX_ERROR_CHARACTERS]}"
     match error:
         case _ if isinstance(error, CommitFailedException) or (step == "commit" and is_overtaken(error)):
             return Setback(

@@ -48,7 +48,7 @@ from frazil.table.metadata_times import next_ms
 
 FOREVER_MS = 2**63 - 1
 
-TEXT_MOST = 2_000
+MAX_SUMMARY_CHARACTERS = 2_000
 """The longest text in a snapshot's summary: every metadata file carries it while the snapshot exists."""
 
 

@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-ASKED_MOST_S = 60.0
+MAX_RETRY_AFTER_S = 60.0
 """The longest wait that a server can ask for (`Retry-After`): a wrong clock must not stop a stream."""
 
 
@@ -260,7 +260,7 @@ class Patience:
     def wait_s(self, attempt: int, *, asked_s: float | None = None) -> float:
         """How long to wait before the next attempt; at least as long as an overloaded server asks, within reason."""
         drawn = random.uniform(0, min(self.most_s, self.first_s * 2**attempt))
-        return max(drawn, min(asked_s or 0.0, ASKED_MOST_S))
+        return max(drawn, min(asked_s or 0.0, MAX_RETRY_AFTER_S))
 
 
 @dataclass(frozen=True, slots=True)

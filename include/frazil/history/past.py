@@ -14,9 +14,9 @@ MINUTES_MS = 6 * 3_600_000
 """How long minutes are kept; then they become tens."""
 TENS_MS = 14 * 24 * 3_600_000
 """How long tens, and what happened, are kept."""
-HAPPENED_MOST = 60
+MAX_STREAM_EVENTS = 60
 """Of one kind: a flood of one leaves the others."""
-SENTENCE_MOST = 600
+MAX_SENTENCE_CHARACTERS = 600
 """Characters."""
 
 
@@ -52,11 +52,11 @@ class Past:
 
     def tell(self, what: Happened) -> Part:
         sentence = what.sentence
-        if len(sentence) > SENTENCE_MOST:
-            what = dataclasses.replace(what, sentence=f"{sentence[: SENTENCE_MOST - 4]} ...")
+        if len(sentence) > MAX_SENTENCE_CHARACTERS:
+            what = dataclasses.replace(what, sentence=f"{sentence[: MAX_SENTENCE_CHARACTERS - 4]} ...")
         if what not in self.happened:
             self.happened.append(what)
-        if len(self.happened) > 2 * HAPPENED_MOST * len(Kind):  # nobody ages it while the storage hangs
+        if len(self.happened) > 2 * MAX_STREAM_EVENTS * len(Kind):  # nobody ages it while the storage hangs
             self.happened = _kept(self.happened, what.at_ms)
         return Part.HAPPENED
 
@@ -107,6 +107,6 @@ def _kept(happened: Iterable[Happened], now_ms: int) -> list[Happened]:
     oldest_first = sorted(happened, key=lambda what: what.at_ms)
     for what in oldest_first[::-1]:
         seen[what.kind] += 1
-        if seen[what.kind] <= HAPPENED_MOST and abs(now_ms - what.at_ms) <= TENS_MS:
+        if seen[what.kind] <= MAX_STREAM_EVENTS and abs(now_ms - what.at_ms) <= TENS_MS:
             kept.append(what)
     return kept[::-1]

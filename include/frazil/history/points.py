@@ -55,13 +55,13 @@ class Point:
     def then(self, later: Point) -> Point:
         """Both together, in this one's time."""
         joined: dict[str, Any] = {name: getattr(self, name) + getattr(later, name) for name in _SUMS}
-        joined |= {name: _most(getattr(self, name), getattr(later, name)) for name in _MOST}
+        joined |= {name: _most(getattr(self, name), getattr(later, name)) for name in _MAXIMA}
         joined |= {name: _last(getattr(self, name), getattr(later, name)) for name in _LAST}
         return dataclasses.replace(self, **joined)
 
 
 _SUMS = ("batches", "records", "rejected", "files", "bytes", "stage_ms", "commit_ms", "merge_ms")
-_MOST = ("lag", "freshness_ms", "backpressure_ms")
+_MAXIMA = ("lag", "freshness_ms", "backpressure_ms")
 _LAST = ("watermark_ms", "interval_ms")
 
 

@@ -19,7 +19,7 @@ from frazil.history.points import Happened, Kind
 
 log = logging.getLogger(__name__)
 
-WAITING_MOST = 20
+MAX_WAITING = 20
 """What is not written yet, while the storage does not answer."""
 AGAIN_MS = 60_000
 
@@ -73,7 +73,7 @@ class Supervision:
         """
         with self._lock:
             if subject != self._said and what is not None:
-                self._waiting = [*self._waiting, what][-WAITING_MOST:]
+                self._waiting = [*self._waiting, what][-MAX_WAITING:]
             self._said = subject
             failed_ms = self._failed_at_ms
             if not self._waiting or (failed_ms is not None and abs(now_ms - failed_ms) < AGAIN_MS):

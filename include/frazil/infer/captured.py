@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from frazil.infer.columns import Column, columns_of
-from frazil.infer.encoding import MOST_OF, Encoding
+from frazil.infer.encoding import MIN_SHARE, Encoding
 from frazil.infer.observed import observe
 from frazil.infer.sample import Sample
 from frazil.spec.formats import POSITION, Envelope, JsonFormat
@@ -42,7 +42,7 @@ def captured(sample: Sample, encoding: Encoding) -> Captured | None:
     if not isinstance(encoding.format, JsonFormat) or encoding.format.lines:
         return None
     events = [event for event in map(_unwrapped, encoding.records) if _is_event(event)]
-    if not events or len(events) < MOST_OF * len(encoding.records):
+    if not events or len(events) < MIN_SHARE * len(encoding.records):
         return None
     told = [{name: v for name, v in e["after"].items() if v != _PLACEHOLDER} for e in events if e.get("after")]
     stamps = [record.timestamp_ms for record in sample.records if record.timestamp_ms >= 0]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from statistics import median
 
-from frazil.infer.observed import MOST_DISTINCT, Observed
+from frazil.infer.observed import MAX_DISTINCT, Observed
 from frazil.spec.coordinates import METADATA_COLUMNS, OF_ICEBERG, RESERVED
 
 REQUIRED_FROM = 100
@@ -18,9 +18,9 @@ INT_BELOW = 2**30
 """Greater numbers are proposed as `long`; an `int` that grows can be widened later."""
 MAP_FROM = 20
 """An object with at least this many names, few of them in each record, is proposed as a map."""
-ODD_MOST = 40
+MAX_ODD_CHARACTERS = 40
 """At most so many characters of an odd text are shown."""
-REMARKS_MOST = 3
+MAX_REMARKS = 3
 """At most this many of what is doubtful in one column is named."""
 NEAR_S = 400 * 86_400.0
 """A number without a name that says so is a time if it is this close to Kafka's timestamps."""
@@ -86,7 +86,7 @@ def _column(name: str, observed: Observed, sampled: int, middle_s: float | None)
     unit = _unit(name, observed, middle_s)
     kind = "timestamptz" if unit else _type(observed)
     is_time = kind in {"timestamptz", "timestamp"}
-    is_of_interest = 0 < len(observed.distinct) < MOST_DISTINCT and not is_time and not observed.others
+    is_of_interest = 0 < len(observed.distinct) < MAX_DISTINCT and not is_time and not observed.others
     remarks = []
     absent = sampled - observed.present
     if observed.kind is None:
@@ -94,8 +94,8 @@ def _column(name: str, observed: Observed, sampled: int, middle_s: float | None)
     elif absent:
         remarks.append(f"absent in {absent / sampled:.1%}")
     inside = list(_guessed(observed, ""))
-    remarks += inside[:REMARKS_MOST]
-    if len(inside) > REMARKS_MOST:
+    remarks += inside[:MAX_REMARKS]
+    if len(inside) > MAX_REMARKS:
         remarks.append("and more like it")
     return Column(
         name,
@@ -115,7 +115,7 @@ def _guessed(observed: Observed, path: str) -> Iterator[str]:
     if observed.others:
         yield f"{where}{observed.others:,} of {observed.present:,} values are of another type"
     if observed.kind == "text" and observed.odd_texts and observed.shape:
-        odd = json.dumps(observed.odd[observed.shape][:ODD_MOST])
+        odd = json.dumps(observed.odd[observed.shape][:MAX_ODD_CHARACTERS])
         count = f"{observed.odd_texts:,} of {observed.kinds['text']:,} texts"
         yield f"{where}{count} look otherwise, such as {odd}; string takes all"
     if observed.kind is None:

@@ -14,7 +14,7 @@ from frazil.infer.registered import Registered
 from frazil.infer.sample import Sample
 from frazil.spec.formats import AvroFormat, CsvFormat, JsonFormat, ValueFormat, format_of
 
-MOST_OF = 0.5
+MIN_SHARE = 0.5
 """A format is that of at least this share of the records."""
 _DELIMITERS = ",;\t|"
 
@@ -42,7 +42,7 @@ def encoding_of(sample: Sample, written: Registered | None = None) -> Encoding:
             f"the topic {sample.topic} has no record with a value to infer from: produce some, or write the file "
             "by hand"
         )
-    needed = MOST_OF * len(values)
+    needed = MIN_SHARE * len(values)
     for plain, parts in (
         ("json", values),
         ({"type": "json", "framing": "confluent"}, [v[5:] for v in values if v[0] == 0 and len(v) > 5]),

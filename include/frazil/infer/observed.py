@@ -11,10 +11,10 @@ from typing import Any
 
 from frazil.timetext import parse_moment
 
-MOST_DISTINCT = 5_000
+MAX_DISTINCT = 5_000
 TEXTS_FOR_AN_ODD_ONE = 500
 """One text among so many does not decide what the others are."""
-MOST_DEEP = 32
+MAX_DEPTH = 32
 """What is nested deeper is not looked at."""
 
 _PATTERNS = {
@@ -92,14 +92,14 @@ class Observed:
                 self._add_text(value)
             case dict():
                 self.kinds["object"] += 1
-                for name, inner in value.items() if depth < MOST_DEEP else ():
+                for name, inner in value.items() if depth < MAX_DEPTH else ():
                     self.fields.setdefault(name, Observed()).add(inner, depth + 1)
             case list():
                 self.kinds["array"] += 1
                 self.elements = self.elements or Observed()
-                for element in value if depth < MOST_DEEP else ():
+                for element in value if depth < MAX_DEPTH else ():
                     self.elements.add(element, depth + 1)
-        if isinstance(value, str | int) and len(self.distinct) < MOST_DISTINCT:
+        if isinstance(value, str | int) and len(self.distinct) < MAX_DISTINCT:
             self.distinct.add(value)
 
     def _add_number(self, value: int) -> None:

@@ -23,7 +23,7 @@ from frazil.spec.units import counted, rounded_bytes
 HOUR_FROM_BYTES = 24 * 128 * 2**20
 """From this much Parquet a day on, each hour has files of a good size."""
 MONTH_BELOW_BYTES = 2**20
-SORTED_BY_AT_MOST = 1_000
+MAX_SORT_COLUMN_VALUES = 1_000
 """A column of at most this many values, each often repeated, is worth sorting by."""
 COMMITS_A_DAY = 1440
 TARGET_FILE_BYTES = 512 * 2**20
@@ -236,7 +236,7 @@ def _layout(sample: Sample, columns: Sequence[Column], event_time: str) -> Itera
         told = "" if daily is None else f"    # a day has about {rounded_bytes(daily)}"
         yield f"partition-by: [day({event_time})]{told}"
     few = [c for c in columns if c.type in {"string", "int", "long"} and c.distinct and _is_plain(c.name)]
-    often = [c for c in few if 1 < (c.distinct or 0) <= min(SORTED_BY_AT_MOST, len(sample.records) // 4)]
+    often = [c for c in few if 1 < (c.distinct or 0) <= min(MAX_SORT_COLUMN_VALUES, len(sample.records) // 4)]
     texts = sorted((c for c in often if c.type == "string"), key=lambda c: -(c.distinct or 0))
     by = [column.name for column in (texts or often)[:1]]
     why = (

@@ -19,9 +19,9 @@ from frazil.registry.client import SchemaRegistry, SchemaText, UnknownSchema
 from frazil.spec.formats import Registry
 
 FRAME_BYTES = 5
-MOST_IDS = 50
+MAX_IDS = 50
 """So many of a sample's schema ids are asked for, the most frequent first: bytes of something else look like many."""
-_MOST_PARTS = 10_000
+_MAX_PARTS = 10_000
 """Of a JSON Schema; one whose parts are named again and again has exponentially many."""
 _TIMES = ("timestamp", "timestamptz")
 _STRING_FORMATS = {"date-time": "timestamptz", "date": "date", "uuid": "uuid"}
@@ -58,7 +58,7 @@ def registered(sample: Sample, declared: Registry, client: SchemaRegistry) -> Re
     if (newest := client.newest(f"{sample.topic}-value")) is not None:
         found[newest] = None
     unknown = []
-    for schema_id, _ in ids.most_common(MOST_IDS):
+    for schema_id, _ in ids.most_common(MAX_IDS):
         try:
             found[client.get(schema_id)] = None
         except UnknownSchema:
@@ -217,7 +217,7 @@ class _JsonSchema:
         """The type of a value, and whether it may be null; MIXED for one that contains itself."""
         node, document = self._resolved(node, document)
         self._read += 1
-        if depth > DEEPEST or self._read > _MOST_PARTS or id(node) in self._inside:
+        if depth > DEEPEST or self._read > _MAX_PARTS or id(node) in self._inside:
             return MIXED, True
         self._inside.add(id(node))
         try:

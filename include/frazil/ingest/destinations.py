@@ -20,11 +20,11 @@ from frazil.spec.route import refusal
 NO_TABLE = "NoTable"
 """The error class of a record for whose value there is no table."""
 MAIN: Target = "main"
-REPORTED_MOST = 10_000
+MAX_REPORTED = 10_000
 """So many values without a table are reported at most: there are never as many tables."""
-KNOWN_MOST = 100_000
+MAX_KNOWN = 100_000
 """So many values are remembered: records may have endlessly many."""
-QUOTED_MOST = 100
+MAX_QUOTED = 100
 
 _Verdict = Target | Rejection | None
 """Where a value's rows go; a rejection without a place; or None if they wait for a table."""
@@ -99,11 +99,11 @@ class Divider:
 
     def _verdict(self, value: str | bytes | None) -> _Verdict:
         if value not in self._verdicts:
-            if len(self._verdicts) >= KNOWN_MOST:
+            if len(self._verdicts) >= MAX_KNOWN:
                 self._verdicts.clear()
             self._verdicts[value] = self._found(value)
         found = self._verdicts[value]
-        if found is None and len(self.values) < REPORTED_MOST:
+        if found is None and len(self.values) < MAX_REPORTED:
             self.values.add(_text(value))
         return found
 
@@ -117,9 +117,9 @@ class Divider:
         if text in self._to.targets:
             return self._to.targets[text]
         if not self._to.makes:
-            return MAIN if self._to.to_main else self._rejection(f"{self._quote(text[:QUOTED_MOST])} has no table")
+            return MAIN if self._to.to_main else self._rejection(f"{self._quote(text[:MAX_QUOTED])} has no table")
         reason = refusal(text, self._to.allow) or self._to.refused.get(text) or self._to.full
-        return self._rejection(f"{self._quote(text[:QUOTED_MOST])} gets no table: {reason}") if reason else None
+        return self._rejection(f"{self._quote(text[:MAX_QUOTED])} gets no table: {reason}") if reason else None
 
     def _rejection(self, reason: str) -> Rejection:
         of = "" if self._to.by == "topic" else f" {self._to.name}"

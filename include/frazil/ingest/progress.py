@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from frazil.ingest.contract import OffsetRange, RangeProgress
 
 NEVER = np.iinfo(np.int64).min
-PLACES_MOST = 10_000
-WINDOWS_MOST = 1_000
+MAX_PLACES = 10_000
+MAX_WINDOWS = 1_000
 """Rows of more windows are not counted by window: a commit's summary has no room for them, and scattered event times
 would fill memory and journals."""
 
@@ -62,7 +62,7 @@ class ProgressCounter:
             counted_times = times if of_windows is None else times[of_windows]
             known = counted_times[counted_times != NEVER] if event_times.null_count else counted_times
             self.windows.update(_by_window(known, self._window_us))
-            self.windows = self.windows if len(self.windows) <= WINDOWS_MOST else None
+            self.windows = self.windows if len(self.windows) <= MAX_WINDOWS else None
         known_ms = np.where(timestamps_ms < 0, now_ms, np.minimum(timestamps_ms, now_ms))
         ahead = times > known_ms * 1000 + self._max_future_us
         if ahead.any():
@@ -98,7 +98,7 @@ def _by_window(times: NDArray[np.int64], window_us: int) -> dict[int, int]:
         return {}
     numbers = times // window_us
     first, last = int(numbers.min()), int(numbers.max())
-    if last - first < PLACES_MOST:
+    if last - first < MAX_PLACES:
         counts = np.bincount(numbers - first)
         found = np.flatnonzero(counts)
         starts, rows = (found + first) * window_us, counts[found]

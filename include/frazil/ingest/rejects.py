@@ -13,7 +13,7 @@ from frazil.safe_text import safe
 
 SAMPLES = 3
 """Samples of each error class."""
-TEXT_MOST = 300
+MAX_SAMPLE_CHARACTERS = 300
 """Characters of a sample's text: a dead letter itself has more."""
 
 
@@ -78,4 +78,4 @@ def _place(reject: Reject) -> tuple[str, int, int]:
 
 def _one_line(text: str) -> str:
     """The text as a log can hold it."""
-    return safe(text[:TEXT_MOST].replace("\n", " "), lines=False)
+    return safe(text[:MAX_SAMPLE_CHARACTERS].replace("\n", " "), lines=False)

@@ -18,7 +18,7 @@ from frazil.extras import require
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import resolve
 
-SECRET_LEAST = 16
+MIN_SECRET_CHARACTERS = 16
 """Characters of a secret."""
 RESERVED = b"frazil\0"
 """Begins what stands for a value."""
@@ -35,8 +35,8 @@ class Secret:
     def __init__(self, text: str) -> None:
         """Raises SpecError for a text that is too short, and MissingExtra."""
         require("cryptography")
-        if len(text) < SECRET_LEAST:
-            raise SpecError(f"sensitive.secret has fewer than {SECRET_LEAST} characters; let it name a longer one")
+        if len(text) < MIN_SECRET_CHARACTERS:
+            raise SpecError(f"sensitive.secret is shorter than {MIN_SECRET_CHARACTERS} characters; use a longer one")
         self._text = text.encode()
 
     @classmethod

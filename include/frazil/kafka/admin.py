@@ -26,7 +26,7 @@ POLL_S = 0.1
 """How often a client is asked, while its answer does not come, what keeps it."""
 PERSON_WAITS_S = 5.0
 """How long a command that a person runs waits for an answer; the first one that does not come ends it."""
-MOST_TOPICS = 1000
+MAX_TOPICS = 1000
 """So many topics may match a pattern: each commit writes the offsets of all."""
 LEADER_MOVES = frozenset(
     {
@@ -133,10 +133,10 @@ class KafkaOffsets:
     def _matching(self, pattern: TopicPattern) -> list[str]:
         """The topics of the cluster that match now."""
         found = [topic for topic in self._admin.list_topics(timeout=self._timeout_s).topics if topic in pattern]
-        if len(found) > MOST_TOPICS:
+        if len(found) > MAX_TOPICS:
             raise SpecError(
                 f"source.topic-pattern: '{pattern.text}' matches {len(found):,} topics at {self._servers}, and a "
-                f"stream reads at most {MOST_TOPICS:,}. Narrow it, or share the topics among several streams"
+                f"stream reads at most {MAX_TOPICS:,}. Narrow it, or share the topics among several streams"
             )
         return found
 

@@ -13,7 +13,7 @@ from frazil.errors import KafkaUnavailable
 from frazil.offsets.spans import TopicPartition
 from frazil.offsets.tally import OffsetTally
 
-SILENT_MOST_S = 60.0
+MAX_SILENCE_S = 60.0
 AT_ONCE = 10_000
 
 _SETTINGS = {
@@ -62,8 +62,8 @@ def _drain(
         messages = consumer.consume(AT_ONCE, timeout=0.5)
         if messages:
             heard_at = time.monotonic()
-        elif time.monotonic() - heard_at > SILENT_MOST_S:
-            raise KafkaUnavailable(f"Kafka sent nothing for {SILENT_MOST_S:.0f} s; check the brokers, then audit again")
+        elif time.monotonic() - heard_at > MAX_SILENCE_S:
+            raise KafkaUnavailable(f"Kafka sent nothing for {MAX_SILENCE_S:.0f} s; check the brokers, then audit again")
         pieces: dict[TopicPartition, list[int]] = {}
         for message in messages:
             tp, offset, is_record = _read(message)

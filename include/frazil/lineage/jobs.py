@@ -21,7 +21,7 @@ from frazil.lineage.stream import Sender
 log = logging.getLogger(__name__)
 
 CLOSE_S = 2.0
-MOST = 4_000
+MAX_WAITING_EVENTS = 4_000
 """Events that may wait to be sent; those beyond are lost. A run of maintenance has two for each of 500 tables."""
 
 Connect = Callable[[Settings, str], Sender]
@@ -64,7 +64,7 @@ class Jobs:
 
     def __init__(self, settings: Settings, *, connect: Connect = connect) -> None:
         self._settings, self._connect = settings, connect
-        self._events: queue.Queue[_Event | None] = queue.Queue(MOST)
+        self._events: queue.Queue[_Event | None] = queue.Queue(MAX_WAITING_EVENTS)
         # A daemon: a backend that hangs must not keep the process.
         self._thread = threading.Thread(target=self._send_all, name="openlineage", daemon=True)
         self._unsent: list[_Event] = []
@@ -89,7 +89,7 @@ class Jobs:
         try:
             self._events.put_nowait(event)
         except queue.Full:
-            self._warn(f"{MOST} events wait to be sent")
+            self._warn(f"{MAX_WAITING_EVENTS} events wait to be sent")
 
     def _send_all(self) -> None:
         while (event := self._events.get()) is not None:

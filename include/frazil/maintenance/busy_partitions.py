@@ -30,7 +30,7 @@ from frazil.table.tables import state_location
 
 INTERVALS = 2
 """A partition is busy for so many of the stream's longest commit intervals after a batch has changed it."""
-BATCHES_MOST = 12
+MAX_BATCHES = 12
 """So many of a stream's newest batches, merged or waiting, are looked at."""
 
 
@@ -44,13 +44,13 @@ def _of_stream(table: Table, spec: StreamSpec, *, now_ms: int) -> Iterator[Parti
     busy_ms = INTERVALS * (spec.commit.longest_interval // timedelta(milliseconds=1))
     newest = (snapshot for snapshot, _ in commit_records(table.metadata, spec.name))
     recent = takewhile(lambda snapshot: now_ms - snapshot.timestamp_ms <= busy_ms, newest)
-    for snapshot in islice(recent, BATCHES_MOST):
+    for snapshot in islice(recent, MAX_BATCHES):
         yield from _changed(snapshot, table)
     marker = read_marker(table.properties, spec.name)
     journals = JournalStore(open_store(table.location(), table.io.properties), state_location(table, spec.name))
     settled = marker.settled if marker else None
     waiting = journals.after(settled, journals.keys(), table_uuid=str(table.metadata.table_uuid), stream=spec.name)
-    for journal in islice(waiting, BATCHES_MOST):
+    for journal in islice(waiting, MAX_BATCHES):
         yield from (_key_of(file, table) for file in journal.staged_for("main"))
 
 

@@ -53,7 +53,7 @@ class Rewrite:
         return self.below_bytes is not None or self.largest_bytes is not None
 
 
-BUSY_MOST = 8
+MAX_BUSY = 8
 """So many pieces of partitions that batches are merged into are rewritten in one run."""
 
 
@@ -203,17 +203,17 @@ def _with_due(partition: PartitionFiles, small: Rewrite | None, percent: int) ->
 
 
 def _pieces(busy: Sequence[Rewrite], *, target: int) -> tuple[list[Rewrite], list[Left]]:
-    """At most `BUSY_MOST` pieces, of several partitions if there are, and what waits for another run.
+    """At most `MAX_BUSY` pieces, of several partitions if there are, and what waits for another run.
 
     A piece is as much as one target file, which is written in the time between two batches.
     """
     pieces: list[Rewrite] = []
     left: list[Left] = []
-    each = max(BUSY_MOST // max(len(busy), 1), 1)
+    each = max(MAX_BUSY // max(len(busy), 1), 1)
     for rewrite in busy:
         part = rewrite if rewrite.bytes <= target else _part(rewrite, target, target=target) or _due_part(rewrite, 1)
-        if part is None or len(pieces) >= BUSY_MOST:
-            why = f"{rewrite.reason}; batches are being merged into it, and a run takes {BUSY_MOST} pieces of such ones"
+        if part is None or len(pieces) >= MAX_BUSY:
+            why = f"{rewrite.reason}; batches are being merged into it, and a run takes {MAX_BUSY} pieces of such ones"
             left.append(Left(rewrite.partition, Why.BUSY, why))
             continue
         reason = f"{part.reason}; batches are being merged into it"

@@ -38,9 +38,9 @@ from frazil.table.tables import may_delete_files
 
 READER_TAG = "frazil-reader-"
 """A consumer that reads increments tags its position; everything after the tag is kept."""
-UNREAD_MOST = timedelta(days=7)
+MAX_UNREAD_AGE = timedelta(days=7)
 """How long commits are kept for unsignalled windows: a stalled watermark must not grow the table for ever."""
-AUDIT_MOST = timedelta(days=1)
+MAX_AUDIT_AGE = timedelta(days=1)
 """How long the audit of a backfill may take: an unpublished backfill must not grow the table for ever."""
 TOLD_FOR = timedelta(hours=6)
 """How long hourly audits find what only snapshots tell, whatever the retention: an audit may come late."""
@@ -173,7 +173,7 @@ def _unread(main: Sequence[Snapshot], cursor: Cursor) -> list[int]:
 
 def _holds(metadata: TableMetadata, main: Sequence[Snapshot], unread: Sequence[int], *, now_ms: int) -> dict[int, str]:
     """Positions in main's line that the cut must not pass, with reasons."""
-    oldest_ms = now_ms - UNREAD_MOST // timedelta(milliseconds=1)
+    oldest_ms = now_ms - MAX_UNREAD_AGE // timedelta(milliseconds=1)
     late = [at for at in unread if main[at].timestamp_ms >= oldest_ms]
     places = {snapshot.snapshot_id: at for at, snapshot in enumerate(main)}
     tags = {name: ref.snapshot_id for name, ref in metadata.refs.items() if name.startswith(READER_TAG)}
@@ -186,7 +186,7 @@ def _holds(metadata: TableMetadata, main: Sequence[Snapshot], unread: Sequence[i
 def _audits(main: Sequence[Snapshot], lanes: Sequence[Snapshot], *, now_ms: int) -> dict[int, str]:
     """Publishing a backfill walks main back to what its audit read: at the earliest, main as of when the run took the
     lane over, by the last commit on the lane's branch."""
-    oldest_ms = now_ms - AUDIT_MOST // timedelta(milliseconds=1)
+    oldest_ms = now_ms - MAX_AUDIT_AGE // timedelta(milliseconds=1)
     numbers = [head.sequence_number or 0 for head in lanes if head.timestamp_ms >= oldest_ms]
     if not (numbers and main):
         return {}
@@ -248,7 +248,7 @@ def _sentence(expire: Sequence[int], line: Sequence[Snapshot], kept: Mapping[int
         said += f"; {len(kept):,} are kept beyond the retention: " + ", ".join(f"{reason} ({n:,})" for reason, n in why)
     if lost:
         said += (
-            f". {counted(lost, 'commit', 'is|are')} older than {UNREAD_MOST.days} days whose late rows and dead "
+            f". {counted(lost, 'commit', 'is|are')} older than {MAX_UNREAD_AGE.days} days whose late rows and dead "
             "letters no signal will ever count: find out what holds the watermark back"
         )
     return said

@@ -38,7 +38,7 @@ from frazil.table.catalogs import catalog_errors
 from frazil.table.storage import open_store
 from frazil.table.tables import state_location
 
-RECORDS_MOST = 12
+MAX_RECORDS = 12
 """How many commit records of a stream are read: at a commit a minute, the last twelve minutes."""
 
 
@@ -176,7 +176,7 @@ def _batches(table: Table, spec: StreamSpec, kind: TableKind) -> list[list[_Adde
     The commit record of a merged batch names its change files, which no table has: what it added is in the manifests
     that its snapshot added.
     """
-    newest = islice(commit_records(table.metadata, spec.name), RECORDS_MOST)
+    newest = islice(commit_records(table.metadata, spec.name), MAX_RECORDS)
     if kind is TableKind.MAIN and spec.mode == "upsert":
         return [_added_by(snapshot, table) for snapshot, _ in newest]
     journals = JournalStore(open_store(table.location(), table.io.properties), state_location(table, spec.name))

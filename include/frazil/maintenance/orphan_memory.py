@@ -18,7 +18,7 @@ from pyiceberg.table.metadata import TableMetadata
 log = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
-MOST = 100_000
+MAX_FILES = 100_000
 """How many files are remembered; the rest follows in later runs."""
 
 
@@ -77,7 +77,7 @@ class OrphanMemory:
         found = set(now.paths)
         kept = [replace(run, paths=tuple(path for path in run.paths if path in found)) for run in self.runs]
         fresh = sorted(found.difference(*(run.paths for run in kept)))
-        room = max(MOST - sum(len(run.paths) for run in kept), 0)
+        room = max(MAX_FILES - sum(len(run.paths) for run in kept), 0)
         return replace(self, runs=tuple(run for run in (*kept, replace(now, paths=tuple(fresh[:room]))) if run.paths))
 
 

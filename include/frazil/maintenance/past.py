@@ -25,10 +25,10 @@ log = logging.getLogger(__name__)
 STATE = "_maintenance"
 """The folder of what maintenance keeps beside a table; no stream's name begins with an underscore."""
 FORMAT_VERSION = 1
-MOST = 12
+MAX_PER_KIND = 12
 """Of one action and ending: a flood of failures leaves what was done before it."""
 KEPT_MS = 90 * 24 * 3_600_000
-SENTENCE_MOST = 400
+MAX_SENTENCE_CHARACTERS = 400
 """Characters."""
 ORPHANS = "orphans"
 
@@ -93,7 +93,7 @@ def encoded(table: Table, past: Iterable[PastOutcome], *, now_ms: int) -> bytes:
     kept = []
     for one in sorted(past, key=lambda one: one.at_ms, reverse=True):
         seen[one.action, one.ending] += 1
-        if seen[one.action, one.ending] <= MOST and abs(now_ms - one.at_ms) <= KEPT_MS:
+        if seen[one.action, one.ending] <= MAX_PER_KIND and abs(now_ms - one.at_ms) <= KEPT_MS:
             kept.append(asdict(replace(one, sentence=_cut(one.sentence))))
     return json.dumps(
         {"format": FORMAT_VERSION, "table-uuid": str(table.metadata.table_uuid), "outcomes": kept[::-1]}
@@ -109,7 +109,7 @@ def _decoded(raw: Mapping[str, Any], table_uuid: str) -> Iterable[PastOutcome]:
 
 
 def _cut(sentence: str) -> str:
-    return sentence if len(sentence) <= SENTENCE_MOST else f"{sentence[: SENTENCE_MOST - 4]} ..."
+    return sentence if len(sentence) <= MAX_SENTENCE_CHARACTERS else f"{sentence[: MAX_SENTENCE_CHARACTERS - 4]} ..."
 
 
 def _path(table: Table) -> str:

@@ -37,9 +37,9 @@ log = logging.getLogger(__name__)
 HOUR_MS = 3_600_000
 RECENT_MS = 300_000
 """Rates are means over this time, or over a commit interval that is longer: minutes without a commit have none."""
-SAID_MOST = 800
+MAX_ERROR_CHARACTERS = 800
 """Characters of what a writer, or its supervisor, said last."""
-WAITING_MOST = 1_000
+MAX_WAITING = 1_000
 """At most this many waiting batches are counted."""
 
 
@@ -154,7 +154,7 @@ def _last_words(writer: Observation | None) -> str:
         error: str | None = beat.error
     else:
         error = end.error if end is not None else None
-    return f"The last one said: {' '.join(error.split())[:SAID_MOST]}." if error else ""
+    return f"The last one said: {' '.join(error.split())[:MAX_ERROR_CHARACTERS]}." if error else ""
 
 
 def _given_up(stream: str, writer: Observation | None) -> str | None:
@@ -163,7 +163,7 @@ def _given_up(stream: str, writer: Observation | None) -> str | None:
     except (OSError, ValueError, TypeError) as error:
         log.warning("the supervisor's notes on stream %s cannot be read: %r", stream, error)
         return None
-    return " ".join(given_up.reason.split())[:SAID_MOST] if given_up else None
+    return " ".join(given_up.reason.split())[:MAX_ERROR_CHARACTERS] if given_up else None
 
 
 def _stall(writer: Observation | None, *, now_ms: int) -> Stall | None:
@@ -225,7 +225,7 @@ def _waiting(table: Table, stream: str) -> int | None:
         journals = JournalStore(open_store(table.location(), table.io.properties), state_location(table, stream))
         settled = marker.settled if marker else None
         waiting = journals.after(settled, journals.keys(), table_uuid=str(table.metadata.table_uuid), stream=stream)
-        return sum(1 for _ in zip(range(WAITING_MOST), waiting, strict=False))
+        return sum(1 for _ in zip(range(MAX_WAITING), waiting, strict=False))
     except (FrazilError, OSError) as error:
         log.warning("the journals of stream %s cannot be read: %s", stream, error)
         return None

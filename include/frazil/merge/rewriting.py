@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from frazil.merge.contract import How, TableFile
 
-LEFT_MOST = 0.2
+MAX_DELETED_SHARE = 0.2
 """The share of a file's rows that may have left it by delete files: above it, `auto` writes the file anew."""
 TIER = 4
 """Files that are no more than so many times as large as the new one join it, once there are `TOGETHER` of them: each
@@ -35,7 +35,7 @@ def rewritten(how: How, leaving: Mapping[TableFile, int], files: Sequence[TableF
 
 
 def _may_have_left(file: TableFile) -> float:
-    return LEFT_MOST * file.records * min(1.0, file.bytes / SMALLER_BYTES)
+    return MAX_DELETED_SHARE * file.records * min(1.0, file.bytes / SMALLER_BYTES)
 
 
 def _joining(

@@ -50,7 +50,7 @@ from frazil.table.landed_offsets import has_coordinates
 from frazil.table.tables import load_stream_table
 
 KAFKA_ANSWERS_WITHIN_S = 5.0
-FILES_MOST = 20_000
+MAX_FILES = 20_000
 """A table with more files shows no histogram: each file is an entry of a manifest, and these are read for it."""
 
 
@@ -123,7 +123,7 @@ def look_at_shape(table: MaintainedTable) -> tuple[Shape, Calendar | None] | Non
         return None
     now, target, sizes = catalog.load_table(table.identifier), health.target_file_bytes, array("q")
     partitions, staged = tuple[PartitionFiles, ...](), list[PartitionFiles]()
-    if health.data_files <= FILES_MOST:
+    if health.data_files <= MAX_FILES:
         partitions = read_partitions(now, _manifests(now), table, target_bytes=target, sizes=sizes)
         for lane in _lanes(now):
             manifests = _manifests(now, branch_name(lane.stream))
@@ -141,7 +141,7 @@ def _manifests(table: Table, branch: str = MAIN) -> list[ManifestFile]:
 def _lanes(table: Table) -> list[Lane]:
     """The backfills under way that are not too large to look at."""
     try:
-        return [lane for lane in open_lanes(table.properties) if lane.files <= FILES_MOST]
+        return [lane for lane in open_lanes(table.properties) if lane.files <= MAX_FILES]
     except MarkerUnreadable:  # the view of its stream says so
         return []
 

@@ -28,7 +28,7 @@ OF_TABLES = frozenset(
     }
 )
 """Alerts about a table's shape."""
-WRONG_MOST = 5
+MAX_MISTAKES = 5
 """So many mistakes of a declaration are shown."""
 PATIENCE_MS = 10_000
 """A look that takes longer needs a person. One that merely takes its time, as on a busy host, does not."""
@@ -272,9 +272,9 @@ def _of_file(seen: Seen) -> Iterator[str]:
         ("The last sound declaration is in use, because the file has a problem", seen.broken.splitlines()),
         ("The declaration is in use, and is in conflict with another", seen.conflict.splitlines()),
     ):
-        yield from (f"{said}: {line}" for line in lines[:WRONG_MOST])
-        if len(lines) > WRONG_MOST:
-            yield f"{len(lines) - WRONG_MOST:,} more are wrong: `frazil validate` says which"
+        yield from (f"{said}: {line}" for line in lines[:MAX_MISTAKES])
+        if len(lines) > MAX_MISTAKES:
+            yield f"{len(lines) - MAX_MISTAKES:,} more are wrong: `frazil validate` says which"
 
 
 def _unsupervised(condition: Condition, status: StreamStatus | None, paused_dag: str | None) -> tuple[Need, ...]:

@@ -8,7 +8,7 @@ from itertools import islice
 
 from frazil.operations.condition import Level
 
-ROUTED_MOST = 60
+MAX_ROUTED_TABLES = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,4 +45,4 @@ def routed_of(
     found = [name for name in every if all(word in f"{name} {wrong.get(name, '')}".lower() for word in words)]
     marked = min(level, Level.TROUBLE)
     shown = (RoutedTable(name, wrong[name], marked) if name in wrong else RoutedTable(name) for name in found)
-    return RoutedTables(tuple(islice(shown, ROUTED_MOST)), len(found), len(every))
+    return RoutedTables(tuple(islice(shown, MAX_ROUTED_TABLES)), len(found), len(every))

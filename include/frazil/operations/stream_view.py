@@ -36,11 +36,11 @@ from frazil.supervise.observed import error_name
 from frazil.table.branches import head_of, live_rows
 from frazil.table.landed_offsets import has_coordinates
 
-COMMITS_MOST = 240
-WRITERS_MOST = 12
-PARTITIONS_MOST = 256
-HAPPENED_MOST = 30
-TOPICS_MOST = 20
+MAX_COMMITS = 240
+MAX_WRITERS = 12
+MAX_PARTITIONS = 256
+MAX_STREAM_EVENTS = 30
+MAX_TOPICS = 20
 NO_PAST = Past()
 KAFKA = "Kafka"
 """What the ends of topic-partitions are read from."""
@@ -216,7 +216,7 @@ def history_of(  # noqa: PLR0913 - all that is known of a stream's past
 
     `letters`: of the dead-letter table. `past_ms`: since when what happened is told.
     """
-    newest = [snapshot for snapshot, _ in islice(commit_records(metadata, spec.name), COMMITS_MOST)]
+    newest = [snapshot for snapshot, _ in islice(commit_records(metadata, spec.name), MAX_COMMITS)]
     changes: Counter[str] = Counter()
     for snapshot, _ in commit_records(metadata, spec.name):
         if now_ms - snapshot.timestamp_ms > DAY_MS:
@@ -312,9 +312,9 @@ def waiting_in(partitions: Sequence[Partition]) -> int | None:
 
 def shown_partitions(partitions: Sequence[Partition]) -> tuple[Partition, ...]:
     """As many as a page can show: those that hold the watermark or lag most, in their order."""
-    if len(partitions) <= PARTITIONS_MOST:
+    if len(partitions) <= MAX_PARTITIONS:
         return tuple(partitions)
-    worst = sorted(partitions, key=lambda one: (not one.holds, -(one.lag or 0)))[:PARTITIONS_MOST]
+    worst = sorted(partitions, key=lambda one: (not one.holds, -(one.lag or 0)))[:MAX_PARTITIONS]
     return tuple(sorted(worst, key=lambda one: (one.topic, one.partition)))
 
 
@@ -325,13 +325,13 @@ def runs_of(observation: Observation | None) -> tuple[Run, ...]:
     ended = [_ended(one) for one in reversed(observation.exits)]
     launch = observation.launch
     if launch is None or not observation.process.is_alive:
-        return tuple(ended[:WRITERS_MOST])
+        return tuple(ended[:MAX_WRITERS])
     how = {
         LaunchKind.SUPERVISED: "runs, kept alive by Airflow",
         LaunchKind.FOREGROUND: "runs in a person's terminal, and nobody restarts it",
         LaunchKind.HOSTED: f"runs in the application {launch.application}",
     }[launch.kind]
-    return (Run(launch.launched_at_ms, None, how, well=True), *ended[: WRITERS_MOST - 1])
+    return (Run(launch.launched_at_ms, None, how, well=True), *ended[: MAX_WRITERS - 1])
 
 
 def _ended(end: ExitRecord) -> Run:
@@ -392,6 +392,6 @@ def _spread(point: Point, at_ms: int, span_ms: int) -> Point:
 
 def topics_of(spec: StreamSpec, partitions: Iterable[Partition], address: str) -> tuple[Topic, ...]:
     """The topics that are read. `address` has {topic} where a topic's name belongs; it may be empty."""
-    names = sorted({*spec.source.topics, *(one.topic for one in partitions)})[:TOPICS_MOST]
+    names = sorted({*spec.source.topics, *(one.topic for one in partitions)})[:MAX_TOPICS]
     is_web = address.startswith(("https://", "http://"))
     return tuple(Topic(name, address.replace("{topic}", quote(name, safe="")) if is_web else None) for name in names)

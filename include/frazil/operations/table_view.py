@@ -21,9 +21,9 @@ from frazil.spec.maintenance import Maintenance
 from frazil.status.stream import StreamStatus
 
 SMALLEST_BUCKET = 16 * 1024
-SNAPSHOTS_MOST = 600
-PAST_MOST = 12
-LOST_MOST = 200
+MAX_SNAPSHOTS = 600
+MAX_PAST_RUNS = 12
+MAX_LOST_CHARACTERS = 200
 """So much is shown of the text that tells which offsets were lost."""
 STREAMS = ("frazil.stream", "frazil.backfill-stream", "frazil.dead-letters-of")
 OF_LETTERS = {"replay": "replayed", "discard-dead-letters": "discarded"}
@@ -161,7 +161,7 @@ def shape_of(  # noqa: PLR0913 - all that is known of a table
         limit=settings.alerts.manifest_list_bytes_per_file,
         histogram=histogram(sizes),
         marks=marks_of(metadata, past),
-        past=tuple(past[: -PAST_MOST - 1 : -1]),
+        past=tuple(past[: -MAX_PAST_RUNS - 1 : -1]),
         actions=tuple(
             Action(name, found.due, enabled(settings, name), found.reason) for name, found in actions.items()
         ),
@@ -190,7 +190,7 @@ def histogram(sizes: Iterable[int]) -> tuple[Bucket, ...]:
 
 def marks_of(metadata: TableMetadata, past: Iterable[PastOutcome] = ()) -> tuple[Mark, ...]:
     """The newest snapshots, of main and of what was kept beside it, and when others expired since the first of them."""
-    newest = [_mark(one) for one in sorted(metadata.snapshots, key=lambda one: one.timestamp_ms)[-SNAPSHOTS_MOST:]]
+    newest = [_mark(one) for one in sorted(metadata.snapshots, key=lambda one: one.timestamp_ms)[-MAX_SNAPSHOTS:]]
     expiries = [
         Mark(one.at_ms, "expiry", "expiry", None, 0, _expired(one))
         for one in past
@@ -216,7 +216,7 @@ def _mark(snapshot: Snapshot) -> Mark:
         "compaction": f"{gone:,} files became {added:,}",
         "letters": OF_LETTERS.get(operation, ""),
     }
-    lost = f": {told['frazil.lost'][:LOST_MOST]}" if told.get("frazil.lost") else ""
+    lost = f": {told['frazil.lost'][:MAX_LOST_CHARACTERS]}" if told.get("frazil.lost") else ""
     said = f"{did}{lost}" if did else words.get(kind, f"{added:,} files added, {gone:,} removed")
     stream = next((told[name] for name in STREAMS if told.get(name)), None)
     return Mark(snapshot.timestamp_ms, kind, label, stream, added, said)

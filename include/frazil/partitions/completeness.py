@@ -13,7 +13,7 @@ from datetime import timedelta
 from frazil.offsets.spans import TopicPartition
 from frazil.partitions.windows import EPOCH, Grain, Window, windows_between
 
-MOST_AT_ONCE = 500
+MAX_WINDOWS = 500
 """Windows in one decision; the rest comes with the next."""
 
 
@@ -87,7 +87,7 @@ def decide(  # noqa: PLR0913 - the observation and the declaration
     *,
     grain: Grain,
     complete_from_us: int | None = None,
-    most: int = MOST_AT_ONCE,
+    most: int = MAX_WINDOWS,
 ) -> WindowDecision:
     """What completed since the cursor. `late` maps window starts to the rows that came since the cursor's commit.
 

@@ -15,7 +15,7 @@ from requests.adapters import HTTPAdapter
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 
-MOST_BYTES = 64 * 2**20
+MAX_BYTES = 64 * 2**20
 """Of an answer."""
 _asking = threading.local()
 """`bound`: that of this thread's request."""
@@ -91,8 +91,8 @@ def _read(response: requests.Response, bound: _Bound) -> None:
     for piece in response.iter_content(2**16):
         bound.check()
         content += piece
-        if len(content) > MOST_BYTES:
-            raise requests.exceptions.ContentDecodingError(f"the answer has more than {MOST_BYTES:,} bytes")
+        if len(content) > MAX_BYTES:
+            raise requests.exceptions.ContentDecodingError(f"the answer has more than {MAX_BYTES:,} bytes")
     response._content = bytes(content)  # where `requests` keeps what it has read
 
 

@@ -19,18 +19,18 @@ from frazil.registry import bounded_http
 from frazil.spec.formats import Registry
 from frazil.spec.references import resolve
 
-MOST_SCHEMAS = 4096
+MAX_SCHEMAS = 4096
 """So many schemas are kept; a schema never changes once it has an id."""
-MOST_UNKNOWN = 100_000
+MAX_UNKNOWN = 100_000
 UNKNOWN_FOR_S = 60.0
 """How long it is believed that an id has no schema."""
-MOST_REFERENCES = 1000
+MAX_REFERENCES = 1000
 REFERENCES_WITHIN = 5
 """So many times the registry's timeout may pass while the references of one schema are asked for, one after another."""
 RECORDS_WAIT = "Records wait until it gives their schemas"
 DEEPEST_REFERENCES = 200
 """So long a chain of schemas, each of which refers to the next."""
-MOST_AT_ONCE = 8
+MAX_CONCURRENT_REQUESTS = 8
 """Requests to a registry at the same time."""
 _ACCEPT = "application/vnd.schemaregistry.v1+json, application/json"
 _WAITS_S = (0.1, 0.3, 1.0)
@@ -100,12 +100,12 @@ class SchemaRegistry:
         self._lock = Lock()
 
     def ask(self, schema_ids: Sequence[int]) -> None:
-        """As `Schemas.ask`. At most `MOST_SCHEMAS` should be asked for at once, because no more are kept."""
+        """As `Schemas.ask`. At most `MAX_SCHEMAS` should be asked for at once, because no more are kept."""
         with self._lock:
             missing = [one for one in schema_ids if self._kept(one) is None]
             if not missing:
                 return
-            with ThreadPoolExecutor(min(MOST_AT_ONCE, len(missing))) as pool:
+            with ThreadPoolExecutor(min(MAX_CONCURRENT_REQUESTS, len(missing))) as pool:
                 for schema_id, found in zip(missing, pool.map(self._answer, missing), strict=True):
                     self._keep(schema_id, found)
 
@@ -139,10 +139,10 @@ class SchemaRegistry:
         if isinstance(found, UnknownSchema):
             self._unknown.pop(schema_id, None)
             self._unknown[schema_id] = (time.monotonic(), str(found))
-            _limit(self._unknown, MOST_UNKNOWN)
+            _limit(self._unknown, MAX_UNKNOWN)
         else:
             self._known[schema_id] = found
-            _limit(self._known, MOST_SCHEMAS)
+            _limit(self._known, MAX_SCHEMAS)
 
     def _answer(self, schema_id: int) -> SchemaText | UnknownSchema:
         try:
@@ -179,8 +179,8 @@ class SchemaRegistry:
             key = (str(reference["subject"]), int(reference["version"]))
             if key in found or key in inside:
                 continue
-            if len(found) + len(inside) >= MOST_REFERENCES:
-                raise UnknownSchema(f"the schema refers to more than {MOST_REFERENCES} others")
+            if len(found) + len(inside) >= MAX_REFERENCES:
+                raise UnknownSchema(f"the schema refers to more than {MAX_REFERENCES} others")
             if len(inside) >= DEEPEST_REFERENCES:
                 raise UnknownSchema(f"the schema refers to a chain of more than {DEEPEST_REFERENCES} others")
             referred = self._referred_to(key, until_s)
@@ -200,7 +200,7 @@ class SchemaRegistry:
         if answer is None:
             raise UnknownSchema(f"the schema refers to version {version} of {subject}, which the registry lacks")
         self._referred[key] = answer
-        _limit(self._referred, MOST_SCHEMAS)
+        _limit(self._referred, MAX_SCHEMAS)
         return answer
 
     def _asked(self, path: str, *, until_s: float = math.inf) -> Mapping[str, Any] | None:

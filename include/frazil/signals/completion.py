@@ -22,7 +22,7 @@ from frazil.commit.marker import Marker, of_topics, read_markers
 from frazil.commit.open_branch import earliest_waiting_us
 from frazil.commit.rules import check_ancestry
 from frazil.errors import CommitUnavailable, RolledBack, SpecError, TableLost
-from frazil.partitions.completeness import MOST_AT_ONCE, Cursor, Feed, WindowDecision, complete_to, decide
+from frazil.partitions.completeness import MAX_WINDOWS, Cursor, Feed, WindowDecision, complete_to, decide
 from frazil.partitions.watermark import holding_back
 from frazil.partitions.window_rows import window_rows
 from frazil.partitions.windows import Grain, Window, microseconds
@@ -72,7 +72,7 @@ class Assessment:
         return Cursor(self.grain, made.from_us, made.through_us, head.sequence_number or 0, held, uuid)
 
 
-def assess(catalog: Catalog, specs: Sequence[StreamSpec], *, most: int = MOST_AT_ONCE) -> Assessment | None:
+def assess(catalog: Catalog, specs: Sequence[StreamSpec], *, most: int = MAX_WINDOWS) -> Assessment | None:
     """Assess the table that these streams feed. None if it does not exist, or if its windows never complete.
 
     `specs` are all declared streams of one table; they declare the same windows. At most `most` windows complete at

@@ -14,7 +14,7 @@ FOLDERS = ("write.data.path", "write.metadata.path")
 _PROTOCOL = re.compile(r"(?:PLAINTEXT|SSL|SASL_PLAINTEXT|SASL_SSL)://", re.IGNORECASE)
 """A prefix that librdkafka allows before a server."""
 _SERVER = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^\s:/\[\]@]+)(?::(?P<port>\d+))?")
-_MOST_PORT = 65_535
+_MAX_PORT = 65_535
 _CUTS = re.compile(r"[#?\x00-\x1f\x7f]")
 
 
@@ -43,8 +43,8 @@ def _server_problem(server: str) -> str | None:
         return f"names {server!r}, which is no host:port"
     if match["port"] is None:
         return f"names {server!r} without its port; write {server}:9092 where the brokers listen on 9092"
-    if not 0 < int(match["port"]) <= _MOST_PORT:
-        return f"names {server!r}, whose port is not 1 to {_MOST_PORT}"
+    if not 0 < int(match["port"]) <= _MAX_PORT:
+        return f"names {server!r}, whose port is not 1 to {_MAX_PORT}"
     return None
 
 

@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 SETTLED_NS = 3_000_000_000
 """Two changes within one tick of the file system's clock look like one; the coarsest ticks are 2 s (FAT, some NFS)."""
-MOST_ENTRIES = 10_000
+MAX_ENTRIES = 10_000
 
 Signature = tuple[int, int, int, int] | None
 
@@ -43,7 +43,7 @@ class FileCache(Generic[T]):
             entry = self._answer(path, seen)
             # A file that just changed may change again with the same signature, so it is read until it has settled.
             if all(one is None or one[0] < now_ns - SETTLED_NS for one in seen):
-                if len(self._entries) >= MOST_ENTRIES:
+                if len(self._entries) >= MAX_ENTRIES:
                     self._entries.clear()
                 self._entries[path] = entry
         if entry.problem is not None:

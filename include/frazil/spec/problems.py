@@ -19,7 +19,7 @@ from frazil.spec.inconsistent import InconsistentError, Problem
 from frazil.spec.model import STREAM_NAME, StreamSpec
 from frazil.spec.property_rules import is_secret
 
-MOST = 50
+MAX_PROBLEMS = 50
 """Problems reported for one file."""
 
 _BEFORE_A_HOST = re.compile(r"""(?<![^\s'"])[^\s'"]*@""")
@@ -66,16 +66,16 @@ _BOUNDS = {
 
 
 def describe(error: ValidationError, declared: Mapping[str, Any], path: Path, file_of: Callable[[str], Path]) -> str:
-    """One line for each problem, `file: key: value message`, up to `MOST`; a secret's value is not shown.
+    """One line for each problem, `file: key: value message`, up to `MAX_PROBLEMS`; a secret's value is not shown.
 
     `file_of` tells which file has a key: `path`, or one that lies beneath it.
     """
     found = _problems(error, declared)
     known = {problem.key for problem in found}
     found += [problem for problem in _between(error, declared) if problem.key not in known]
-    lines = [f"{file_of(problem.key)}: {_line(problem)}" for problem in found[:MOST]]
-    if len(found) > MOST:
-        lines.append(f"{path}: and {len(found) - MOST:,} more; fix these first")
+    lines = [f"{file_of(problem.key)}: {_line(problem)}" for problem in found[:MAX_PROBLEMS]]
+    if len(found) > MAX_PROBLEMS:
+        lines.append(f"{path}: and {len(found) - MAX_PROBLEMS:,} more; fix these first")
     return "\n".join(lines)
 
 

@@ -18,17 +18,17 @@ if TYPE_CHECKING:
     from frazil.spec.model import StreamSpec
 
 VALUE = "{value}"
-VALUE_MOST = 200
+MAX_VALUE_CHARACTERS = 200
 """Characters of a value that may name a table."""
-NAME_MOST = 64
+MAX_VALUE_CHARACTERS_IN_NAME = 64
 """Characters of a value in a table's name; some catalogs take no more than 128 in all."""
-LIMIT_MOST = 10_000
+MAX_LIMIT = 10_000
 ROUTABLE = frozenset({"string", "int", "long"})
 """Types of columns whose values are as plain as a table's name."""
 
 _IDENTIFIER = re.compile(r"[\w-]+(\.[\w-]+)+")
 _TEMPLATE = re.compile(r"([\w-]+\.)+[\w-]*\{value\}[\w-]*")
-_PLAIN = re.compile(rf"[a-z0-9][a-z0-9_]{{0,{NAME_MOST - 1}}}")
+_PLAIN = re.compile(rf"[a-z0-9][a-z0-9_]{{0,{MAX_VALUE_CHARACTERS_IN_NAME - 1}}}")
 _HASHED = re.compile(r"_[0-9a-f]{12}$")
 
 
@@ -51,7 +51,7 @@ class Route(Model):
         default=("*",),
         description="Patterns of values for which `template` makes tables. Records with others are dead letters.",
     )
-    limit: Annotated[int, Whole(1, LIMIT_MOST)] = Field(
+    limit: Annotated[int, Whole(1, MAX_LIMIT)] = Field(
         default=100,
         description="How many tables `template` makes at most. Records that would need more are dead letters.",
     )
@@ -110,8 +110,8 @@ class Route(Model):
 
 def refusal(value: str, allow: Iterable[str]) -> str | None:
     """Why no table is made for a value, whatever tables there are; None if one may be."""
-    if len(value) > VALUE_MOST:
-        return f"it has more than {VALUE_MOST} characters"
+    if len(value) > MAX_VALUE_CHARACTERS:
+        return f"it has more than {MAX_VALUE_CHARACTERS} characters"
     if not any(fnmatchcase(value, pattern) for pattern in allow):
         return "route.allow does not allow it"
     return None
@@ -124,7 +124,7 @@ def name_part(value: str) -> str:
     """
     if _PLAIN.fullmatch(value) and not _HASHED.search(value):
         return value
-    plain = re.sub(r"[^a-z0-9]+", "_", value.lower()).strip("_")[:NAME_MOST].strip("_") or "value"
+    plain = re.sub(r"[^a-z0-9]+", "_", value.lower()).strip("_")[:MAX_VALUE_CHARACTERS_IN_NAME].strip("_") or "value"
     return f"{plain}_{hashlib.sha256(value.encode('utf-8', 'surrogatepass')).hexdigest()[:12]}"
 
 

@@ -16,7 +16,7 @@ from pydantic_core import core_schema
 from frazil.spec.units import LARGEST_BYTES, format_bytes, format_duration, parse_bytes, parse_duration
 from frazil.timetext import parse_moment
 
-PERCENT_MOST = 99
+MAX_PERCENT = 99
 MAX_TEXT_CHARACTERS = 100_000
 """The longest text of a declaration whose key has no lower limit: certificates and schemas are the longest."""
 MAX_DESCRIPTION_CHARACTERS = 10_000
@@ -42,8 +42,8 @@ def _positive_bytes(value: object) -> int:
 
 def _percent(value: object) -> object:
     text = str(value).strip().removesuffix("%").strip()
-    if isinstance(value, bool) or not text.isdecimal() or int(text) > PERCENT_MOST:
-        raise ValueError(f"is not a percentage from 0 to {PERCENT_MOST}, such as 50%")
+    if isinstance(value, bool) or not text.isdecimal() or int(text) > MAX_PERCENT:
+        raise ValueError(f"is not a percentage from 0 to {MAX_PERCENT}, such as 50%")
     return int(text)
 
 
@@ -146,7 +146,7 @@ Bytes = Annotated[int, BeforeValidator(_positive_bytes), _BYTES_TEXT, _BYTES_JSO
 _PERCENT_JSON = WithJsonSchema(
     {
         "anyOf": [
-            {"type": "integer", "minimum": 0, "maximum": PERCENT_MOST},
+            {"type": "integer", "minimum": 0, "maximum": MAX_PERCENT},
             {"type": "string", "pattern": r"^\d{1,2}\s*%?$", "examples": ["50%"]},
         ]
     }

@@ -12,10 +12,10 @@ import yaml
 from frazil.errors import SpecError
 from frazil.spec.file_cache import FileCache
 
-MOST_BYTES = 4 * 2**20
+MAX_BYTES = 4 * 2**20
 """No declaration that a person writes is larger."""
 
-MOST_NESTED = 50
+MAX_NESTING = 50
 """PyYAML's C code recurses, so deep nesting would crash the process."""
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -84,10 +84,8 @@ def _read(path: Path) -> Mapping[str, Any]:
 
 def _text(path: Path) -> str:
     try:
-        if (size := path.stat().st_size) > MOST_BYTES:
-            raise SpecError(
-                f"{path}: has {size:,} bytes, and a declaration at most {MOST_BYTES:,}; is it another file?"
-            )
+        if (size := path.stat().st_size) > MAX_BYTES:
+            raise SpecError(f"{path}: has {size:,} bytes, and a declaration at most {MAX_BYTES:,}; is it another file?")
         content = path.read_bytes()
         return content.decode()
     except FileNotFoundError:
@@ -106,8 +104,8 @@ def _check_depth(text: str) -> None:
             depth += 1
         elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
-        if depth > MOST_NESTED:
-            raise yaml.YAMLError(f"it is nested over {MOST_NESTED} levels deep")
+        if depth > MAX_NESTING:
+            raise yaml.YAMLError(f"it is nested over {MAX_NESTING} levels deep")
 
 
 def _hint(error: yaml.MarkedYAMLError, lines: Sequence[str]) -> str:

@@ -17,7 +17,7 @@ from frazil.timetext import ago
 SETTLED_MS = 60_000
 """How long a writer has run, and committed, that no longer counts as one that fails again and again."""
 CRASHES_WITHIN_MS = 900_000
-WORDS_MOST = 1000
+MAX_ERROR_CHARACTERS = 1000
 """Characters of a writer's last words."""
 
 
@@ -134,7 +134,7 @@ def _last_words(writer: WriterStatus) -> str:
 
 def cut(words: str) -> str:
     """As many of a writer's last words as are shown, and of no command a part."""
-    shown = words[:WORDS_MOST]
+    shown = words[:MAX_ERROR_CHARACTERS]
     if shown == words:
         return words
     return f"{shown.rpartition('`')[0] if shown.count('`') % 2 else shown} ..."

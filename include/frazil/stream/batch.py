@@ -51,7 +51,7 @@ from frazil.stream.batch_rates import metadata_of, write_rates_of
 from frazil.stream.circuit import check_circuit
 from frazil.stream.distribution import Distribution, Recent, decide
 from frazil.stream.engine import RecordSuspected, Stage, TaskAnswer
-from frazil.stream.evolve import NAMED_MOST, evolved, ignored
+from frazil.stream.evolve import MAX_NAMED, evolved, ignored
 from frazil.stream.fence_watch import FenceWatch
 from frazil.stream.joined_ranges import join_ranges
 from frazil.stream.outage import waited_out
@@ -67,9 +67,9 @@ from frazil.table.growth import Refusal
 
 log = logging.getLogger(__name__)
 
-EVOLVED_MOST = 10
+MAX_RESTAGES = 10
 """So often a batch is staged again at most, because its records let the table evolve."""
-IGNORED_TOLD_MOST = 100
+MAX_IGNORED_FIELDS = 100
 """So many fields that become no columns are told in an epoch: records may have endlessly many."""
 RECENT_BATCHES = 4
 """How many commit records show a new writer what batches write by table partition: a record may have megabytes."""
@@ -269,7 +269,7 @@ class BatchRunner:
         What later rounds would still find is found in the next batch that has it.
         """
         context, answers = self._staged_once(stage, key, tasks=tasks)
-        for _ in range(EVOLVED_MOST):
+        for _ in range(MAX_RESTAGES):
             grown, values = self._evolved(context, answers), _values(answers)
             if not (grown or values):
                 break
@@ -299,9 +299,9 @@ class BatchRunner:
     def _tell_ignored(self, refused: Iterable[Refusal]) -> None:
         """Each field once in this epoch."""
         new = [refusal for refusal in refused if refusal.path not in self.ignored]
-        if new and len(self.ignored) < IGNORED_TOLD_MOST:
+        if new and len(self.ignored) < MAX_IGNORED_FIELDS:
             self.emit(NoticeGiven(ignored(new, table=self.tables.main.identifier)))
-            for refusal in new[NAMED_MOST:IGNORED_TOLD_MOST]:  # a line each, in writer.log alone
+            for refusal in new[MAX_NAMED:MAX_IGNORED_FIELDS]:  # a line each, in writer.log alone
                 log.info("ignored: %r %s", ".".join(refusal.path)[:100], refusal.reason)
             self.ignored |= {refusal.path for refusal in new}
 

@@ -20,12 +20,12 @@ BEGIN = 1.5
 """Shuffle when writing without it would make so many times the files."""
 END = 1.2
 """Shuffle no longer when it would make so few."""
-SAVED_LEAST = 16
+MIN_SAVED_FILES = 16
 """Shuffle only if it saves so many files: fewer are no trouble to readers, and a shuffle costs CPU."""
 NEWEST_WEIGHT = 0.5
 FORGOTTEN = 0.01
 """A partition without new rows is forgotten below this part of the mean of those that have some."""
-PREDICTED_MOST = 10_000
+MAX_PREDICTED = 10_000
 """Only so many partitions, the largest, are predicted: they travel with each task. The rest is spread by its name."""
 FILE_BYTES = 24 * 1024
 """A file costs its writer as much CPU as so many bytes of Parquet more: `python -m bench.distribution`."""
@@ -70,7 +70,7 @@ def _mixed(before: float, now: float) -> float:
 
 
 def _largest(sizes: Mapping[PartitionKey, float]) -> dict[PartitionKey, float]:
-    return dict(_descending(sizes)[:PREDICTED_MOST])
+    return dict(_descending(sizes)[:MAX_PREDICTED])
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ def decide(  # noqa: PLR0913 - what is known of one batch
         return replace(found, reason=f"distribution: hash; {found.reason}")
     bound = END if before is not None and before.shuffled else BEGIN
     saved = found.files_alone - found.files_shuffled
-    if saved >= SAVED_LEAST and found.files_alone >= bound * found.files_shuffled:
+    if saved >= MIN_SAVED_FILES and found.files_alone >= bound * found.files_shuffled:
         return found
     return replace(found, routes=None, reason=f"{found.reason}: too few are saved for what a shuffle costs")
 

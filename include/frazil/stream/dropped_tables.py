@@ -34,7 +34,7 @@ from frazil.table.remains import TableFolder, newest_of, remains_of
 from frazil.table.storage import open_store
 from frazil.table.tables import ensure_declared
 
-NAMED_MOST = 3
+MAX_NAMED = 3
 """So many dropped tables are told with what to do; of the others the number."""
 
 
@@ -252,7 +252,7 @@ def _left(tables: StreamTables, member: Member) -> tuple[str | None, bool]:
 
 def told_dropped(dropped: Sequence[DroppedTable]) -> list[str]:
     """The dropped tables as sentences."""
-    return shortened([*map(str, dropped)], NAMED_MOST, "table")
+    return shortened([*map(str, dropped)], MAX_NAMED, "table")
 
 
 def made_anew(spec: StreamSpec, tables: StreamTables, identifier: Target) -> None:

@@ -16,7 +16,7 @@ from frazil.table.growth import Refusal
 from frazil.table.renamed import Former, current_name, former_columns
 from frazil.table.schema_update import evolve, told
 
-NAMED_MOST = 5
+MAX_NAMED = 5
 """So many fields that are ignored are named."""
 
 
@@ -31,7 +31,7 @@ class Evolved:
 
 def ignored(refused: Sequence[Refusal], *, table: str) -> str:
     """What people should know about fields that become no columns."""
-    named = "; ".join(shortened([f"{'.'.join(r.path)[:100]!r} {r.reason}" for r in refused], NAMED_MOST, "field"))
+    named = "; ".join(shortened([f"{'.'.join(r.path)[:100]!r} {r.reason}" for r in refused], MAX_NAMED, "field"))
     return f"records have fields that cannot become columns of {table}, so that their values are ignored: {named}"
 
 

@@ -17,8 +17,8 @@ T = TypeVar("T")
 
 OUTAGE_PATIENCE_S = 600.0
 """How long a batch waits for a catalog or a storage that fails: as long as a commit does."""
-OUTAGE_WAIT_MOST_S = 30.0
-EXPIRED_MOST = 3
+MAX_OUTAGE_WAIT_S = 30.0
+MAX_EXPIRIES = 3
 """So many times in a row a batch may outlive the credentials that it began with."""
 OUTLIVED = (
     "it takes longer than the credentials live that the catalog vends. Let it vend ones that live longer, or declare "
@@ -49,10 +49,10 @@ def waited_out(
             raise
         except (CommitUnavailable, RegistryUnavailable) as error:
             expired += has_expired(error)
-            if expired > EXPIRED_MOST:
+            if expired > MAX_EXPIRIES:
                 raise CommitUnavailable(f"{error}. {what}, {expired} times in a row: {OUTLIVED}") from error
             tries += 1
-            wait_s = 0.0 if has_expired(error) else random.uniform(0.5, 1) * min(2.0**tries, OUTAGE_WAIT_MOST_S)
+            wait_s = 0.0 if has_expired(error) else random.uniform(0.5, 1) * min(2.0**tries, MAX_OUTAGE_WAIT_S)
             left_s = began + OUTAGE_PATIENCE_S - time.monotonic()
             if left_s < wait_s:
                 raise

@@ -15,7 +15,7 @@ from frazil.table.storage import open_store
 
 WRITES_A_SECOND = 8.0
 """By all tasks of a batch together, on a cluster: a request of an object store each."""
-PERIOD_MOST_S = 15.0
+MAX_PERIOD_S = 15.0
 """A person still sees a large batch advance."""
 _WRITE = "write-"
 _MERGE = "merge-"
@@ -25,7 +25,7 @@ MERGE_PERIOD_S = 1.0
 
 def cluster_period_s(tasks: int) -> float:
     """How often each of so many tasks that run at once may write."""
-    return min(max(1.0, tasks / WRITES_A_SECOND), PERIOD_MOST_S)
+    return min(max(1.0, tasks / WRITES_A_SECOND), MAX_PERIOD_S)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from frazil.stream.routed_tables import RoutedTables, made_to_follow
 from frazil.table.catalogs import load_catalog
 from frazil.timetext import utc
 
-NAMED_MOST = 5
+MAX_NAMED = 5
 """So many tables that lack rows are named."""
 
 
@@ -165,11 +165,11 @@ def join_routed(
 
 def told(behind: Sequence[Behind]) -> str:
     """The tables that lack rows, as a sentence."""
-    return "; ".join(shortened([*map(str, behind)], NAMED_MOST, "table"))
+    return "; ".join(shortened([*map(str, behind)], MAX_NAMED, "table"))
 
 
 def pointer(stream: str, behind: Sequence[Behind]) -> str:
     """To the command that says what mends each table, unless the reasons that are told do so themselves."""
-    if len(behind) <= NAMED_MOST and all("`frazil " in found.reason for found in behind):
+    if len(behind) <= MAX_NAMED and all("`frazil " in found.reason for found in behind):
         return ""
     return f". `frazil route {stream}` says what mends that"

@@ -28,7 +28,7 @@ from frazil.spec.units import counted
 from frazil.stream.stall_history import FIRST_ANSWER_MS, WORKING, History, Limits, Sample, Wait
 from frazil.timetext import ago, utc
 
-COMMITS_AT_LEAST = 2
+MIN_COMMITS = 2
 
 
 def find_stall(history: History, sample: Sample, *, limits: Limits, stream: str) -> Stall | None:
@@ -129,7 +129,7 @@ def _transaction_open(history: History, sample: Sample, *, limits: Limits) -> St
 def _watermark_stands(history: History, sample: Sample, *, limits: Limits) -> Stall | None:
     """Of the partitions that are not idle, the one without an event time, or whose newest is the smallest."""
     since_ms, times = history.watermark_since_ms, sample.max_event_times_us
-    if sample.at_ms - since_ms < limits.still_ms or history.advances < COMMITS_AT_LEAST:
+    if sample.at_ms - since_ms < limits.still_ms or history.advances < MIN_COMMITS:
         return None
     active = [tp for tp in sample.offsets if tp not in sample.idle]
     tp = min(active, key=lambda tp: (tp in times, times.get(tp, 0), tp), default=None)

@@ -14,7 +14,7 @@ from frazil.spec.model import StreamSpec
 
 INTERVALS = 3
 """Commit intervals without progress that make a stall: by then a healthy writer has committed at least twice."""
-STILL_LEAST_MS = 20_000
+MIN_STALL_MS = 20_000
 """The shortest time without progress that makes a stall: on a busy host a batch takes many intervals of a second or
 two, and Spark alone needs up to 10 s to start a Python worker."""
 GAP_MS = 30_000
@@ -44,7 +44,7 @@ class Limits:
     @property
     def still_ms(self) -> int:
         """How long offsets or the watermark may stay the same."""
-        return max(INTERVALS * self.interval_ms, STILL_LEAST_MS)
+        return max(INTERVALS * self.interval_ms, MIN_STALL_MS)
 
     @property
     def gap_ms(self) -> int:

@@ -76,7 +76,7 @@ log = logging.getLogger(__name__)
 STALE_LIMIT = 3
 """After so many stale epochs in a row the writer ends, because something else keeps changing the stream."""
 START_ATTEMPTS = 10
-START_WAIT_MOST_S = 30.0
+MAX_START_WAIT_S = 30.0
 """The longest wait between two attempts to start Spark's Python processes on a busy host: minutes in all."""
 
 
@@ -320,7 +320,7 @@ class Epoch:
                 late = 1 if loop.commits else late + 1
                 if late >= START_ATTEMPTS:
                     raise
-                wait_s = min(2.0**late, START_WAIT_MOST_S)
+                wait_s = min(2.0**late, MAX_START_WAIT_S)
                 log.warning("%s. The writer tries again in %.0f s", error, wait_s)
                 p.emit(PhaseBegan(Phase.STARTING))
                 self.stopping.wait(wait_s)

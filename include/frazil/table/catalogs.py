@@ -61,7 +61,7 @@ _engines: WeakValueDictionary[str, SqlEngine] | None = None
 KEPT_S = 10.0
 """Credentials, and the configuration, are read anew after that."""
 _kept: ContextVar[dict[str | None, tuple[Catalog, float]] | None] = ContextVar("kept catalogs", default=None)
-SAID_MOST = 300
+MAX_ERROR_CHARACTERS = 300
 """Characters of a server's error in a sentence: a gateway answers with pages."""
 METADATA_FILE = ".metadata.json"
 
@@ -243,7 +243,7 @@ def catalog_errors(catalog: str) -> Iterator[None]:
 def _outage(error: Exception) -> str:
     """Where and why a connection failed, without the nested reprs of requests and urllib3."""
     if not isinstance(error, requests.RequestException):
-        return f": {' '.join(str(error).split())[:SAID_MOST]}"
+        return f": {' '.join(str(error).split())[:MAX_ERROR_CHARACTERS]}"
     url = urlsplit(str(error.request.url) if error.request else "")
     where = (
         f" at {url.scheme}://{url.hostname}:{url.port or (443 if url.scheme == 'https' else 80)}"

@@ -27,7 +27,7 @@ from frazil.table.recent import Recent
 if TYPE_CHECKING:
     from pyiceberg.catalog.sql import IcebergTables, SqlCatalog
 
-KEPT_MOST = 8
+MAX_CACHED = 8
 """Metadata files: those of a stream's two tables, what was staged for them, and some more."""
 
 
@@ -93,7 +93,7 @@ def _configure_once(catalog: MetastoreCatalog) -> None:
 
 
 def _parse_once(catalog: SqlCatalog) -> None:
-    known = Recent[TableMetadata](KEPT_MOST)
+    known = Recent[TableMetadata](MAX_CACHED)
     convert, stage = catalog._convert_orm_to_iceberg, catalog._update_and_stage_table
 
     def converted(row: IcebergTables) -> Table:

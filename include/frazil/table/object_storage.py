@@ -33,7 +33,7 @@ KEYS_AT_ONCE = 1_000
 _PUT_ATTEMPTS = 5
 TRIES = 2
 """Of s3fs, each of which is five of its client's: with five by five an answer of "slow down" took a minute."""
-OPEN_MOST = 4
+MAX_OPEN = 4
 """Sets of properties whose FileIO is kept for the next store: executors open one for each write."""
 
 
@@ -210,7 +210,7 @@ def _delete_objects(files: Any, paths: Sequence[str]) -> dict[str, OSError | Fra
     return left
 
 
-@lru_cache(maxsize=OPEN_MOST)
+@lru_cache(maxsize=MAX_OPEN)
 def _file_io(properties: frozenset[tuple[str, str]]) -> FsspecFileIO:
     return FsspecFileIO(dict(properties))
 

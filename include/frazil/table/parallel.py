@@ -9,7 +9,7 @@ from typing import TypeVar
 A = TypeVar("A")
 B = TypeVar("B")
 
-THREADS_MOST = 8
+MAX_THREADS = 8
 
 
 def in_parallel(step: Callable[[A], B], items: Sequence[A]) -> list[B]:
@@ -21,7 +21,7 @@ def in_parallel(step: Callable[[A], B], items: Sequence[A]) -> list[B]:
     *others, last = items
     if not others:
         return [step(last)]
-    with ThreadPoolExecutor(min(len(others), THREADS_MOST), "tables") as threads:
+    with ThreadPoolExecutor(min(len(others), MAX_THREADS), "tables") as threads:
         steps = [threads.submit(step, item) for item in others]
         done = step(last)
     return [*(one.result() for one in steps), done]

@@ -16,7 +16,7 @@ from frazil.table.remains import file_name, newest_of
 from frazil.table.storage import open_store
 from frazil.timetext import utc
 
-SAID_MOST = 200
+MAX_ERROR_CHARACTERS = 200
 """Characters of an error about a file's contents."""
 
 
@@ -41,7 +41,7 @@ def metadata_at(catalog: Catalog, path: str) -> TableMetadata | None:
 
 
 def _no_metadata(path: str, error: Exception) -> SpecError:
-    said = " ".join(str(error).split())[:SAID_MOST]
+    said = " ".join(str(error).split())[:MAX_ERROR_CHARACTERS]
     return SpecError(
         f"{path} is no metadata file of a table ({said}): nothing was registered. Name the newest *.metadata.json in "
         "the table's folder `metadata`"

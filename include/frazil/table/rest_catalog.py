@@ -21,7 +21,7 @@ TIMEOUT_S = (10.0, 60.0)
 """To connect, and between two parts of an answer."""
 OVERLOADED = (429, 503)
 READ_RETRIES = 3
-RETRY_AFTER_MOST_S = 10
+MAX_RETRY_AFTER_S = 10
 """Who only reads waits no longer between two tries. Commits may wait longer: see `frazil.commit.swap`."""
 NESTED = ("auth", "ssl")
 """Properties that PyIceberg's client takes as mappings."""
@@ -80,7 +80,7 @@ def _retries() -> Retry:
         backoff_factor=0.1,
         backoff_jitter=0.1,
         raise_on_status=False,
-        retry_after_max=RETRY_AFTER_MOST_S,
+        retry_after_max=MAX_RETRY_AFTER_S,
     )
 
 

@@ -14,7 +14,7 @@ from frazil.errors import AccessDenied, CommitUnavailable, FrazilError
 from frazil.spec.addresses import OBJECT_STORES, names_store
 from frazil.table.expired import has_expired
 
-SAID_MOST = 600
+MAX_ERROR_CHARACTERS = 600
 """Characters of an error in a sentence. Arrow names a long key first, and what happened last."""
 _DENIED = ("ACCESS_DENIED", "AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch")
 _OVERLOADED = frozenset({"SlowDown", "InternalError", "ServiceUnavailable", "RequestTimeout", "Throttling", "503"})
@@ -70,4 +70,4 @@ def _is_outage(error: Exception) -> bool:
 
 
 def _said(error: Exception) -> str:
-    return " ".join(str(error).split())[:SAID_MOST]
+    return " ".join(str(error).split())[:MAX_ERROR_CHARACTERS]

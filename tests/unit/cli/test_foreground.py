@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from frazil.cli.foreground import LINES_WAIT_MOST, Terminal, Totals, Voice, Waits, live_words
+from frazil.cli.foreground import MAX_WAITING_LINES, Terminal, Totals, Voice, Waits, live_words
 from frazil.commit.marker import BatchKey, Marker
 from frazil.events import BatchCommitted
 from frazil.host.heartbeat import Heartbeat, Phase
@@ -207,9 +207,9 @@ def test_lines_of_all_kinds_are_bounded_and_the_reason_of_an_end_is_shown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     terminal = Terminal(tmp_path)
-    for _ in range(LINES_WAIT_MOST + 5):
+    for _ in range(MAX_WAITING_LINES + 5):
         terminal.warn("careful")
-    for _ in range(2 * LINES_WAIT_MOST):
+    for _ in range(2 * MAX_WAITING_LINES):
         terminal.complain("why it ended")
     hear, tell = os.pipe()
     os.close(tell)
@@ -218,6 +218,6 @@ def test_lines_of_all_kinds_are_bounded_and_the_reason_of_an_end_is_shown(
     terminal.close()
     out, err = capsys.readouterr()
     lines = err.splitlines()
-    assert lines.count("careful") == LINES_WAIT_MOST
-    assert 0 < lines.count("why it ended") < LINES_WAIT_MOST
+    assert lines.count("careful") == MAX_WAITING_LINES
+    assert 0 < lines.count("why it ended") < MAX_WAITING_LINES
     assert out.startswith("... 5 lines not shown")

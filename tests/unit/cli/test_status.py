@@ -32,7 +32,7 @@ from frazil.host.lock import WriterLock
 from frazil.host.processes import mark
 from frazil.host.records import ExitRecord, Launch, LaunchKind, append_exit
 from frazil.spec.load import load_stream
-from frazil.status.writer import WORDS_MOST, cut, writer_status
+from frazil.status.writer import MAX_ERROR_CHARACTERS, cut, writer_status
 from frazil.supervise.desired import open_desired
 from frazil.supervise.liveness import STALE_AFTER_MS
 from frazil.table.catalogs import load_catalog
@@ -479,9 +479,11 @@ def test_watching_is_for_terminals_and_for_people(streams: Path) -> None:
 
 
 def test_of_a_command_in_a_writers_last_words_no_part_is_shown() -> None:
-    words = f"it is gone: {'x' * (WORDS_MOST - 40)} `frazil register shop.orders 's3://a bucket/of/a/long/name'`"
+    words = (
+        f"it is gone: {'x' * (MAX_ERROR_CHARACTERS - 40)} `frazil register shop.orders 's3://a bucket/of/a/long/name'`"
+    )
     assert cut(words).endswith("x  ...")
-    assert cut(words[-WORDS_MOST:]) == words[-WORDS_MOST:]
+    assert cut(words[-MAX_ERROR_CHARACTERS:]) == words[-MAX_ERROR_CHARACTERS:]
     assert cut(f"`frazil status` {words}").startswith("`frazil status` it is gone")
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from frazil.audit.claims import claims, window_claims
-from frazil.commit.folded_records import BYTES_MOST, READS_AT_ONCE, groups
+from frazil.commit.folded_records import MAX_BYTES, READS_AT_ONCE, groups
 from frazil.commit.history import commit_records, first_offsets, table_position
 from frazil.commit.journal import Journal, JournalStore, Unusable
 from frazil.commit.marker import BatchKey
@@ -146,7 +146,7 @@ def test_two_folds_at_once_lose_and_repeat_nothing(run):
 
 
 def test_no_more_is_read_ahead_than_is_read_at_once():
-    record, read = bytes(BYTES_MOST), []
+    record, read = bytes(MAX_BYTES), []
 
     def one(key: BatchKey) -> bytes:
         read.append(key)

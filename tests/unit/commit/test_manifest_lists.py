@@ -8,7 +8,7 @@ import pytest
 from pyiceberg.table.snapshots import Snapshot
 
 from frazil.commit import manifest_lists
-from frazil.commit.manifest_lists import KEPT_MOST, manifests_of
+from frazil.commit.manifest_lists import MAX_CACHED, manifests_of
 from frazil.table.recent import Recent
 
 
@@ -55,7 +55,7 @@ def test_a_list_of_another_process_is_read_once_and_goes_on_unchanged(
     committer = world.begin()
     for number in range(3):
         committer.commit(world.stage(committer, {0: (number, number + 1)}))
-    monkeypatch.setattr(manifest_lists, "_kept", Recent(KEPT_MOST))
+    monkeypatch.setattr(manifest_lists, "_kept", Recent(MAX_CACHED))
     committer.commit(world.stage(committer, {0: (3, 4)}))
     committer.commit(world.stage(committer, {0: (4, 5)}))
     assert len(reads) == 1
@@ -67,6 +67,6 @@ def test_a_list_of_another_process_is_read_once_and_goes_on_unchanged(
 
 def test_few_lists_are_kept(world: Any):
     committer = world.begin()
-    for number in range(2 * KEPT_MOST):
+    for number in range(2 * MAX_CACHED):
         committer.commit(world.stage(committer, {0: (number, number + 1)}))
-    assert len(manifest_lists._kept) == KEPT_MOST
+    assert len(manifest_lists._kept) == MAX_CACHED

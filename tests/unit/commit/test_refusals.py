@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from frazil.commit.setbacks import REFUSALS_MOST
+from frazil.commit.setbacks import MAX_REFUSALS
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.swap import TableHandle
 from frazil.errors import AccessDenied, CommitRefused, CommitUnavailable
@@ -50,7 +50,7 @@ def test_a_refusal_that_no_waiting_mends_ends_with_the_catalogs_own_words(world,
     answers.tried, answers.commits = 0, [status] * 100
     with pytest.raises(CommitRefused, match=r"refuses to change table demo\.events: .*read-only until Monday.*journal"):
         committer.commit(journal)
-    assert answers.tried == REFUSALS_MOST
+    assert answers.tried == MAX_REFUSALS
     assert sum(world.time.waits) < 10, "seconds, and not the minutes of an unknown outcome"
     assert world.rows() == []
     answers.commits = []

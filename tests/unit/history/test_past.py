@@ -8,7 +8,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frazil.history.past import HAPPENED_MOST, MINUTES_MS, SENTENCE_MOST, TENS_MS, Part, Past
+from frazil.history.past import MAX_SENTENCE_CHARACTERS, MAX_STREAM_EVENTS, MINUTES_MS, TENS_MS, Part, Past
 from frazil.history.points import MINUTE_MS, TEN_MS, Happened, Kind, Point, beginning
 
 NOW = 1_800_000_000_000
@@ -100,7 +100,7 @@ def test_a_flood_of_one_kind_leaves_the_others_and_the_newest_stay() -> None:
         past.tell(Happened(NOW + n, Kind.OUTAGE, f"outage {n}"))
     assert len(past.happened) < 5_000
     past.age(NOW)
-    assert len(past.happened) == HAPPENED_MOST + 1
+    assert len(past.happened) == MAX_STREAM_EVENTS + 1
     assert past.happened[0].kind is Kind.EVOLUTION
     assert past.happened[-1].sentence == "outage 2999"
 
@@ -109,7 +109,7 @@ def test_a_sentence_of_any_length_is_cut_and_the_same_one_of_a_moment_is_told_on
     past = Past()
     for _ in range(2):
         past.tell(Happened(NOW, Kind.END, "x" * 10_000))
-    assert [len(what.sentence) for what in past.happened] == [SENTENCE_MOST]
+    assert [len(what.sentence) for what in past.happened] == [MAX_SENTENCE_CHARACTERS]
 
 
 def test_ageing_says_which_parts_changed() -> None:

@@ -13,7 +13,7 @@ from frazil.history.objects import Objects
 from frazil.history.past import MINUTES_MS, Part, Past
 from frazil.history.points import MINUTE_MS, TEN_MS, Happened, History, Kind, Point
 from frazil.history.read import history_of, read_history
-from frazil.history.supervision import AGAIN_MS, WAITING_MOST, Supervision, Told, read_told, tell_act
+from frazil.history.supervision import AGAIN_MS, MAX_WAITING, Supervision, Told, read_told, tell_act
 from frazil.spec.load import validate_stream
 from frazil.spec.model import StreamSpec
 from frazil.table.catalogs import load_catalog
@@ -211,4 +211,4 @@ def test_a_supervisor_never_waits_for_a_catalog_that_hangs_and_what_waits_is_bou
     tell(supervision, None, "keep")
     sentences = [what.sentence for what in told(objects)]
     assert sentences[-1] == "decision 99"
-    assert len(sentences) <= 2 * WAITING_MOST  # what the hanging write had, and what waited behind it
+    assert len(sentences) <= 2 * MAX_WAITING  # what the hanging write had, and what waited behind it

@@ -252,7 +252,7 @@ def test_types_that_unfold_to_exponentially_many_are_read_or_refused_at_once() -
 
 
 def test_a_schema_with_too_many_operations_is_refused_and_others_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program, "MOST_OPERATIONS", 5)
+    monkeypatch.setattr(program, "MAX_OPERATIONS", 5)
     wide = record(*((f"f{i}", "int" if i % 2 else "string") for i in range(8)))
     decode = AvroDecoder(COLUMNS_OF_ONE, {}, Registered({1: wide, 2: record(("s", "string"))}))
     found = outcomes(decode(Chunk.of_values([framed(1, b""), framed(2, b"\2a")])))

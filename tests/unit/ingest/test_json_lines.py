@@ -70,7 +70,7 @@ def test_each_line_is_what_it_would_be_alone_and_a_bad_one_rejects_its_record(
 
 
 def test_a_record_of_very_many_lines_is_one_dead_letter_and_the_others_land() -> None:
-    most = lines.LINES_MOST
+    most = lines.MAX_LINES
     found = LINES(Chunk.of_values([b"\n" * most, b'{"x": 1}\n' * (most - 1), b'{"x": 1}' + b"\n" * (most - 1)]))
     rejected, rows, one = outcomes(found, 3)
     assert rejected == ("TooManyLines", "the value has more than 100,000 lines")

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frazil.ingest.contract import OffsetRange
-from frazil.ingest.progress import WINDOWS_MOST, ProgressCounter
+from frazil.ingest.progress import MAX_WINDOWS, ProgressCounter
 
 RANGES = (OffsetRange("t", 0, 0, 100), OffsetRange("t", 1, 0, 100))
-MOST_US = 600_000_000
+MAX_FUTURE_US = 600_000_000
 NOW_MS = 1_700_000_000_000
 
 rows = st.lists(
@@ -30,7 +30,7 @@ HOUR_US = 3_600_000_000
 
 
 def counted(*chunks: list[tuple[int, int | None, int]]) -> ProgressCounter:
-    counter = ProgressCounter(RANGES, max_future_us=MOST_US, window_us=HOUR_US)
+    counter = ProgressCounter(RANGES, max_future_us=MAX_FUTURE_US, window_us=HOUR_US)
     for chunk in chunks:
         counter.landed(
             np.array([r for r, _, _ in chunk], np.int32),
@@ -44,7 +44,7 @@ def counted(*chunks: list[tuple[int, int | None, int]]) -> ProgressCounter:
 def believable(time_us: int, timestamp_ms: int) -> bool:
     """The rule, row by row: a timestamp that is missing, or ahead of the clock, is the clock's."""
     known_ms = NOW_MS if timestamp_ms < 0 else min(timestamp_ms, NOW_MS)
-    return time_us <= known_ms * 1000 + MOST_US
+    return time_us <= known_ms * 1000 + MAX_FUTURE_US
 
 
 @given(rows, rows)
@@ -69,13 +69,13 @@ def test_windows_that_lie_far_apart_are_counted_as_well():
 
 
 def test_nothing_is_counted_by_window_where_no_window_is_ever_complete():
-    counter = ProgressCounter(RANGES, max_future_us=MOST_US, window_us=None)
+    counter = ProgressCounter(RANGES, max_future_us=MAX_FUTURE_US, window_us=None)
     counter.landed(np.array([0], np.int32), pa.array([0]), timestamps_ms=np.array([0]), now_ms=NOW_MS)
     assert not counter.windows
 
 
 def test_exactly_max_future_ahead_is_believed_and_a_microsecond_more_is_not():
-    edge = NOW_MS * 1000 + MOST_US
+    edge = NOW_MS * 1000 + MAX_FUTURE_US
     found, _ = counted([(0, edge, NOW_MS), (0, edge + 1, NOW_MS)]).result()
     assert (found.max_event_time_us, found.future, found.records) == (edge, 1, 2)
 
@@ -88,8 +88,8 @@ def test_a_producer_whose_clock_is_ahead_sets_both_times_and_is_not_believed():
 
 def test_rows_of_very_many_windows_are_not_counted_by_window():
     """As where event times are dates of birth: a journal would name each of them, and no summary has room for any."""
-    many = [(0, -HOUR_US * place, NOW_MS) for place in range(WINDOWS_MOST + 1)]
-    assert len(counted(many[:-1]).windows or ()) == WINDOWS_MOST
+    many = [(0, -HOUR_US * place, NOW_MS) for place in range(MAX_WINDOWS + 1)]
+    assert len(counted(many[:-1]).windows or ()) == MAX_WINDOWS
     found = counted(many[:600], many[600:], many[:1])
     assert found.windows is None
-    assert found.records == WINDOWS_MOST + 2
+    assert found.records == MAX_WINDOWS + 2

@@ -246,7 +246,7 @@ def test_nothing_is_written_where_a_value_might_pass_unprotected(
     with pytest.raises(SpecError, match="'mail' is not a column of the table"):
         land.stage([record], renamed)
     monkeypatch.setenv("TEST_SECRET", "too short")
-    with pytest.raises(SpecError, match="fewer than 16 characters"):
+    with pytest.raises(SpecError, match="shorter than 16 characters"):
         land.stage([record], of)
     monkeypatch.delenv("TEST_SECRET")
     with pytest.raises(SpecError, match=r"sensitive\.secret: the environment variable TEST_SECRET is not set"):

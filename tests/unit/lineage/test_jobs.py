@@ -89,7 +89,7 @@ def test_a_backend_that_hangs_keeps_no_process(monkeypatch: pytest.MonkeyPatch) 
     backend, forever = Backend(), threading.Event()
     backend.meanwhile = lambda: forever.wait() and None
     monkeypatch.setattr(module, "CLOSE_S", 0.05)
-    monkeypatch.setattr(module, "MOST", 10)
+    monkeypatch.setattr(module, "MAX_WAITING_EVENTS", 10)
     began = time.monotonic()
     with telling(ON, connect=backend.connect) as jobs:
         assert jobs is not None

@@ -11,7 +11,15 @@ import pytest
 from frazil.maintenance.due import Action
 from frazil.maintenance.expiry import bytes_about
 from frazil.maintenance.outcome import Ending, Outcome
-from frazil.maintenance.past import KEPT_MS, MOST, SENTENCE_MOST, PastOutcome, read_past, remember, remember_outcomes
+from frazil.maintenance.past import (
+    KEPT_MS,
+    MAX_PER_KIND,
+    MAX_SENTENCE_CHARACTERS,
+    PastOutcome,
+    read_past,
+    remember,
+    remember_outcomes,
+)
 from frazil.table.catalogs import load_catalog
 from tests.made_batches import MadeStream
 from tests.unit.maintenance.day_by_day import land
@@ -27,10 +35,10 @@ def outcome(at_ms: int, ending: Ending = Ending.DONE, action: str = "compaction"
 def test_of_each_action_and_ending_the_newest_are_kept_and_what_did_nothing_is_not(made: MadeStream) -> None:
     table = made.tables.main.refresh()
     remember(table, [outcome(NOW_MS), outcome(NOW_MS - KEPT_MS - 1), outcome(NOW_MS, Ending.SKIPPED)], now_ms=NOW_MS)
-    failed = [outcome(NOW_MS + n, Ending.FAILED) for n in range(1, MOST + 5)]
+    failed = [outcome(NOW_MS + n, Ending.FAILED) for n in range(1, MAX_PER_KIND + 5)]
     for one in failed:
         remember(table, [one], now_ms=one.at_ms)
-    assert read_past(table) == (outcome(NOW_MS), *failed[-MOST:])
+    assert read_past(table) == (outcome(NOW_MS), *failed[-MAX_PER_KIND:])
 
 
 def test_a_long_sentence_is_cut(made: MadeStream) -> None:
@@ -40,7 +48,10 @@ def test_a_long_sentence_is_cut(made: MadeStream) -> None:
     orphans = PastOutcome(NOW_MS, "orphans", Ending.REFUSED, "x" * 9_999)
     remember(made.tables.main.refresh(), [orphans], now_ms=NOW_MS)
     past = sorted(read_past(made.tables.main.refresh()), key=lambda one: one.action)
-    assert [(one.action, len(one.sentence)) for one in past] == [("expiry", SENTENCE_MOST), ("orphans", SENTENCE_MOST)]
+    assert [(one.action, len(one.sentence)) for one in past] == [
+        ("expiry", MAX_SENTENCE_CHARACTERS),
+        ("orphans", MAX_SENTENCE_CHARACTERS),
+    ]
 
 
 @pytest.mark.parametrize("damage", [b"torn", b"{}", b'{"format": 99, "table-uuid": "x", "outcomes": []}'])

@@ -15,7 +15,7 @@ from pyiceberg.table.snapshots import Snapshot, Summary
 
 from frazil.commit import letter_counts, reasons
 from frazil.commit.letter_counts import HOUR_MS, SPANS, Counts, letters_in, letters_summary, listed, span_of
-from frazil.commit.reasons import REASONS_MOST, Reason, reasons_in, reasons_summary
+from frazil.commit.reasons import MAX_REASONS, Reason, reasons_in, reasons_summary
 from frazil.history.points import Happened, Kind
 from frazil.operations.letters import COMMITTED_MS, Rejected, rejected_of, treated, with_treatments
 from frazil.status.flow import DAY_MS
@@ -121,7 +121,7 @@ def test_of_the_hour_in_which_the_day_begins_no_more_is_taken_than_was_rejected_
 
 
 @pytest.mark.parametrize(
-    ("classes", "span", "spans"), [(1, 1, 36), (8, 4, 9), (REASONS_MOST, 12, 3), (2 * REASONS_MOST, 1, 0)]
+    ("classes", "span", "spans"), [(1, 1, 36), (8, 4, 9), (MAX_REASONS, 12, 3), (2 * MAX_REASONS, 1, 0)]
 )
 def test_a_summary_that_would_be_too_long_tells_hours_together_and_at_last_nothing(
     classes: int, span: int, spans: int
@@ -159,7 +159,7 @@ class World:
         change = Counter(told(come, now_ms))
         change.subtract(told(chosen, now_ms))
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(letter_counts, "TEXT_MOST", summary_most)
+            patch.setattr(letter_counts, "MAX_SUMMARY_CHARACTERS", summary_most)
             summary = letters_summary(change)
         if any(change.values()):
             self.treatments.append((now_ms, {"frazil.dead-letters-of": "orders", **summary}))

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from frazil.operations.condition import Level
-from frazil.operations.routed_view import ROUTED_MOST, RoutedTable, RoutedTables, routed_of
+from frazil.operations.routed_view import MAX_ROUTED_TABLES, RoutedTable, RoutedTables, routed_of
 
 
 def test_of_thousands_of_tables_some_are_shown_and_a_search_finds_the_others():
     names = [f"demo.orders_of_{n:04}" for n in range(2000)]
     shown = routed_of(names, "")
     assert shown is not None
-    assert ([one.name for one in shown.tables], shown.found, shown.in_all) == (names[:ROUTED_MOST], 2000, 2000)
+    assert ([one.name for one in shown.tables], shown.found, shown.in_all) == (names[:MAX_ROUTED_TABLES], 2000, 2000)
     assert routed_of(names, "DEMO 1234") == RoutedTables((RoutedTable("demo.orders_of_1234"),), 1, 2000)
     assert routed_of(names, "nothing") == RoutedTables((), 0, 2000)
     assert routed_of((), "") is None

@@ -17,7 +17,7 @@ from frazil.host.launcher import Observation, ProcessState
 from frazil.host.records import ExitRecord, Launch, LaunchKind
 from frazil.kafka.identity import SourceIdentity
 from frazil.operations.stream_view import (
-    PARTITIONS_MOST,
+    MAX_PARTITIONS,
     Partition,
     Range,
     Topic,
@@ -92,11 +92,11 @@ def test_a_stream_that_never_committed_shows_kafkas_partitions(spec: StreamSpec)
 
 
 def test_of_many_partitions_those_that_matter_are_shown_in_their_order():
-    many = [Partition("t", n, 0, n, None, idle=False, holds=n == 0) for n in range(PARTITIONS_MOST + 50)]
+    many = [Partition("t", n, 0, n, None, idle=False, holds=n == 0) for n in range(MAX_PARTITIONS + 50)]
     shown = shown_partitions(many)
-    assert len(shown) == PARTITIONS_MOST
+    assert len(shown) == MAX_PARTITIONS
     assert shown[0].holds
-    assert [p.partition for p in shown[1:]] == list(range(51, PARTITIONS_MOST + 50))
+    assert [p.partition for p in shown[1:]] == list(range(51, MAX_PARTITIONS + 50))
 
 
 def test_what_the_status_says_of_kafka_is_not_said_again_by_the_view():

@@ -23,10 +23,10 @@ from frazil.operations.calendar import Calendar, Cell
 from frazil.operations.condition import Level
 from frazil.operations.overview import Health, StandingAlert, health_of
 from frazil.operations.table_view import (
-    LOST_MOST,
+    MAX_LOST_CHARACTERS,
+    MAX_PAST_RUNS,
+    MAX_SNAPSHOTS,
     OF_MARKERS,
-    PAST_MOST,
-    SNAPSHOTS_MOST,
     amiss_of,
     histogram,
     marks_of,
@@ -104,7 +104,7 @@ def test_a_gap_that_was_skipped_says_which_offsets_were_lost_but_not_all_of_very
     (mark,) = marks_of(metadata(snapshot(1, frazil__stream="t", frazil__operation="skip-gap", frazil__lost=lost)))
     assert (mark.label, mark.kind) == ("gap skipped", "position")
     assert mark.said.startswith("Kafka deleted what was not read: ticks-0 offsets 0 to 99; ticks-1")
-    assert len(mark.said) < 2 * LOST_MOST
+    assert len(mark.said) < 2 * MAX_LOST_CHARACTERS
 
 
 def test_each_operation_that_writes_a_marker_alone_has_a_label():
@@ -114,8 +114,8 @@ def test_each_operation_that_writes_a_marker_alone_has_a_label():
 
 
 def test_of_very_many_snapshots_the_newest_are_shown():
-    marks = marks_of(metadata(*(snapshot(n) for n in range(1, SNAPSHOTS_MOST + 11))))
-    assert (len(marks), marks[0].at_ms, marks[-1].at_ms) == (SNAPSHOTS_MOST, 11_000, (SNAPSHOTS_MOST + 10) * 1000)
+    marks = marks_of(metadata(*(snapshot(n) for n in range(1, MAX_SNAPSHOTS + 11))))
+    assert (len(marks), marks[0].at_ms, marks[-1].at_ms) == (MAX_SNAPSHOTS, 11_000, (MAX_SNAPSHOTS + 10) * 1000)
 
 
 @given(st.lists(st.integers(0, 2**34), max_size=60))
@@ -151,11 +151,11 @@ def test_the_timeline_has_the_expiries_since_its_first_snapshot():
 
 
 def test_the_shape_has_the_manifest_list_a_file_as_the_alert_counts_it_and_what_was_done_newest_first():
-    settings, past = Maintenance(), [outcome(n) for n in range(PAST_MOST + 2)]
+    settings, past = Maintenance(), [outcome(n) for n in range(MAX_PAST_RUNS + 2)]
     due = {Action.EXPIRY: Due(True, "why")}
     shape = shape_of(metadata(snapshot(1)), health(), due, sizes=[5], past=past, settings=settings)
     assert (shape.list_bytes_per_file, shape.limit) == (2048, 1024)
-    assert [one.at_ms for one in shape.past] == list(range(PAST_MOST + 1, 1, -1))
+    assert [one.at_ms for one in shape.past] == list(range(MAX_PAST_RUNS + 1, 1, -1))
     assert [(a.name, a.due, a.enabled, a.reason) for a in shape.actions] == [("expiry", True, True, "why")]
     small = shape_of(
         metadata(), health(data_files=1, manifest_list_bytes=4096), {}, sizes=[], past=(), settings=settings

@@ -136,7 +136,7 @@ def test_what_is_no_answer_blames_no_record(server: MadeRegistry, answer: Answer
 def test_an_answer_without_an_end_is_not_kept(server: MadeRegistry) -> None:
     server.answers["/schemas/ids/1"] = [(200, {"schema": "{}", "padding": "x" * 200_000})]
     said = r"does not answer: .* more than 100,000 bytes"
-    with mock.patch.object(bounded_http, "MOST_BYTES", 100_000), pytest.raises(RegistryUnavailable, match=said):
+    with mock.patch.object(bounded_http, "MAX_BYTES", 100_000), pytest.raises(RegistryUnavailable, match=said):
         opened(server.url, timeout_s=0.1).get(1)
     assert opened(server.url).get(1).text == "{}"
 
@@ -274,7 +274,7 @@ def test_a_process_has_one_client_for_each_registry_and_credentials() -> None:
 def test_only_so_many_schemas_are_kept(server: MadeRegistry) -> None:
     server.answers = {f"/schemas/ids/{i}": [(200, {"schema": "{}"})] for i in (1, 2, 3)}
     found = opened(server.url)
-    with mock.patch.object(client, "MOST_SCHEMAS", 2):
+    with mock.patch.object(client, "MAX_SCHEMAS", 2):
         for i in (1, 2, 1, 3, 1):
             found.get(i)
     assert len(server.asked) == 3

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from frazil.errors import SpecError
 from frazil.spec.load import check_tables_are_free, find_stream, load_stream, load_streams
-from frazil.spec.route import NAME_MOST, Route, name_part, plain_value
+from frazil.spec.route import MAX_VALUE_CHARACTERS_IN_NAME, Route, name_part, plain_value
 
 Declare = Callable[..., Path]
 
@@ -127,7 +127,7 @@ def test_a_writer_is_restarted_for_its_route_alone(declare: Declare) -> None:
 def test_a_plain_value_is_a_name_as_it_is() -> None:
     route = Route(by="topic", template="shop.raw_{value}")
     assert route.made_table("orders") == "shop.raw_orders"
-    assert name_part("a" * NAME_MOST) == "a" * NAME_MOST
+    assert name_part("a" * MAX_VALUE_CHARACTERS_IN_NAME) == "a" * MAX_VALUE_CHARACTERS_IN_NAME
 
 
 @given(st.sampled_from(["a", "ab_c", "A", "a b", "a_0123456789ab", ""]))
@@ -150,7 +150,7 @@ def test_different_values_have_different_names_that_every_catalog_takes(one: str
     assert name.isascii()
     assert name.replace("_", "a").isalnum()
     assert name == name.lower()
-    assert len(name) <= NAME_MOST + 13
+    assert len(name) <= MAX_VALUE_CHARACTERS_IN_NAME + 13
 
 
 def test_no_writer_starts_that_would_write_into_another_streams_table(declare: Declare, tmp_path: Path) -> None:

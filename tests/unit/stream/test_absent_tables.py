@@ -32,7 +32,7 @@ from frazil.ingest.contract import Target
 from frazil.maintenance.orphans import Undecided
 from frazil.status.missing import missing_tables
 from frazil.stream.dropped_tables import dropped_tables, made_anew
-from frazil.stream.route import NAMED_MOST, StreamRoute, pointer
+from frazil.stream.route import MAX_NAMED, StreamRoute, pointer
 from frazil.stream.routed_tables import RoutedTables
 from frazil.table.catalogs import load_catalog
 from tests.made_routes import MadeRoute, shop
@@ -536,7 +536,7 @@ def test_a_table_that_was_dropped_lacks_only_what_it_never_had_and_the_writer_na
 def test_the_command_that_tells_more_is_named_where_a_reason_names_none() -> None:
     plain, mended = (Behind(A, 0, 1, 1, reason) for reason in ("it refuses writes", "run `frazil route shop`"))
     assert pointer("shop", [mended]) == ""
-    for behind in ([plain], [mended, plain], [mended] * (NAMED_MOST + 1)):
+    for behind in ([plain], [mended, plain], [mended] * (MAX_NAMED + 1)):
         assert pointer("shop", behind) == ". `frazil route shop` says what mends that"
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frazil.ingest.contract import PartitionKey, StagedFile
-from frazil.stream.distribution import BEGIN, END, PREDICTED_MOST, SLIVER, Distribution, Recent, assign, decide
+from frazil.stream.distribution import BEGIN, END, MAX_PREDICTED, SLIVER, Distribution, Recent, assign, decide
 
 FILE = 100
 KEYS = st.tuples(st.one_of(st.none(), st.text(max_size=3)), st.text(max_size=2))
@@ -140,5 +140,5 @@ def test_files_of_another_partition_spec_are_ignored() -> None:
 
 
 def test_only_the_largest_partitions_are_predicted() -> None:
-    sizes = {str(i): i + 1 for i in range(PREDICTED_MOST + 5)}
+    sizes = {str(i): i + 1 for i in range(MAX_PREDICTED + 5)}
     assert min(Recent(0).after(wrote(sizes), partitions=None).bytes.values()) == 6

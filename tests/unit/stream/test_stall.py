@@ -17,7 +17,7 @@ from frazil.stream.stall import find_stall
 from frazil.stream.stall_history import (
     FIRST_ANSWER_MS,
     GAP_MS,
-    STILL_LEAST_MS,
+    MIN_STALL_MS,
     BatchName,
     History,
     Limits,
@@ -95,15 +95,15 @@ def test_a_batch_that_a_busy_host_is_slow_with_is_none_however_short_the_interva
     writer = Writer(limits=Limits(interval_ms=SECOND, idle_timeout_ms=INTERVAL), unread={TP0: 5})
     writer.passes(2 * SECOND)
     writer.works(phase, BatchName(1, 1))
-    assert writer.passes(STILL_LEAST_MS - PERIOD) == []
+    assert writer.passes(MIN_STALL_MS - PERIOD) == []
     writer.commits(tp0=105)
-    assert writer.passes(STILL_LEAST_MS) == []
+    assert writer.passes(MIN_STALL_MS) == []
 
 
 def test_a_planner_that_a_busy_host_is_slow_to_ask_is_none_and_a_silent_one_is_told_after_20_s():
     writer = Writer(limits=Limits(interval_ms=SECOND, idle_timeout_ms=INTERVAL), unread={TP0: 5})
     writer.planner_runs = False
-    assert writer.passes(STILL_LEAST_MS - PERIOD) == []
+    assert writer.passes(MIN_STALL_MS - PERIOD) == []
     assert writer.passes(PERIOD)
 
 

@@ -13,7 +13,7 @@ from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
 
 from frazil.table.catalogs import load_catalog
-from frazil.table.metadata_reuse import KEPT_MOST
+from frazil.table.metadata_reuse import MAX_CACHED
 
 ROW = pa.table({"n": pa.array([1], pa.int64())})
 
@@ -90,7 +90,7 @@ def test_a_commit_leaves_the_metadata_before_it_as_it_was(catalog: Catalog, tabl
 
 
 def test_few_are_kept(catalog: Catalog, table: Table, parsed: list[str]):
-    for number in range(KEPT_MOST + 1):
+    for number in range(MAX_CACHED + 1):
         catalog.create_table(f"demo.other_{number}", ROW.schema)
         catalog.load_table(f"demo.other_{number}")
     parsed.clear()

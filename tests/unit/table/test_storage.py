@@ -17,7 +17,7 @@ from s3fs.errors import translate_boto_error
 
 from frazil.errors import AccessDenied, CommitUnavailable, SpecError
 from frazil.table.local_storage import LocalStore
-from frazil.table.object_storage import KEYS_AT_ONCE, OPEN_MOST, FsspecStore, _failures
+from frazil.table.object_storage import KEYS_AT_ONCE, MAX_OPEN, FsspecStore, _failures
 from frazil.table.object_store import ObjectStore, file_io_properties
 from frazil.table.storage import open_store
 from frazil.table.storage_mistakes import staging_failure
@@ -237,12 +237,12 @@ def test_clients_of_credentials_that_were_renewed_are_given_up() -> None:
     vended = {"s3.endpoint": "http://127.0.0.1:1", "s3.session-token": "0"}
     store = open_store("s3://bucket/table", lambda: dict(vended))
     clients = []
-    for load in range(3 * OPEN_MOST):
+    for load in range(3 * MAX_OPEN):
         vended["s3.session-token"] = f"renewed {load}"
         clients.append(weakref.ref(store._files))  # type: ignore[attr-defined]
         assert open_store("s3://bucket/table", dict(vended))._files is clients[-1]()  # type: ignore[attr-defined]
     gc.collect()
-    assert sum(client() is not None for client in clients) <= OPEN_MOST
+    assert sum(client() is not None for client in clients) <= MAX_OPEN
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 WITHIN = timedelta(minutes=20)
 """A table that was not measured by then, as behind a silent catalog, is left to a task of its own."""
-MOST = 250
+MAX_TABLES = 250
 """So many tables get tasks in one run; others that need some come first in the next. Airflow maps at most 1,024."""
 TURNS = "maintenance turns"
 """The store's key. No table has this name."""
@@ -67,9 +67,9 @@ def look_at_all(names: Sequence[str], streams: Path, run: Run, store: Store, sta
     every = {name: ALWAYS if run.by_hand else _every(name, together, routed) for name in wanted if name not in working}
     asked = whose_turn(every, turns, moment_ms=run.moment_ms)
     if run.dry_run:
-        return asked[:MOST]
+        return asked[:MAX_TABLES]
     needy = _needy(asked, together, [RouteTables(name, spec, declared) for name, spec in routed.items()], run, store)
-    needy, left = needy[:MOST], needy[MOST:]
+    needy, left = needy[:MAX_TABLES], needy[MAX_TABLES:]
     turns = {name: turn if name in working else Turn(turn.at_ms) for name, turn in turns.items()}
     turns |= {name: Turn(run.moment_ms) for name in asked if name not in left}
     turns |= {name: Turn(run.moment_ms, run.run_id, index) for index, name in enumerate(needy)}

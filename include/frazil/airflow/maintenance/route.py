@@ -25,7 +25,7 @@ from frazil.table.catalogs import existing_catalog
 
 log = logging.getLogger(__name__)
 
-MOST = 500
+MAX_TABLES = 500
 """So many tables of a route are rewritten, or cleaned, in one run: at five seconds a table, most of an hour."""
 WITHIN = timedelta(minutes=20)
 """A table that was not measured by then, as behind a silent catalog, is left to a later run."""
@@ -64,17 +64,17 @@ class RouteTables:
         broken = self._told({name: error for name, error in found.items() if isinstance(error, Exception)}, len(tables))
         due = [one for one in found.values() if isinstance(one, Judged) and one.reasons]
         due.sort(key=lambda one: one.need, reverse=True)
-        for one in due[:MOST]:
+        for one in due[:MAX_TABLES]:
             said = "; ".join(f"{action}: {reason}" for action, reason in one.reasons.items())
             log.info("%s: %s", one.table.name, said)
         log.info("%s: of %s, %d need something", self.name, counted(len(tables), "table"), len(due))
-        return [*(one.table.name for one in due), *broken][:MOST]
+        return [*(one.table.name for one in due), *broken][:MAX_TABLES]
 
     def _told(self, errors: dict[str, Exception], tables: int) -> list[str]:
         """Says why some tables were not measured, and returns those that somebody must look at."""
         others = [name for name, error in errors.items() if isinstance(error, MadeElsewhere)]
         if others:
-            log.info("%s did not make %s: left alone", self.name, ", ".join(others[:MOST]))
+            log.info("%s did not make %s: left alone", self.name, ", ".join(others[:MAX_TABLES]))
         broken = {name: error for name, error in errors.items() if name not in others}
         for name, error in broken.items():
             log.error("%s was not measured: %r", name, error)
@@ -112,7 +112,7 @@ class RouteTables:
             raise AirflowSkipException("orphans were cleaned up less than a day ago, or the stream says `orphans: off`")
         catalog = existing_catalog(self.spec.table.catalog)
         left = [table for table in tables_of_route(catalog, self.spec, self.specs) if table.name > after]
-        mine, problems, deleted = left[:MOST], list[str](), 0
+        mine, problems, deleted = left[:MAX_TABLES], list[str](), 0
         neighbours = all_folders(catalog) if mine else []
         for table in mine:
             try:

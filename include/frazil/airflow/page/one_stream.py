@@ -28,8 +28,8 @@ from frazil.operations.overview import Around, line_of
 from frazil.operations.rates import rates_in
 from frazil.operations.routed_view import RoutedTables, routed_of
 from frazil.operations.stream_view import (
-    HAPPENED_MOST,
     KAFKA,
+    MAX_STREAM_EVENTS,
     History,
     Range,
     StreamView,
@@ -142,7 +142,7 @@ def _view(one: DeclaredStream, spec: StreamSpec, wish: Wish, *, may_act: bool) -
         range=shown,
         points=points,
         rates=rates_in(points, recorded),
-        happened=tuple(reversed(found.past.happened[-HAPPENED_MOST:])),
+        happened=tuple(reversed(found.past.happened[-MAX_STREAM_EVENTS:])),
     )
 
 

@@ -48,7 +48,7 @@ SAVED_EVERY_S, FOREVER_S = 60.0, 1e9
 KEEP_S, KEEP_DECLARED_S, KEEP_WINDOWS_S = 8.0, 8.0, 30.0
 LOOKS_A_SECOND = 5
 """With many streams each is looked at less often, so that an open page costs the API server the same."""
-FINGERPRINTS_MOST = 5_000
+MAX_FINGERPRINTS = 5_000
 MEASURED_LATE_MS = 20 * 60_000
 
 Sees = Callable[[Mapping[str, str]], Collection[str]]
@@ -219,7 +219,7 @@ def fingerprint_of(spec: StreamSpec) -> str:
     """As the declaration tells it, computed once for each time that it is read: it is asked for again and again."""
     known = _fingerprints.get(id(spec))
     if known is None or known[0] is not spec:
-        if len(_fingerprints) >= FINGERPRINTS_MOST:
+        if len(_fingerprints) >= MAX_FINGERPRINTS:
             _fingerprints.clear()
         known = _fingerprints[id(spec)] = (spec, spec.fingerprint())
     return known[1]

@@ -36,9 +36,9 @@ log = logging.getLogger(__name__)
 TOLD_TO = "frazil.told-to"
 """Key in Airflow's store of the first asset. Its value is the number of the last signal whose held windows people were
 told of."""
-MOST_JUDGED = 12
+MAX_GATED_WINDOWS = 12
 """The most windows that one run judges by a quality gate, one after the other; the next run takes the next ones."""
-MOST_AT_ONCE = 100
+MAX_EVENTS = 100
 """The most events of one task, because each carries the facts of all. The next run sends the rest."""
 
 
@@ -74,7 +74,7 @@ def act(table: str, streams: Path, context: Context, *, expectations: Path | Non
     specs = streams_feeding(streams, table)
     catalog = stream_catalog(specs[0])
     gates = gates_of(expectations, table)
-    seen = assess(catalog, specs, **({"most": MOST_JUDGED} if gates else {}))
+    seen = assess(catalog, specs, **({"most": MAX_GATED_WINDOWS} if gates else {}))
     if seen is None:
         return []
     made = signal(catalog, seen, clock_ms=clock.now_ms(), gates=gates)
@@ -90,7 +90,7 @@ def send(table: str, streams: Path, name: str, context: Context) -> None:
     """Send the events that Airflow lacks. Raises AirflowSkipException if it lacks none: success would send an event."""
     asset = _assets(table)[name]
     lacks = unsent(_signals(table, streams), asset, context)
-    sending = lacks.missing[:MOST_AT_ONCE]
+    sending = lacks.missing[:MAX_EVENTS]
     if not sending:
         raise AirflowSkipException(f"Airflow has every event of the asset {asset.name}")
     outlet = context["outlet_events"][asset]

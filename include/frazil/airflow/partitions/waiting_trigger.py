@@ -23,7 +23,7 @@ QUIET_SECONDS = 3_600.0
 """The shortest time between two lines that differ in their numbers only. What a window waits for names a watermark,
 which moves with each commit, and Airflow never rotates the log of a task that is deferred for weeks. The task itself
 shows what is newer (`frazil.airflow.shown_state`)."""
-KINDS_MOST = 30
+MAX_KINDS = 30
 """Kinds of lines in that time."""
 
 FAILED = "the check failed, and is tried again"
@@ -76,7 +76,7 @@ class WaitingTrigger(BaseTrigger):
             turned = (fails or said.startswith(FAILED)) and shape(sentence) != shape(said)
             now_s = time.monotonic()
             told_s = {kind: at_s for kind, at_s in told_s.items() if now_s - at_s < QUIET_SECONDS}
-            if turned or (sentence != said and shape(sentence) not in told_s and len(told_s) < KINDS_MOST):
+            if turned or (sentence != said and shape(sentence) not in told_s and len(told_s) < MAX_KINDS):
                 self.log.info("%s", sentence)
                 said, told_s[shape(sentence)] = sentence, now_s
 

@@ -36,7 +36,7 @@ from frazil.ingest.sightings import Path
 
 WORDS_AT_ONCE = 4 * 2**20
 """Chunks of wide rows are read in parts of about this many 64-bit words, whose memory is reused."""
-LEAST_ROOM = 1024
+MIN_RECORDS = 1024
 """At least this many records are read together."""
 
 
@@ -48,7 +48,7 @@ class Columns:
         self.nodes, self.lists, self.names = nodes(schema, units)
         self._width = WORDS[self.nodes[:, KIND]]
         self.domains = np.zeros((2 + int((self.nodes[:, KIND] >= LIST).sum()), 3), np.int64)
-        self.domains[1:, ROOM] = LEAST_ROOM
+        self.domains[1:, ROOM] = MIN_RECORDS
         self._allocate()
 
     def watch(self, paths: Sequence[Path]) -> None:
@@ -67,7 +67,7 @@ class Columns:
     def parts(self, count: int) -> Iterator[slice]:
         """The parts that so many records are read in."""
         of_row = int(self._width[self.nodes[:, DOMAIN] == 0].sum()) + 1
-        step = max(LEAST_ROOM, WORDS_AT_ONCE // of_row)
+        step = max(MIN_RECORDS, WORDS_AT_ONCE // of_row)
         return (slice(start, start + step) for start in range(0, count, step))
 
     def begin(self, rows: int, text: bytes = b"") -> None:

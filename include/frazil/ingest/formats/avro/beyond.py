@@ -24,8 +24,8 @@ _WIDER: dict[tuple[str, type[iceberg.IcebergType]], str] = {
     ("long", iceberg.IntegerType): "long",
     ("double", iceberg.FloatType): "double",
 }
-_MOST_DIGITS = 38
-_MOST_PARTS = 10_000
+_MAX_DIGITS = 38
+_MAX_PARTS = 10_000
 """Of a new column's type."""
 
 
@@ -59,7 +59,7 @@ def _beyond(
         case "map", iceberg.MapType():
             yield from _beyond(written.parts[0], kind.value_type, (*path, "value"), inside)
         case _, iceberg.DecimalType() if written.logical == "decimal" and written.scale == kind.scale:
-            if kind.precision < written.precision <= _MOST_DIGITS:
+            if kind.precision < written.precision <= _MAX_DIGITS:
                 yield path, None, f"decimal({written.precision}, {written.scale})"
         case _ if not written.logical and (wider := _WIDER.get((written.kind, type(kind)))):
             yield path, None, wider
@@ -91,12 +91,12 @@ def seen_type(written: AvroType, inside: frozenset[int] = frozenset()) -> Seen: 
 
 
 def few_parts(written: AvroType) -> bool:
-    """Whether the type has at most `_MOST_PARTS`; one that is named again and again has exponentially many."""
+    """Whether the type has at most `_MAX_PARTS`; one that is named again and again has exponentially many."""
     left, count = [(written, 0)], 0
     while left:
         one, depth = left.pop()
         count += 1
-        if count > _MOST_PARTS:
+        if count > _MAX_PARTS:
             return False
         if depth <= DEEPEST:
             left += [(part, depth + 1) for part in one.parts]
@@ -108,7 +108,7 @@ def _scalar(written: AvroType) -> Seen:
         case "date":
             return "date"
         case "decimal":
-            fits = written.precision <= _MOST_DIGITS
+            fits = written.precision <= _MAX_DIGITS
             return f"decimal({written.precision}, {written.scale})" if fits else MIXED
         case "time-millis" | "time-micros":
             return MIXED  # Spark cannot read a table with a column of times

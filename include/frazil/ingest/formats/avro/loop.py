@@ -41,12 +41,12 @@ from frazil.ingest.formats.avro.operations import (
     INVALID_UTF8,
     LACKED,
     LACKING,
-    LEAST,
     LIMIT_HIGH,
     LIMIT_LOW,
     LONG_VARINT,
     MAP,
-    MOST,
+    MAX_VALUE,
+    MIN_VALUE,
     NO_BOOLEAN,
     NO_BRANCH,
     NO_COUNT,
@@ -294,7 +294,7 @@ def value_of(
             amount = np.uint64(value) if value >= 0 else _0 - np.uint64(value)
             wrong = scaled(value < 0, _0, amount, op, ops, at + e, words)
             return p if wrong == SOUND else -wrong
-        if not ops[op, LEAST] <= value <= ops[op, MOST]:
+        if not ops[op, MIN_VALUE] <= value <= ops[op, MAX_VALUE]:
             return -NOT_HELD
         factor = ops[op, FACTOR]
         if factor < 0:

@@ -20,10 +20,10 @@ REFUSED = 21
 """NODE is -1 if the value is not wanted. At FIRST in `places` are COUNT operations: of a record's fields, a union's
 branches, an array's element or a map's value; an enum has begin and length of its symbols' texts there. At LACKING
 are LACKED nodes of a record that it does not fill."""
-(BITS, LEAST, MOST, FACTOR, TENS, LIMIT_HIGH, LIMIT_LOW, EMPTY, WIDTH) = range(7, 16)
-"""BITS of the written number; LEAST and MOST of a number that the node can hold, before it is multiplied by FACTOR, or
-divided by a negative one's amount. A decimal's amount is below LIMIT, and multiplied by ten TENS times. EMPTY: elements
-take no bytes."""
+(BITS, MIN_VALUE, MAX_VALUE, FACTOR, TENS, LIMIT_HIGH, LIMIT_LOW, EMPTY, WIDTH) = range(7, 16)
+"""BITS of the written number; MIN_VALUE and MAX_VALUE of a number that the node can hold, before it is multiplied by
+FACTOR, or divided by a negative one's amount. A decimal's amount is below LIMIT, and multiplied by ten TENS times.
+EMPTY: elements take no bytes."""
 
 # What is wrong with a record.
 (SOUND, ENDS_EARLY, LONG_VARINT, NO_BOOLEAN, NO_BRANCH, NO_SYMBOL, NO_LENGTH, NO_COUNT, GOES_ON) = range(9)

@@ -34,7 +34,7 @@ _DAY_MS = 86_400_000
 _MICROSECONDS = {"s": 1_000_000, "ms": 1000, "us": 1, "ns": -1000}
 _UNITS = {"millis": "ms", "micros": "us", "nanos": "ns"}
 
-MOST_OPERATIONS = 100_000
+MAX_OPERATIONS = 100_000
 """Of one written schema. Types that are named again and again may unfold to exponentially many."""
 MISSING = "MissingRequired"
 Fault = tuple[str, str]
@@ -73,7 +73,7 @@ class Program:
     def add(self, written: AvroType) -> int:
         """The operation that a record of this type begins with. Raises TooLarge, and then nothing was added."""
         rows, places, skips = len(self._rows), len(self._places), dict(self._skips)
-        self._most = rows + MOST_OPERATIONS
+        self._most = rows + MAX_OPERATIONS
         self._kept.append(written)  # `_skips` knows types by their ids
         try:
             root = self._for(written, self._record)
@@ -179,7 +179,7 @@ class Program:
 
     def _row(self, kind: int, target: Target) -> int:
         if len(self._rows) >= self._most:
-            raise TooLarge(f"its types take more than {MOST_OPERATIONS:,} operations to be read into the columns")
+            raise TooLarge(f"its types take more than {MAX_OPERATIONS:,} operations to be read into the columns")
         self._rows.append([0] * op.WIDTH)
         self._rows[-1][op.OPERATION], self._rows[-1][op.NODE] = kind, target.node
         self._paths.append(target.path)
@@ -272,7 +272,13 @@ def _timestamp(written: AvroType, kind: iceberg.IcebergType, unit: str | None, b
 
 
 def _integer(bits: int, within: tuple[int, int], factor: int = 1) -> dict[int, int]:
-    return {op.OPERATION: op.INTEGER, op.BITS: bits, op.LEAST: within[0], op.MOST: within[1], op.FACTOR: factor}
+    return {
+        op.OPERATION: op.INTEGER,
+        op.BITS: bits,
+        op.MIN_VALUE: within[0],
+        op.MAX_VALUE: within[1],
+        op.FACTOR: factor,
+    }
 
 
 def _limit(scale: int, kind: iceberg.DecimalType) -> dict[int, int]:

@@ -15,7 +15,7 @@ from frazil.ingest.formats.json.widening import NOTHING, Widening, demanded, wid
 from frazil.ingest.sightings import WHOLE, Path, Seen, Sightings, Within, joined_sightings, merged, seen_in
 
 _untyped = msgspec.json.Decoder().decode
-_REFUSED_MOST = 1000
+_MAX_REFUSED = 1000
 """So many refused records of a chunk are looked at; the others are refused in the same ways, or are seen later."""
 
 
@@ -39,7 +39,7 @@ class BeyondSchema:
             here = self.new([value])
             records += bool(here)
             _add(new, here.items())
-        refused = [value for value, row in found if isinstance(row, Refused)][:_REFUSED_MOST]
+        refused = [value for value, row in found if isinstance(row, Refused)][:_MAX_REFUSED]
         parts = [self._wider(value) for value in refused] if self._widening else []
         return joined_sightings([Sightings(new, records=records), *parts])
 

@@ -19,7 +19,7 @@ from frazil.ingest.formats.json.types import Units, depth
 from frazil.ingest.no_rows import no_rows
 from frazil.ingest.sightings import Path
 
-_MOST_KEYS = 4096
+_MAX_KEYS = 4096
 """A record with a larger map is read singly."""
 
 
@@ -30,7 +30,7 @@ class ChunkReader:
         self._columns = Columns(schema, arrow_schema, units)
         self._frames = np.zeros((1 + depth(schema), 5), np.int64)
         self._scratch = room()
-        self._slots = np.zeros(2 * _MOST_KEYS, np.int64)
+        self._slots = np.zeros(2 * _MAX_KEYS, np.int64)
         self._new_keys = new_keys.memory(on=False)
         self.new, self.samples = 0, np.zeros(0, np.int64)
         """Of the last call: how many sure records have keys that are no fields of the schema, and where those are that

@@ -12,7 +12,7 @@ from frazil.ingest.chunk import Chunk
 from frazil.ingest.decode import Decoded, Decoder, Rejection, first_places, joined, whole_records
 from frazil.ingest.sightings import WHOLE, SightingDecoder, Within
 
-LINES_MOST = 100_000
+MAX_LINES = 100_000
 """Of one record: a record of nothing but newlines must not take many times its bytes."""
 LINES_AT_ONCE = 500_000
 """About so many lines are decoded at a time, for their places take more memory than short lines themselves."""
@@ -34,11 +34,11 @@ class LinesDecoder:
     def __call__(self, chunk: Chunk) -> Decoded:
         values = chunk.values
         breaks = _breaks(values)
-        too_many = np.flatnonzero(breaks >= LINES_MOST)
+        too_many = np.flatnonzero(breaks >= MAX_LINES)
         parts = [self._part(values.take(places)).moved(places) for places in _groups(breaks)]
         nothing = self._decode(Chunk.of_values([]))
         rejections = [
-            Rejection(place, "TooManyLines", f"the value has more than {LINES_MOST:,} lines")
+            Rejection(place, "TooManyLines", f"the value has more than {MAX_LINES:,} lines")
             for place in too_many.tolist()
         ]
         return joined([Decoded(nothing.rows, nothing.kept, rejections), *parts])
@@ -85,7 +85,7 @@ def _summed(marks: NDArray[np.bool_], starts: NDArray[np.int64], lengths: NDArra
 
 def _groups(breaks: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
     """Places of records that are decoded together."""
-    places = np.flatnonzero(breaks < LINES_MOST)
+    places = np.flatnonzero(breaks < MAX_LINES)
     group = np.cumsum(breaks[places] + 1) // LINES_AT_ONCE
     yield from np.split(places, np.flatnonzero(np.diff(group)) + 1)
 

@@ -17,7 +17,7 @@ ON, FLAGGED, SAMPLED, KEYS = range(4)
 how many keys are told apart. Then come the keys in a hash table: a hash that is not 0, and how often it was seen."""
 FIRST_KEY = 4
 SLOTS = 4096
-MOST_KEYS = SLOTS // 2
+MAX_KEYS = SLOTS // 2
 """Keys beyond are not sampled, until those before them are columns."""
 SAMPLES = 256
 """Records by key. Of objects and arrays, which may be empty in part, there are more."""
@@ -50,7 +50,7 @@ def look(b: Octets, key: int, end: int, k: int, value: int, behind: int, seen: N
     slot = (hashed ^ (hashed >> 29)) & (SLOTS - 1)
     while seen[FIRST_KEY + 2 * slot] != hashed:
         if seen[FIRST_KEY + 2 * slot] == 0:
-            if seen[KEYS] >= MOST_KEYS:
+            if seen[KEYS] >= MAX_KEYS:
                 return
             seen[KEYS] += 1
             seen[FIRST_KEY + 2 * slot] = hashed

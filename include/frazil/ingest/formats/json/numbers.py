@@ -12,14 +12,14 @@ import numpy as np
 
 from frazil.ingest.formats.json.scan import NO, Octets, is_digit, loop, named_end
 
-_LEAST, _MOST = -342, 308
+_MIN_POWER, _MAX_POWER = -342, 308
 """Powers of ten beyond which a number of 19 digits is zero or infinite."""
 
 
 def _powers_of_five() -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
     """For each power the first 128 bits of 5^q, of negative ones rounded up; high word, then low word."""
     words = []
-    for q in range(_LEAST, _MOST + 1):
+    for q in range(_MIN_POWER, _MAX_POWER + 1):
         power = 5 ** abs(q)
         bits = power.bit_length()
         if q >= 0:
@@ -147,15 +147,15 @@ def nearest(whole: np.uint64, power: int) -> np.uint64:
 
     `whole` has at most 18 digits, or is 10^18.
     """
-    if power < _LEAST:
+    if power < _MIN_POWER:
         return _0  # at most 10^-325, less than half the least double
-    if power > _MOST:
+    if power > _MAX_POWER:
         return _ALL
     zeros = 0
     while whole >> _TOP == _0:
         whole <<= _1
         zeros += 1
-    at = 2 * (power - _LEAST)
+    at = 2 * (power - _MIN_POWER)
     high, low = multiplied(whole, POWERS_OF_FIVE[at])
     if high & _ROUNDED == _ROUNDED:
         more, _ = multiplied(whole, POWERS_OF_FIVE[at + 1])

@@ -23,7 +23,7 @@ _PLAIN = {
     **dict.fromkeys((_F.TYPE_INT32, _F.TYPE_SINT32, _F.TYPE_SFIXED32), "int"),
     **dict.fromkeys((_F.TYPE_INT64, _F.TYPE_SINT64, _F.TYPE_SFIXED64, _F.TYPE_UINT32, _F.TYPE_FIXED32), "long"),
 }
-_MOST_PARTS = 10_000
+_MAX_PARTS = 10_000
 """Of a new column's type."""
 
 
@@ -75,7 +75,7 @@ class _Unfolding:
 
     def field(self, written: FieldDescriptor, inside: frozenset[str]) -> Seen:
         self._parts += 1
-        if self._parts > _MOST_PARTS or len(inside) > DEEPEST:
+        if self._parts > _MAX_PARTS or len(inside) > DEEPEST:
             return MIXED
         if not written.is_repeated:
             return self._single(written, inside)

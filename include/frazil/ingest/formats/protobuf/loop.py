@@ -70,16 +70,16 @@ from frazil.ingest.formats.protobuf.operations import (
     INTEGER_AS_FLOAT,
     INVALID_UTF8,
     KNOWN,
-    LEAST,
     LIMIT_HIGH,
     LIMIT_LOW,
     LONG_VARINT,
     MAP_ENTRY,
     MAPPED,
     MAPS,
+    MAX_VALUE,
     MESSAGE,
+    MIN_VALUE,
     MISSING,
-    MOST,
     NEEDED,
     NEEDS,
     NO_FIELD,
@@ -124,8 +124,8 @@ FREE_CELLS, CELLS_OF_BYTE = 65_536, 8
 """How many values of absent fields a record may write, and how many more for each of its bytes."""
 
 _0, _1 = np.uint64(0), np.uint64(1)
-_MOST_TAG = 2**32 - 1
-_LEAST_SECOND, _MOST_SECOND = -62_135_596_800, 253_402_300_799
+_MAX_TAG = 2**32 - 1
+_MIN_SECOND, _MAX_SECOND = -62_135_596_800, 253_402_300_799
 
 
 @loop
@@ -163,7 +163,7 @@ def span(b: Octets, p: int, end: int) -> tuple[int, int]:
 @loop
 def tag_at(b: Octets, p: int, end: int) -> tuple[int, int]:
     p, tag = varint(b, p, end)
-    if p >= 0 and (tag < 8 or tag > _MOST_TAG):
+    if p >= 0 and (tag < 8 or tag > _MAX_TAG):
         return -NO_FIELD, 0
     return p, tag
 
@@ -304,7 +304,7 @@ def timestamp_of(
             p = skipped(b, p, end, tag, frames, 0)
             if p < 0:
                 return -p
-    if not (0 <= nanos < 1_000_000_000 and _LEAST_SECOND <= seconds <= _MOST_SECOND):
+    if not (0 <= nanos < 1_000_000_000 and _MIN_SECOND <= seconds <= _MAX_SECOND):
         return NO_TIMESTAMP
     words[at] = seconds * 1_000_000 + nanos // 1000
     valid[nodes[node, FLAG] + e] = 1
@@ -394,7 +394,7 @@ def value_of(
     bits = ops[op, BITS]
     value = integer(value, bits)
     if kind == INTEGER:
-        if (bits == UINT64 and value < 0) or not ops[op, LEAST] <= value <= ops[op, MOST]:
+        if (bits == UINT64 and value < 0) or not ops[op, MIN_VALUE] <= value <= ops[op, MAX_VALUE]:
             return -NOT_HELD
         factor = ops[op, FACTOR]
         if factor < 0:

@@ -18,8 +18,8 @@ VARINT, EIGHT_BYTES, BLOB, GROUP, GROUP_END, FOUR_BYTES = range(6)
 """How an integer's bits are read."""
 
 # Columns of the table of operations.
-(OPERATION, NODE, WIRE, SHAPE, OUTER, BITS, LEAST, MOST, FACTOR, TENS, LIMIT_HIGH, LIMIT_LOW, SIZE) = range(13)
-"""LEAST to LIMIT_LOW are as in Avro's table."""
+(OPERATION, NODE, WIRE, SHAPE, OUTER, BITS, MIN_VALUE, MAX_VALUE, FACTOR, TENS, LIMIT_HIGH, LIMIT_LOW, SIZE) = range(13)
+"""MIN_VALUE to LIMIT_LOW are as in Avro's table."""
 (FIELDS, COUNT, BEGIN, BEGUN, NEEDS, NEEDED, MAPS, MAPPED, CELLS, SYMBOLS, KNOWN, CLOSED) = range(13, 25)
 """Of a message. At FIELDS in `places` are COUNT pairs of a field's number and operation, in the numbers' order. At
 BEGIN are BEGUN times four numbers: a node, whether an absent field is there (1) or null (0), and the two words of the

@@ -41,7 +41,7 @@ WRAPPERS = frozenset(
 TIMESTAMP = "google.protobuf.Timestamp"
 _INT, _LONG = (-(2**31), 2**31 - 1), (-(2**63), 2**63 - 1)
 _FACTORS = {"s": 1_000_000, "ms": 1000, "us": 1, "ns": -1000}
-MOST_OPERATIONS = 100_000
+MAX_OPERATIONS = 100_000
 
 
 class TooLarge(Exception):
@@ -86,7 +86,7 @@ class Program:
     def add(self, written: Descriptor) -> int | Fault:
         """The operation of records of this message, or why there can be no row. Raises TooLarge."""
         rows, places = len(self._rows), len(self._places)
-        self._most = rows + MOST_OPERATIONS
+        self._most = rows + MAX_OPERATIONS
         try:
             root = self._message(written, self._record)
         except (TooLarge, _Refused) as error:
@@ -273,7 +273,7 @@ class Program:
             row = self._row(op.SYMBOL, target)
         elif isinstance(target.kind, iceberg.IntegerType | iceberg.LongType):
             row = self._row(op.INTEGER, target)
-            for column, value in ((op.LEAST, _INT[0]), (op.MOST, _INT[1]), (op.FACTOR, 1)):
+            for column, value in ((op.MIN_VALUE, _INT[0]), (op.MAX_VALUE, _INT[1]), (op.FACTOR, 1)):
                 self._set(row, column, value)
         else:
             raise _Refused(op.MISMATCH, f"Protobuf's enum {written.name} cannot fill a column of type {target.kind}")
@@ -288,7 +288,7 @@ class Program:
 
     def _row(self, kind: int, target: Target) -> int:
         if len(self._rows) >= self._most:
-            raise TooLarge(f"its types take more than {MOST_OPERATIONS:,} operations to be read into the columns")
+            raise TooLarge(f"its types take more than {MAX_OPERATIONS:,} operations to be read into the columns")
         self._rows.append([0] * op.WIDTH)
         self._rows[-1][op.OPERATION], self._rows[-1][op.NODE] = kind, target.node
         self._paths.append(target.path)
@@ -382,4 +382,4 @@ def scalar(  # noqa: PLR0911, PLR0912 - a table of pairs of types
 
 
 def _integer(columns: dict[int, int], within: tuple[int, int], factor: int = 1) -> dict[int, int]:
-    return {op.OPERATION: op.INTEGER, op.LEAST: within[0], op.MOST: within[1], op.FACTOR: factor, **columns}
+    return {op.OPERATION: op.INTEGER, op.MIN_VALUE: within[0], op.MAX_VALUE: within[1], op.FACTOR: factor, **columns}
