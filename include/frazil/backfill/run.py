@@ -24,7 +24,7 @@ from frazil import clock
 from frazil.audit.claims import Claims, claims
 from frazil.backfill import audit as backfill_audit
 from frazil.backfill.audit import Staged, spans_of
-from frazil.backfill.changes import gone, merging_of, settled_meanwhile, tally_changes
+from frazil.backfill.changes import gone, settled_meanwhile, tally_changes
 from frazil.backfill.commit import LaneCommitter, abandon, clear_ended
 from frazil.backfill.eligible import check_backfilled, check_coordinates
 from frazil.backfill.files import FileSource
@@ -181,7 +181,7 @@ class Backfill:
                     return committer.lane
                 routed = {target: seen(of) for target, of in audited.routed.items()}
                 record = Record(committer.lane, self._late(), seen(audited.replayed), routed)
-                return committer.publish(record, audited_at=audited.at, merging=merging_of(self.spec))
+                return committer.publish(record, audited_at=audited.at)
             except StaleBatch as stale:
                 log.warning("%s", stale)
                 if attempt == ATTEMPTS - 1:
@@ -310,7 +310,7 @@ class Backfill:
     ) -> Tallies:
         """What a replay staged: rows on the branch, changes, and rows for tables of the route."""
         if self._merges:
-            return tally_changes(table, journals)
+            return together([tally_changes(table, journals), *routed.values()])
         topics = named(self.spec.source.reads, marker.source.topic_ids)
         home = tally(table, Wanted(topics, branch=branch_name(self.spec.name)))
         return together([home, *routed.values()])

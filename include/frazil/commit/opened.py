@@ -10,6 +10,7 @@ from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 
 from frazil import clock
+from frazil.commit.merging import merging_of
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.swap import Patience, TableHandle
 from frazil.errors import SpecError, TableLost
@@ -81,7 +82,9 @@ def _own_table(spec: StreamSpec) -> Table:
 
 def _opened(spec: StreamSpec, targets: Mapping[Target, Table]) -> OpenStream:
     patience = Patience(total_s=PATIENCE_S)
-    return OpenStream(spec, StreamTables.of(spec.name, targets, clock_ms=clock.now_ms, patience=patience))
+    return OpenStream(
+        spec, StreamTables.of(spec.name, targets, clock_ms=clock.now_ms, patience=patience, merging=merging_of(spec))
+    )
 
 
 def open_kafka(spec: StreamSpec, *, timeout_s: float = PERSON_WAITS_S) -> KafkaOffsets:

@@ -87,6 +87,8 @@ class TargetTable:
     target_file_bytes: int
     io: Mapping[str, str] = field(default_factory=dict)
     """PyIceberg FileIO properties of this table alone: vended credentials open no other table's files."""
+    content: Content = "data"
+    """What the files hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,9 +179,7 @@ class StageContext:
     """`fields`: by the column's full name in the table, `as` and `keep-last`; `dropped`: full names; `secret`: a
     reference; `dead-letters`: omit, encrypt or keep. Nothing if no field is sensitive."""
     changes: ChangeRules | None = None
-    """For an upsert: records are changes, and "main" is where change files go."""
-    drops_repeats: bool = False
-    """Whether the rows of "main" are candidates."""
+    """For an upsert: records are changes of rows."""
     shuffle: Shuffle | None = None
     """How rows are shuffled between decoding and writing; None if each task writes what it reads."""
     destinations: Destinations | None = None
@@ -211,11 +211,6 @@ class StageContext:
     def beside(self) -> Mapping[str, str | None]:
         """`beside_value` of the records that are read: a backfill's files have keys and headers as columns."""
         return self.beside_value if self._as_in_kafka else {}
-
-    @property
-    def main_content(self) -> Content:
-        """What the files of "main" hold."""
-        return "changes" if self.changes else "candidates" if self.drops_repeats else "data"
 
     @property
     def _as_in_kafka(self) -> bool:

@@ -40,8 +40,6 @@ def problems(spec: StreamSpec) -> Iterator[Problem]:
     yield from key_problems(spec, "dedupe.key", dedupe.key, columns)
     if spec.mode == "upsert":
         yield Problem("dedupe", None, "is for mode: append; an upsert has one row of each key anyway. Leave it out")
-    if spec.route is not None:
-        yield Problem("dedupe", None, "does not go with a route yet; leave one of them out")
     if spec.commit.align != "none":
         what = "holds rows of open windows back on a branch, where dedupe does not look; leave one of them out"
         yield Problem("commit.align", spec.commit.align, what)

@@ -208,11 +208,9 @@ class BatchRunner:
             )
         self.emit(PhaseBegan(Phase.COMMITTING))
         committing = time.monotonic()
-        if self.route:
-            self.committer.routed = self.route.followers.complete_through
         self.marker = self.committer.commit(journal)
         if self.route:
-            self.route.decided(journal)
+            self.route.decided()
         return time.monotonic() - committing
 
     def _check_not_replaced(self, error: Exception) -> None:

@@ -36,8 +36,9 @@ from pyiceberg.types import (
 from frazil.commit import merge_plan
 from frazil.commit.manifest_writing import Layout, write_added
 from frazil.commit.merge_plan import PATH_FIELD_ID, plan_merge
+from frazil.commit.mode import Upsert
 from frazil.commit.snapshot import SnapshotWriter
-from frazil.commit.target import change_target, target_table
+from frazil.commit.target import target_table
 from frazil.errors import SchemaIncompatible
 from frazil.ingest.changes import CHANGE
 from frazil.ingest.contract import StagedFile
@@ -307,7 +308,7 @@ def test_keys_of_every_type_find_their_files(catalog, kind, one, other, transfor
     table = catalog.inner.load_table("demo.keyed")
     found = {
         value: sum(len(task.files) for task in plan_merge(table, write(changes, value), ["key"], parallelism=1).tasks)
-        for changes in [change_target(target, ("key",))]
+        for changes in [Upsert().staged(target, ("key",))]
         for value in (one, other)
     }
     # Other engines order UUIDs by halves with a sign; these two share a bucket.

@@ -18,7 +18,7 @@ from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase
 from frazil.host.launcher import Observation, ProcessState
 from frazil.host.records import Launch, LaunchKind, ProcessMark
-from frazil.merge.contract import MergeContext, MergeResult, MergeRules, MergeTask
+from frazil.merge.contract import MergeContext, MergeRules, MergeTask
 from frazil.spec.model import StreamSpec
 from frazil.stream import merge_tasks
 from frazil.stream.attempt import Abandoned
@@ -82,10 +82,10 @@ class MergingWriter:
         observed = Observed(writer, Declared("f"), Desired())
         return hung(observed, launch, now_ms=self.now_ms, policy=Policy.for_stream(SPEC))
 
-    def merge(self, tasks: Sequence[MergeTask], work: MergeTasks) -> tuple[MergeResult, ...]:
+    def merge(self, plans: Sequence[str], work: MergeTasks) -> Sequence[str]:
         """As an engine does."""
         arrived = pickle.loads(pickle.dumps(work))
-        return read_results(arrived(merge_tasks.json.dumps(task.to_json()) for task in tasks))
+        return [*arrived(plans)]
 
 
 @pytest.fixture
@@ -159,7 +159,7 @@ def test_a_task_that_nobody_waits_for_ends_and_leaves_no_file(writer: MergingWri
 
 
 def test_a_worker_with_other_code_refuses_a_merge_with_a_sentence(writer: MergingWriter):
-    shipped, (work,) = MergeTasks(writer.context, writer.progress).__reduce__()
+    shipped, (work,) = MergeTasks((writer.context,), writer.progress).__reduce__()
     for changed in ({**work, "version": "0"}, {name: value for name, value in work.items() if name != "progress"}):
         with pytest.raises(VersionChanged, match="the next start takes what is installed"):
             read_results(shipped(changed)(["{}"]))
