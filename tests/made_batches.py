@@ -193,11 +193,7 @@ class MadeStream:
             "kafka_topic": pa.array(_repeated(self.topic, count), pa.large_string()),
             "kafka_partition": pa.array(np.concatenate([np.full(len(values), p, np.int32) for _, p, values in runs])),
             "kafka_offset": pa.array(np.concatenate([values for _, _, values in runs])),
-            **(
-                _rejections(self.tables.stream, self.topic_id, count, self.now_ms)
-                if dead_letters
-                else self.columns(count)
-            ),
+            **(self._rejections(count) if dead_letters else self.columns(count)),
         }
         arrays = [known[f.name].cast(f.type) if f.name in known else pa.nulls(count, f.type) for f in schema]
         return pa.Table.from_arrays(arrays, schema=schema)
