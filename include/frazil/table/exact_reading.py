@@ -1,7 +1,7 @@
-"""Makes PyIceberg read null lists and maps of structs as null, in a process that imports this module.
+"""Makes PyIceberg read null lists and maps of structs as null, in any process that imports this module.
 
-PyIceberg 0.12 reads them as empty. Rows that are read are compared and written again, so each module that reads data
-files through PyIceberg imports this one.
+PyIceberg 0.12 reads them as empty. Rows that are read are compared and rewritten, so each module that reads data files
+through PyIceberg imports this one.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _map(
 
 
 def _with_child(array: pa.Array, kind: pa.DataType, child: pa.Array) -> pa.Array:
-    """The same lists or maps, null ones included, with other values in the place of theirs."""
+    """The same lists or maps, including nulls, with other elements."""
     own: list[Any] = array.buffers()[: 1 if isinstance(array, pa.FixedSizeListArray) else 2]
     return pa.Array.from_buffers(kind, len(array), own, offset=array.offset, children=[child])
 
