@@ -27,9 +27,9 @@ OPENINGS = re.compile(
 )
 PHRASES = {
     "say or know of": r"\b(say|says|said|tell|tells|told|known?|knows|warned|asked|heard?) of\b",
-    "so many, as a limit": r"\b([Ss]o (many|long|often|much|few|far|old|large|big)\b(?! that\b)|at the (most|least)\b)",
+    "so many, as a limit": r"\b([Ss]o (many|long|often|much|few|old)\b(?!( [a-z]+)* that\b)|at the (most|least)\b)",
     "nobody, somebody, whoever": r"\b([Nn]obody|[Ss]omebody|[Ww]hoever|[Ww]homever)\b",
-    "is none": r"\b(is|are|was|were|has|have|had|there's) none\b|\b(is|are) no whole\b",
+    "is none": r"(?<!there )\b(is|are|was|were) none\b|\b(is|are) no whole\b",
     "is there, for exists": r"\b(that|which|what|who|nothing) (is|are|was|were) (not |no longer |still )?there\b",
     "old words": r"\b([Aa]new|any more|[Ss]hall|[Ll]ack(s|ed|ing)?|[Mm]end(s|ed|ing)?|[Bb]eside|where(of|by)|hence)\b",
     "of which": r"\b[Oo]f (which|whose|whom)\b",
@@ -63,6 +63,7 @@ RENAMED = {
 }
 WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 SENTENCE = re.compile(r"(?<=[.!?])[`\"')*]*\s+|\n\s*\n|\n\s*(?:[-*+]|\d+\.) +|\s\|\s")
+CODE_IN_TEXT = re.compile(r"`[^`\n]+`")
 FENCE = re.compile(r"^ *```.*?^ *```|<!--.*?-->", re.MULTILINE | re.DOTALL)
 
 
@@ -133,7 +134,7 @@ def _in_page(path: Path) -> Iterator[Finding]:
 
 def _in_text(path: Path, line: int, text: str) -> Iterator[Finding]:
     for reason, pattern in WRONG.items():
-        for match in pattern.finditer(text):
+        for match in pattern.finditer(CODE_IN_TEXT.sub(lambda code: "`" * len(code[0]), text)):
             around = text[max(0, match.start() - 60) : match.end() + 60]
             yield Finding(path, line + text.count("\n", 0, match.start()), reason, _shortened(around))
     for sentence in SENTENCE.split(text):
