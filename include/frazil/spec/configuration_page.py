@@ -39,7 +39,7 @@ and `resources.spark` take references, which are resolved when they are used:
 |---|---|
 | `${env:NAME}` | the environment variable; it must be set |
 | `${env:NAME:-default}` | the environment variable, or the default if it is unset or empty |
-| `${airflow:connection.field}` | `host`, `port`, `login`, `password`, `schema` or an extra of `AIRFLOW_CONN_<CONNECTION>` |
+| `${airflow:connection.field}` | `host`, `login`, `password`, … or an extra of `AIRFLOW_CONN_<CONNECTION>` |
 
 Properties that are secrets (`sasl.password`, `ssl.key.password`, …) must be references without a default.
 """
