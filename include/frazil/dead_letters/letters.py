@@ -11,7 +11,7 @@ from pydantic import Field
 from pyiceberg.io.pyarrow import ArrowScan
 from pyiceberg.table import Table
 
-import frazil.table.exact_reading  # noqa: F401 - reads data files
+import frazil.pyiceberg_fixes.data_files  # noqa: F401 - reads data files
 from frazil.backfill.request import UtcMoment
 from frazil.spec.model import StreamSpec
 from frazil.spec.values import Model

@@ -23,6 +23,8 @@ DEEPEST = 20
 """Values nested deeper than this are MIXED, and no column: engines limit how deep a schema may be."""
 MAX_OBJECT_FIELDS = 1_000
 """An object with more fields is MIXED: its keys are data, and time and memory would be the producer's to choose."""
+CROWD = "\0"
+"""The name that stands for the new fields of an object that has too many of them. No column can have it."""
 MAX_NEW_FIELDS = 10_000
 """New fields that are kept, the first by their paths: the order of records does not decide."""
 _LONGS = range(-(2**63), 2**63)
@@ -297,8 +299,12 @@ def _type(path: Path, seen: Seen, problems: list[NewField], ids: Iterator[int]) 
     return wide_type(seen)
 
 
-def name_problem(name: str) -> str:
+def name_problem(name: str) -> str:  # noqa: PLR0911 - a table
     """Why a field's name can be no column's; empty if it can."""
+    if name == CROWD:
+        return (
+            f"stands for more than {MAX_OBJECT_FIELDS:,} fields of one object that are not columns: its keys are data"
+        )
     if not name:
         return "has an empty name"
     if "." in name:
