@@ -1,4 +1,4 @@
-"""Which writer of a batch gets a row, where rows are shuffled between decoding and writing.
+"""Chooses each row's writer, where rows are shuffled between decoding and writing.
 
 A row's writer depends on its table partition and its place in Kafka alone. So a task that is run again sends each row
 to the same writer.

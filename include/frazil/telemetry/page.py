@@ -11,14 +11,9 @@ from frazil.telemetry.metrics import BOUNDS_S, METRICS, Metric, Sort
 _INTRODUCTION = """\
 # Metrics
 
-What a process that writes streams publishes, if `FRAZIL_METRICS` says so:
-[Watch with Prometheus](../how-to/watch-with-prometheus.md) is the guide. This page is generated from the table
-(`python -m frazil.telemetry.page`).
-
-The names in OpenTelemetry become those in Prometheus by the rules of OpenTelemetry's specification, so a collector that
-exports to Prometheus yields the same ones. Times are seconds, sizes bytes. Every metric has the labels `stream` and
-`table`; more are named. So there are {series} series for each stream at most, of which {buckets} are buckets of times.
-Counters begin at 0 with each process.
+What writers publish with `FRAZIL_METRICS` ([guide](../how-to/watch-with-prometheus.md)). All metrics have the labels
+`stream` and `table`. A stream has at most {series} series, {buckets} of them buckets. Counters begin at 0 with each
+process. `python -m frazil.telemetry.page` generates this page.
 """
 
 

@@ -738,7 +738,7 @@ def test_progress_that_cannot_be_told_does_not_fail_the_task(
     result = stage(world.context(), task, attempt=0, on_progress=unreachable)
     assert result.progress[0].records == 3
     assert [r.getMessage() for r in caplog.records].count(
-        "the task's progress cannot be reported, and it goes on: [Errno 5] the state's folder is away"
+        "cannot report the task's progress; the task continues: [Errno 5] the state's folder is away"
     ) == 1
 
 
