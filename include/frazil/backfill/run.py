@@ -43,6 +43,7 @@ from frazil.commit.lane import Lane, LaneState, branch_name, read_lane
 from frazil.commit.lane_records import Record
 from frazil.commit.lane_records import chunks as staged_chunks
 from frazil.commit.marker import BatchKey, Marker, open_branch, read_marker
+from frazil.commit.mode import merging_mode
 from frazil.commit.opened import OpenStream, open_kafka, open_stream, read_stream
 from frazil.commit.rules import check_same_source
 from frazil.commit.stream_tables import StreamTables
@@ -252,8 +253,8 @@ class Backfill:
 
     @property
     def _merges(self) -> bool:
-        """Whether the records are changes, which are merged where they land."""
-        return self.spec.mode == "upsert"
+        """Whether the records are merged where they land."""
+        return merging_mode(self.spec) is not None
 
     @property
     def _by_letters(self) -> bool:

@@ -51,6 +51,8 @@ NOTHING = BatchKey(0, 0)
 """Before the first batch."""
 AT_ONCE = 16
 """So many tables are committed side by side."""
+MERGES_AT_ONCE = 64
+"""The same for tables whose merges share the engine's jobs, and mostly wait for them."""
 PATIENCE_S = 30.0
 """How long a commit to one table is tried again while the others wait for it."""
 PATIENCE_BEHIND_S = 3.0
@@ -170,7 +172,8 @@ class Followers:
         targets = sorted(self.waiting)
         if not targets:
             return
-        with ThreadPoolExecutor(min(AT_ONCE, len(targets)), thread_name_prefix="followers") as pool:
+        at_once = MERGES_AT_ONCE if self.tables.merging else AT_ONCE
+        with ThreadPoolExecutor(min(at_once, len(targets)), thread_name_prefix="followers") as pool:
             failures = dict(zip(targets, pool.map(self._tried, targets), strict=True))
         for target, failed in failures.items():
             if failed is None:

@@ -126,9 +126,11 @@ class MergeRun:
         began = time.monotonic()
         try:
             answers = iter(self.merge(plans, MergeTasks(tuple(asked.context for asked in job), progress)))
-        except BaseException as error:
-            for asked in job:
-                asked.results.set_exception(error)
+        except Exception as error:
+            if len(job) == 1:
+                job[0].results.set_exception(error)
+            for asked in job if len(job) > 1 else ():  # one table's trouble is no other's
+                self._run([asked])
             return
         self.ran(len(plans), time.monotonic() - began)
         for asked in job:
