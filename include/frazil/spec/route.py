@@ -159,17 +159,6 @@ def problems(spec: StreamSpec) -> Iterator[Problem]:
         if identifier in own:
             yield Problem(f"route.tables.{value}", identifier, f"is {own[identifier]}; leave the value out")
     yield from _windows(spec, route)
-    if spec.mode == "upsert" and route.by == "field" and route.name not in spec.key:
-        what = "is not in the key: a record could move its key to another table, and its row would stay; add it there"
-        yield Problem("route.name", route.name, what)
-    for place, declared, sound, instead in (
-        ("commit.align", spec.commit.align, "none", "leave it out"),
-        ("evolution", spec.evolution.mode, "off", "leave it out, and declare new columns"),
-        ("distribution", spec.distribution, "none", "leave it out"),
-        ("source.format.lines", str(spec.has_lines).lower(), "false", "let each record be one row"),
-    ):
-        if declared != sound:
-            yield Problem(place, declared, f"is not possible with a route yet; {instead}")
 
 
 def _in_one_step(spec: StreamSpec) -> Iterator[Problem]:
