@@ -64,7 +64,7 @@ def test_each_table_is_looked_at_as_often_as_it_declares(
 ) -> None:
     assert frazil_home
     looked: list[str] = []
-    measured = look.judged
+    measured = look.evaluated
 
     def seen(catalog: Any, table: Any, actions: Any) -> Any:
         looked.append(table.name)
@@ -108,7 +108,7 @@ def test_a_table_that_an_earlier_run_works_on_is_left_out_until_that_has_ended(s
 def test_one_table_that_cannot_be_measured_gets_a_task_that_says_so_and_all_of_them_one_error(
     streams: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    measured, broken = look.judged, {"demo.well"}
+    measured, broken = look.evaluated, {"demo.well"}
 
     def on_fire(catalog: Any, table: Any, actions: Any) -> Any:
         if table.name in broken:

@@ -159,7 +159,7 @@ class Committer:
         )
         together = self.followers.together(journal) if self.followers else ()
         commits = (self._dead_letters_of(journal), *together, batch)
-        committed = commit_snapshots(commits, patience=self._tables.patience, at_once=self._tables.at_once)
+        committed = commit_snapshots(commits, retry_policy=self._tables.retry_policy, at_once=self._tables.at_once)
         if self.followers and committed.settled == journal.key:
             self.followers.add(journal)
         return committed
@@ -184,7 +184,7 @@ class Committer:
 
         summary = {"frazil.operation": "release"}
         release = commit_of(self._tables, self._tables.main, decide, files=(), summary=summary, branch_change=to_main)
-        commit_snapshots((release,), patience=self._tables.patience)
+        commit_snapshots((release,), retry_policy=self._tables.retry_policy)
 
     def _dead_letters_of(self, journal: Journal) -> TableCommit[Marker]:
         """Commit the dead letters. Without any, still check the table: the batch left out those that landed before."""

@@ -137,14 +137,14 @@ def preview(tables: StreamTables, handle: TableHandle, decide: Decide) -> Marker
     return swap(
         handle,
         lambda table: Done(decide(table, read_marker(table.metadata.properties, tables.stream))),
-        patience=tables.patience,
+        retry_policy=tables.retry_policy,
     )
 
 
 def append(tables: StreamTables, handle: TableHandle, decide: Decide, *, summary: Mapping[str, str]) -> Marker:
     """Commit the marker that `decide` returns, with an empty snapshot."""
     commit = commit_of(tables, handle, decide, files=(), summary=summary)
-    return commit_snapshots((commit,), patience=tables.patience)
+    return commit_snapshots((commit,), retry_policy=tables.retry_policy)
 
 
 def commit_of(  # noqa: PLR0913 - the contents and the place of a commit

@@ -19,7 +19,7 @@ ARROW_ROWS_MAX = 5_000_000
 """Up to so many rows pandas judges. At 1 M rows it beats Spark with 0.8 GB (bench/gate.py); beyond, it is a guess."""
 
 
-def judge(
+def evaluate(
     request: GateRequest, *, now: datetime, start_session: Callable[[GateRequest], Any] = start_spark
 ) -> GateResult:
     """Judge the window and write its page. A window without rows passes.

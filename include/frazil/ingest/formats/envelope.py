@@ -34,7 +34,7 @@ from frazil.ingest.changes import CHANGE, DELETE, KEPT, UPSERT
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.decode import Decoded, Decoder, EventDecoder, Rejection
 from frazil.ingest.formats.unavailable import Unavailable, hides_null, true_where
-from frazil.ingest.sightings import WHOLE, SightingDecoder, Within
+from frazil.ingest.schema_drift import WHOLE, DriftDecoder, Within
 from frazil.ingest.source_log import POSITIONS, positions
 from frazil.spec.formats import POSITION, Envelope
 
@@ -89,7 +89,7 @@ class EnvelopeDecoder:
         """Report new fields of the row's state after the event; `within` is ignored."""
         assert within == WHOLE
         self._widening = widening
-        if isinstance(self._decode, SightingDecoder):
+        if isinstance(self._decode, DriftDecoder):
             self._decode.sight(widening=widening, within=_SIGHTED)
 
     def rename(self, aliases: Mapping[str, str], required: Collection[str]) -> None:
@@ -172,7 +172,7 @@ class EnvelopeDecoder:
         rows = pa.Table.from_arrays(arrays, schema=_nullable(self._schema)).append_column(CHANGE, change)
         rows = rows.append_column(KEPT, kept).filter(pa.array(good))
         told = [Rejection(int(decoded.kept[row]), *wrong[row]) for row in sorted(wrong)]
-        return Decoded(rows, decoded.kept[good], [*rejections, *told], self._unavailable.not_sighted(decoded.sighted))
+        return Decoded(rows, decoded.kept[good], [*rejections, *told], self._unavailable.not_sighted(decoded.drift))
 
     def _other_events(self, chunk: Chunk, decoded: Decoded, op: pa.Array) -> list[int]:
         """The rows of events that change no row."""
