@@ -28,7 +28,7 @@ from frazil.commit.reset import before_reset
 from frazil.commit.rules import check_fence
 from frazil.commit.settle import highest_epoch, settle
 from frazil.commit.stream_tables import StreamTables
-from frazil.commit.swap import Patience
+from frazil.commit.swap import RetryPolicy
 from frazil.errors import (
     CommitUnavailable,
     KafkaUnavailable,
@@ -223,7 +223,7 @@ class Writer:
             self.spec.name,
             {"main": main, "dead-letters": ensure_dead_letters(catalog, self.spec)},
             clock_ms=clock.now_ms,
-            patience=Patience(
+            retry_policy=RetryPolicy(
                 wait=partial(self._wait_outside_turn, emit), tell=lambda sentence: emit(OutageMet(sentence))
             ),
             align=Alignment.of(self.spec),
