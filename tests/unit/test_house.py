@@ -41,7 +41,7 @@ def test_each_module_that_reads_data_files_through_pyiceberg_reads_nulls_as_null
     readers = {name for name, text in found.items() if reads.search(text)} - one_column
 
     assert len(readers) > 5
-    assert {name for name in readers if "import frazil.table.exact_reading" not in found[name]} == set()
+    assert {name for name in readers if "import frazil.pyiceberg_fixes.data_files" not in found[name]} == set()
 
 
 def _modules() -> list[Path]:

@@ -93,8 +93,8 @@ class TargetTable:
 
 
 @dataclass(frozen=True, slots=True)
-class Routes:
-    """How a batch's rows are shuffled to as many writers as it has tasks; see `frazil.ingest.routes`."""
+class Shuffle:
+    """How a batch's rows are shuffled to as many writers as it has tasks; see `frazil.ingest.shuffle`."""
 
     writers: int
     shares: Mapping[PartitionKey, tuple[tuple[int, float], ...]] = field(default_factory=dict)
@@ -188,7 +188,7 @@ class StageContext:
     """Rules of an upsert stream: records are changes, and change files go to "main"."""
     drops_repeats: bool = False
     """Whether the rows of "main" are candidates that may repeat others."""
-    routes: Routes | None = None
+    shuffle: Shuffle | None = None
     """How rows are shuffled between decoding and writing; None if each task writes what it reads."""
     destinations: Destinations | None = None
     """Assigns rows to tables other than the main one; None if all rows go there."""
@@ -204,11 +204,11 @@ class StageContext:
             RecordFile(**{**file, "ranges": tuple(OffsetRange(**r) for r in file["ranges"])}) for file in value["files"]
         )
         targets = {target: TargetTable(**table) for target, table in value["targets"].items()}
-        routes = Routes(**value["routes"]) if value["routes"] else None
+        shuffle = Shuffle(**value["shuffle"]) if value["shuffle"] else None
         changes = ChangeRules(**value["changes"]) if value["changes"] else None
         destinations = Destinations(**value["destinations"]) if value["destinations"] else None
-        made = {"files": files, "targets": targets, "routes": routes, "changes": changes, "destinations": destinations}
-        return cls(**{**value, **made})
+        made = {"files": files, "targets": targets, "shuffle": shuffle}
+        return cls(**{**value, **made, "changes": changes, "destinations": destinations})
 
     @property
     def record_format(self) -> str | Mapping[str, Any]:

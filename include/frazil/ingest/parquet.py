@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import base64
 import io as memory
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pyiceberg.io.pyarrow
 from pyiceberg.conversions import to_bytes
 from pyiceberg.io import FileIO
 from pyiceberg.io.pyarrow import (
@@ -25,6 +23,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER, SortOrder
 from pyiceberg.types import IcebergType
 
+import frazil.pyiceberg_fixes.data_files  # noqa: F401 - writes bounds of texts
 from frazil.errors import SpecError
 from frazil.ingest.contract import PartitionKey, StagedFile, Target, TargetTable
 from frazil.ingest.encodings import Encodings
@@ -123,23 +122,6 @@ def _writer_options(properties: Mapping[str, str]) -> dict[str, Any]:
         "store_schema": False,
         "store_decimal_as_integer": True,  # Iceberg specification, appendix A: Parquet
     }
-
-
-def _upper_bound(text: str, length: int | None) -> str | None:
-    """A text of up to `length` characters that is not less than `text`; None if no such text exists.
-
-    PyIceberg 0.12 increments U+D7FF to half of a surrogate pair, which no file can hold.
-    """
-    start = text[:length]
-    if start == text:
-        return text
-    for end in range(len(start), 0, -1):
-        if (last := ord(start[end - 1])) < sys.maxunicode:
-            return start[: end - 1] + chr(0xE000 if last == 0xD7FF else last + 1)
-    return None
-
-
-pyiceberg.io.pyarrow.truncate_upper_bound_text_string = _upper_bound  # type: ignore[attr-defined, assignment]
 
 
 class ParquetFile:

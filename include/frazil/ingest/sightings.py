@@ -23,6 +23,8 @@ DEEPEST = 20
 """Values nested deeper than this are MIXED and get no column: engines limit the depth of a schema."""
 MAX_OBJECT_FIELDS = 1_000
 """Objects with more fields are MIXED: their keys are data, and would cost unlimited time and memory."""
+CROWD = "\0"
+"""Replaces the names of new fields of an object that has too many. No column can have this name."""
 MAX_NEW_FIELDS = 10_000
 """New fields that are kept, the first in path order, so that the order of records does not matter."""
 _LONGS = range(-(2**63), 2**63)
@@ -297,8 +299,12 @@ def _type(path: Path, seen: Seen, problems: list[NewField], ids: Iterator[int]) 
     return wide_type(seen)
 
 
-def name_problem(name: str) -> str:
+def name_problem(name: str) -> str:  # noqa: PLR0911 - a table
     """Why a field's name cannot be a column's; empty if it can."""
+    if name == CROWD:
+        return (
+            f"stands for more than {MAX_OBJECT_FIELDS:,} fields of one object that are not columns: its keys are data"
+        )
     if not name:
         return "has an empty name"
     if "." in name:

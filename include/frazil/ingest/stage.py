@@ -39,9 +39,9 @@ from frazil.ingest.rejects import RejectCounter
 from frazil.ingest.reporter import Reporter
 from frazil.ingest.required import plain_row
 from frazil.ingest.routed_writers import RoutedWriters
-from frazil.ingest.routes import Parcel, Router, unpacked
 from frazil.ingest.sensitive import Protector, speakable
 from frazil.ingest.shape import Shaper
+from frazil.ingest.shuffle import Parcel, Shuffler, unpacked
 from frazil.ingest.write import file_namer
 
 log = logging.getLogger(__name__)
@@ -161,14 +161,14 @@ def read(
     on_progress: Callable[[int], None],
     now_us: Callable[[], int] = _now_us,
 ) -> Iterator[Parcel | Read]:
-    """Like `stage`, but send rows of the main table to the writers of `context.routes`.
+    """Like `stage`, but send rows of the main table to the writers of `context.shuffle`.
 
     `Read` comes last. Raises what `stage` raises, and Suspect: sent rows cannot be recalled, so the whole batch must be
     staged without a shuffle to find the record.
     """
-    run = _RoutedStage(context, task, attempt=attempt, now_us=now_us)
+    run = _ShuffledStage(context, task, attempt=attempt, now_us=now_us)
     result = yield from _read(run, on_progress, tried=False)
-    yield Read(result, tuple(run.route.sent), run.route.partitions)
+    yield Read(result, tuple(run.shuffler.sent), run.shuffler.partitions)
 
 
 def write(
@@ -362,19 +362,19 @@ class _Stage:
         self._routed.abort()
 
 
-class _RoutedStage(_Stage):
+class _ShuffledStage(_Stage):
     """Sends the rows of the main table to writers."""
 
     def __init__(self, context: StageContext, task: StageTask, *, attempt: int, now_us: Callable[[], int]) -> None:
         super().__init__(context, task, attempt=attempt, now_us=now_us)
-        if context.routes is None:
+        if context.shuffle is None:
             raise AssertionError("only a batch with a shuffle is read like this")
-        self.route = Router(context.routes, self._main.layout, task.ranges, task=task.index)
+        self.shuffler = Shuffler(context.shuffle, self._main.layout, task.ranges, task=task.index)
         self._parcels: list[Parcel] = []
 
     def _add(self, chunk: Chunk, shaped: Decoded) -> None:
         kept = shaped.kept
-        self._parcels += self.route(shaped.rows, range_index=chunk.range_index[kept], offsets=chunk.offsets[kept])
+        self._parcels += self.shuffler(shaped.rows, range_index=chunk.range_index[kept], offsets=chunk.offsets[kept])
 
     def parcels(self) -> list[Parcel]:
         parcels, self._parcels = self._parcels, []

@@ -20,7 +20,7 @@ from pyiceberg.expressions import And, BooleanExpression, EqualTo, GreaterThan
 from pyiceberg.table import Table
 from pyiceberg.table.update import SetPropertiesUpdate
 
-import frazil.table.exact_reading  # noqa: F401 - reads data files
+import frazil.pyiceberg_fixes.data_files  # noqa: F401 - reads data files
 from frazil.commit.history import ancestors
 from frazil.commit.snapshot import SnapshotWriter
 from frazil.commit.swap import Change, Done, RetryPolicy, TableHandle, commit_snapshot

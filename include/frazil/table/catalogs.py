@@ -38,7 +38,7 @@ from sqlalchemy import Engine as SqlEngine
 from sqlalchemy.exc import DBAPIError, OperationalError
 from urllib3.exceptions import TimeoutError as HttpTimeout
 
-import frazil.table.exact_partitions  # noqa: F401 - readers of manifests open a catalog
+import frazil.pyiceberg_fixes.manifests  # noqa: F401 - readers of manifests open a catalog
 from frazil.errors import AccessDenied, CommitRefused, CommitUnavailable, FrazilError, SpecError, TableLost, words_of
 from frazil.extras import extras_named
 from frazil.home import home, make_folder

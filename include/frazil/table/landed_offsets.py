@@ -20,7 +20,7 @@ from pyiceberg.io.pyarrow import ArrowScan
 from pyiceberg.schema import Schema
 from pyiceberg.table import DataScan, FileScanTask, Table
 
-import frazil.table.exact_reading  # noqa: F401 - reads data files
+import frazil.pyiceberg_fixes.data_files  # noqa: F401 - reads data files
 from frazil.offsets.spans import TopicPartition
 from frazil.offsets.tally import OffsetTally
 from frazil.spec.coordinates import LINE
@@ -51,8 +51,6 @@ class Wanted:
     """If set, dead letters count only if this stream rejected them, because streams may share a table."""
     discarded: bool = True
     """Whether dead letters that an operator discarded count."""
-    unnamed: bool = True
-    """Whether dead letters without a stream's name count, which earlier versions wrote."""
     branch: str | None = None
     """The branch to read; None for the table's current snapshot."""
 
@@ -137,7 +135,7 @@ def _read(table: Table, scan: DataScan, wanted: Wanted, task: FileScanTask) -> l
     pieces = []
     for batch in arrow.to_record_batches([task]):
         rows = batch if wanted.topic_ids is None else _of_current_topics(batch, wanted.topic_ids)
-        rows = rows if wanted.stream is None else _of_stream(rows, wanted.stream, unnamed=wanted.unnamed)
+        rows = rows if wanted.stream is None else rows.filter(pc.equal(rows.column("stream"), wanted.stream))
         if not wanted.discarded and DISCARDED in rows.schema.names:
             rows = rows.filter(rows.column(DISCARDED).is_null())
         rows = _first_lines(rows) if LINE in rows.schema.names else rows
@@ -153,12 +151,6 @@ def _of_current_topics(batch: pa.RecordBatch, topic_ids: Mapping[str, str]) -> p
     ids, values = _coded(batch.column("topic_id"))
     allowed = np.array([[value in (None, topic_ids.get(name or "")) for value in values] for name in names], np.bool_)
     return batch.filter(pa.array(allowed[topics, ids])) if len(batch) else batch
-
-
-def _of_stream(batch: pa.RecordBatch, stream: str, *, unnamed: bool) -> pa.RecordBatch:
-    if "stream" not in batch.schema.names:
-        return batch if unnamed else batch.slice(0, 0)
-    return batch.filter(pc.fill_null(pc.equal(batch.column("stream"), stream), unnamed))
 
 
 def _first_lines(batch: pa.RecordBatch) -> pa.RecordBatch:

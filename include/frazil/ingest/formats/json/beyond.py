@@ -12,7 +12,18 @@ from frazil.ingest.formats.json.record import RecordReader, Row
 from frazil.ingest.formats.json.text import Refused, stripped, without_specials
 from frazil.ingest.formats.json.types import Units
 from frazil.ingest.formats.json.widening import NOTHING, Widening, demanded, widened
-from frazil.ingest.sightings import WHOLE, Path, Seen, Sightings, Within, joined_sightings, merged, seen_in
+from frazil.ingest.sightings import (
+    CROWD,
+    MAX_OBJECT_FIELDS,
+    WHOLE,
+    Path,
+    Seen,
+    Sightings,
+    Within,
+    joined_sightings,
+    merged,
+    seen_in,
+)
 
 _untyped = msgspec.json.Decoder().decode
 _MAX_REFUSED = 1000
@@ -108,12 +119,13 @@ def _new(value: object, known: _Known, path: Path) -> Iterator[tuple[Path, Seen]
             for part in parts:
                 yield from _new(part, inside, (*path, known.entries))
     elif isinstance(value, dict) and (known.fields or not path):
-        for name, part in value.items():
-            if (field := known.fields.get(name)) is not None:
-                if field.fields:
-                    yield from _new(part, field, (*path, name))
-            elif part is not None:
-                yield (*path, name), seen_in(part)
+        new = {name: part for name, part in value.items() if part is not None and name not in known.fields}
+        if len(new) > MAX_OBJECT_FIELDS:
+            new = {CROWD: ""}
+        yield from (((*path, name), seen_in(part)) for name, part in new.items())
+        for name, field in known.fields.items():
+            if field.fields and name in value:
+                yield from _new(value[name], field, (*path, name))
 
 
 def _add(found: dict[Path, Seen], more: Iterable[tuple[Path, Seen]]) -> None:
