@@ -14,7 +14,7 @@ from frazil.infer.columns import Column, column_problem
 from frazil.infer.sample import Sample
 from frazil.ingest.formats.avro.beyond import few_parts, seen_type
 from frazil.ingest.formats.avro.schema import AvroType, UnreadableSchema, parsed
-from frazil.ingest.sightings import DEEPEST, MIXED, ListOf, MapOf, Seen, StructOf, merged, seen_in
+from frazil.ingest.schema_drift import DEEPEST, MIXED, ListOf, MapOf, Seen, StructOf, merged, seen_in
 from frazil.registry.client import SchemaRegistry, SchemaText, UnknownSchema
 from frazil.spec.formats import Registry
 

@@ -307,12 +307,12 @@ class BatchRunner:
 
     def _evolved(self, context: StageContext, answers: Sequence[TaskAnswer]) -> bool:
         """Whether the table has evolved, by us or by others, to hold more of the batch's records than was staged."""
-        sighted = [a.result.sighted for a in answers if a.result.sighted]
-        if not sighted:
+        drift = [a.result.drift for a in answers if a.result.drift]
+        if not drift:
             return False
         main = self.tables.main
         with catalog_errors(main.catalog_name):
-            found = evolved(main.refresh(), self.spec, sighted)
+            found = evolved(main.refresh(), self.spec, drift)
             self._tell_ignored(found.refused)
             if found.changes:
                 self.emit(TableEvolved(BatchKey(context.epoch, context.batch), found.changes))
@@ -416,7 +416,7 @@ class BatchRunner:
             transaction=end.transaction,
             windows=None if context.window_us is None else _summed(result.windows for result in results),
             partitions=sum(a.partitions or 0 for a in answers) or None,
-            with_ignored=sum(result.sighted.records for result in results),
+            with_ignored=sum(result.drift.records for result in results),
             other_events=sum(result.other_events for result in results),
             reasons=reasons_of(join_rejects(result.rejects for result in results)),
         )

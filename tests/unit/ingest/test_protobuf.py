@@ -184,9 +184,9 @@ def test_new_fields_and_wider_columns_are_seen() -> None:
         t.NestedField(2, "in", t.StructType(t.NestedField(3, "x", t.FloatType()))),
     )
     decode = decoder({"type": "protobuf", "schema-text": text, "message": "R"}, table, {}, "full")
-    sighted = decode(Chunk.of_values([b"\x08\1"])).sighted
-    assert set(sighted.new) == {("in", "y"), ("more",)}
-    assert sighted.wider == {("l",): "long", ("in", "x"): "double"}
+    drift = decode(Chunk.of_values([b"\x08\1"])).drift
+    assert set(drift.new) == {("in", "y"), ("more",)}
+    assert drift.wider == {("l",): "long", ("in", "x"): "double"}
 
 
 def test_a_schema_that_cannot_fill_the_table_leaves_nothing_behind_for_others() -> None:
