@@ -30,10 +30,10 @@ from frazil.events import (
     BatchCommitted,
     DistributionChosen,
     FutureEventTimes,
-    Happening,
     NoticeGiven,
     OutageMet,
     PhaseBegan,
+    StreamEvent,
     TableEvolved,
     ThrottleJudged,
 )
@@ -85,7 +85,7 @@ class BatchRunner:
     tables: StreamTables
     committer: Committer
     marker: Marker
-    emit: Callable[[Happening], None]
+    emit: Callable[[StreamEvent], None]
     run_folder: Path
     progress: ProgressFolder
     wait: Callable[[float], object] = time.sleep

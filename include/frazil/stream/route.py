@@ -17,7 +17,7 @@ from frazil.commit.marker import BatchKey, Marker
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.sweep import sweep_routed
 from frazil.errors import RouteBehind
-from frazil.events import Happening, TablesBehind
+from frazil.events import StreamEvent, TablesBehind
 from frazil.ingest.contract import StageContext
 from frazil.spec.model import StreamSpec
 from frazil.spec.route import Route
@@ -37,7 +37,7 @@ class StreamRoute:
     spec: StreamSpec
     tables: StreamTables
     followers: Followers
-    emit: Callable[[Happening], None]
+    emit: Callable[[StreamEvent], None]
     routed: RoutedTables | None = None
     """None for a route that is no longer declared: its tables still get the rows that wait."""
     tried: float = 0.0
@@ -47,7 +47,7 @@ class StreamRoute:
 
     @classmethod
     def begin(
-        cls, spec: StreamSpec, tables: StreamTables, marker: Marker, emit: Callable[[Happening], None]
+        cls, spec: StreamSpec, tables: StreamTables, marker: Marker, emit: Callable[[StreamEvent], None]
     ) -> StreamRoute | None:
         """Commit what earlier writers left to do, and open the tables. None if the stream never had a route.
 

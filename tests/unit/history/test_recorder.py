@@ -19,7 +19,6 @@ from frazil.events import (
     EpochBegan,
     Event,
     FutureEventTimes,
-    Happening,
     LagMeasured,
     NoticeGiven,
     OutageMet,
@@ -27,6 +26,7 @@ from frazil.events import (
     RecordsSkipped,
     StallBegan,
     StallEnded,
+    StreamEvent,
     TableEvolved,
     TablesBehind,
     ThrottleJudged,
@@ -83,7 +83,7 @@ class Bench:
         return recorder
 
     @staticmethod
-    def tell(recorder: Recorder, *what: Happening, at_ms: int = NOW) -> None:
+    def tell(recorder: Recorder, *what: StreamEvent, at_ms: int = NOW) -> None:
         for happening in what:
             recorder.take(Event("s", at_ms, happening))
 
@@ -171,7 +171,7 @@ STALL = Stall(StallKind.OFFSETS, NOW, "t-0", "nothing moves")
         (TablesBehind(frozenset({"a.b"}), "a.b lacks 1 row"), Kind.OUTAGE, "a.b lacks 1 row"),
     ],
 )
-def test_what_happened_is_told_in_words(bench: Bench, what: Happening, kind: Kind, said: str) -> None:
+def test_what_happened_is_told_in_words(bench: Bench, what: StreamEvent, kind: Kind, said: str) -> None:
     recorder = bench.writer(4)
     bench.tell(recorder, what, at_ms=NOW + 5)
     recorder.write(NOW)

@@ -27,7 +27,7 @@ from frazil.commit.settle import settle
 from frazil.commit.swap import RetryPolicy
 from frazil.commit.sweep import bare_path
 from frazil.errors import AccessDenied, RouteBehind
-from frazil.events import Happening, TablesBehind
+from frazil.events import StreamEvent, TablesBehind
 from frazil.ingest.contract import Target
 from frazil.maintenance.orphans import Undecided
 from frazil.status.missing import missing_tables
@@ -84,7 +84,7 @@ class Shop(MadeRoute):
         retry_policy = RetryPolicy(clock=lambda: self.waited_s, wait=self._wait)
         self.__dict__["tables"] = dataclasses.replace(self.tables, retry_policy=retry_policy)
         settle(self.tables, self.begin())
-        self.said: list[Happening] = []
+        self.said: list[StreamEvent] = []
         found = StreamRoute.begin(self.spec, self.tables, self.home(), self.said.append)
         assert found is not None
         self.route, self.followers = found, found.followers

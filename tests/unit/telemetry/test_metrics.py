@@ -15,7 +15,6 @@ from frazil.events import (
     EpochBegan,
     Event,
     FutureEventTimes,
-    Happening,
     LagMeasured,
     NoticeGiven,
     OutageMet,
@@ -23,6 +22,7 @@ from frazil.events import (
     RecordsSkipped,
     StallBegan,
     StallEnded,
+    StreamEvent,
     TableEvolved,
     TablesBehind,
     ThrottleJudged,
@@ -48,7 +48,7 @@ class Bench:
             self.meters, stream=OF[0], table=OF[1], interval_s=20, partitions=partitions, now_s=1_000
         )
 
-    def tell(self, *what: Happening) -> None:
+    def tell(self, *what: StreamEvent) -> None:
         for happening in what:
             self.sink.take(Event(OF[0], 7_000, happening))
 
@@ -114,7 +114,9 @@ def test_a_tick_is_no_batch_and_moves_the_watermark() -> None:
         ),
     ],
 )
-def test_a_state_is_one_while_it_lasts(metric: m.Metric, more: tuple[str], begins: Happening, ends: Happening) -> None:
+def test_a_state_is_one_while_it_lasts(
+    metric: m.Metric, more: tuple[str], begins: StreamEvent, ends: StreamEvent
+) -> None:
     bench = Bench()
     seen = [bench.value(metric, *more)]
     for what in (begins, ends):
