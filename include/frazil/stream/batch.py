@@ -48,7 +48,7 @@ from frazil.partitions.windows import Grain
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import format_duration
 from frazil.stream.batch_rates import metadata_of, write_rates_of
-from frazil.stream.circuit import check_circuit
+from frazil.stream.circuit_breaker import check_circuit_breaker
 from frazil.stream.distribution import Distribution, Recent, decide
 from frazil.stream.engine import RecordSuspected, Stage, TaskAnswer
 from frazil.stream.evolve import MAX_NAMED, evolved, ignored
@@ -118,7 +118,7 @@ class BatchRunner:
         try:
             answers, journal = self._staged(stage, key, end, tasks=tasks)
             rejects = join_rejects(a.result.rejects for a in answers)
-            check_circuit(self.spec, rejects, records=journal.records, journals=self.tables.journals)
+            check_circuit_breaker(self.spec, rejects, records=journal.records, journals=self.tables.journals)
         except Exception as error:
             self._discard(key)
             self._check_not_replaced(error)

@@ -11,7 +11,7 @@ from itertools import chain, zip_longest
 from frazil.commit.journal import Journal, JournalStore
 from frazil.errors import CircuitOpen
 from frazil.ingest.contract import Reject, Rejects
-from frazil.spec.model import Circuit, StreamSpec
+from frazil.spec.model import CircuitBreaker, StreamSpec
 from frazil.spec.units import counted
 
 SAMPLES = 3
@@ -27,7 +27,7 @@ class Judged:
     """The numbers behind the decision."""
 
 
-def check_circuit(spec: StreamSpec, rejects: Rejects, *, records: int, journals: JournalStore) -> None:
+def check_circuit_breaker(spec: StreamSpec, rejects: Rejects, *, records: int, journals: JournalStore) -> None:
     """Raise `CircuitOpen` for a batch with more dead letters than the stream declares to take unseen.
 
     `records` are the rows that would land; `journals` tell how the batch before was.
@@ -40,7 +40,7 @@ def check_circuit(spec: StreamSpec, rejects: Rejects, *, records: int, journals:
         raise CircuitOpen(opened(spec.name, judged, rejects, before=before))
 
 
-def judge(rejects: Rejects, *, records: int, circuit: Circuit) -> Judged:
+def judge(rejects: Rejects, *, records: int, circuit: CircuitBreaker) -> Judged:
     """Judge a batch by its `records`, the rows that would land, and by its new dead letters.
 
     Records that were dead letters before, and those that a person accepted, count on neither side.
