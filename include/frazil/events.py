@@ -99,7 +99,7 @@ class FutureEventTimes:
 
 
 @dataclass(frozen=True, slots=True)
-class ThrottleJudged:
+class ThrottleEvaluated:
     """The growth of the table's metadata was judged: emitted while the table is, or just was, under pressure."""
 
     reason: str | None
@@ -185,7 +185,7 @@ StreamEvent = (
     | ChangesMerged
     | LagMeasured
     | FutureEventTimes
-    | ThrottleJudged
+    | ThrottleEvaluated
     | DistributionChosen
     | StallBegan
     | StallEnded

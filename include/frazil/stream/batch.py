@@ -35,7 +35,7 @@ from frazil.events import (
     PhaseBegan,
     StreamEvent,
     TableEvolved,
-    ThrottleJudged,
+    ThrottleEvaluated,
 )
 from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Phase
@@ -439,7 +439,7 @@ class BatchRunner:
         self.throttle = now
         pressed = before is not None and before.reason is not None
         if pressed or now.reason:
-            self.emit(ThrottleJudged(now.reason, stretch=now.stretch, was_under_pressure=pressed))
+            self.emit(ThrottleEvaluated(now.reason, stretch=now.stretch, was_under_pressure=pressed))
         exchange = open_exchange(self.run_folder)
         write_rates(exchange, dataclasses.replace(read_rates(exchange), stretch=now.stretch))
 

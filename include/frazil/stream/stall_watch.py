@@ -22,7 +22,7 @@ class StallWatch:
         """Set how many times longer than declared the commit interval is."""
         self._limits = self._declared.stretched(stretch)
 
-    def judge(self, sample: Sample) -> Stall | None:
+    def evaluate(self, sample: Sample) -> Stall | None:
         """The stall at that moment. While the writer takes over or stops, the last judgement stays."""
         self._history = remember(self._history, sample, limits=self._limits)
         if sample.phase in WORKING:

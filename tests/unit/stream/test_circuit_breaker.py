@@ -11,7 +11,7 @@ import pytest
 from frazil.errors import CircuitOpen
 from frazil.ingest.contract import Reject, Rejects
 from frazil.spec.model import CircuitBreaker
-from frazil.stream.circuit_breaker import check_circuit_breaker, judge, opened
+from frazil.stream.circuit_breaker import check_circuit_breaker, evaluate, opened
 
 
 def rejects(**counts: int) -> Rejects:
@@ -28,16 +28,16 @@ def test_it_opens_exactly_above_the_share_of_enough_records(share: int, at_least
         for rejected in range(12):
             total = records + rejected
             above = total >= at_least and Fraction(rejected, max(total, 1)) > Fraction(share, 100)
-            judged = judge(rejects(Bad=rejected), records=records, circuit=circuit)
-            assert judged.opens == above
-            assert f"{rejected} of {total} record" in judged.reason
+            evaluated = evaluate(rejects(Bad=rejected), records=records, circuit=circuit)
+            assert evaluated.opens == above
+            assert f"{rejected} of {total} record" in evaluated.reason
 
 
 def test_by_default_half_of_a_thousand_records():
     circuit = CircuitBreaker()
-    assert not judge(rejects(Bad=999), records=0, circuit=circuit).opens
-    assert not judge(rejects(Bad=500), records=500, circuit=circuit).opens
-    assert judge(rejects(Bad=501), records=499, circuit=circuit).opens
+    assert not evaluate(rejects(Bad=999), records=0, circuit=circuit).opens
+    assert not evaluate(rejects(Bad=500), records=500, circuit=circuit).opens
+    assert evaluate(rejects(Bad=501), records=499, circuit=circuit).opens
 
 
 def test_what_it_says_has_reasons_counts_samples_the_batch_before_and_the_ways_out():
@@ -49,9 +49,9 @@ def test_what_it_says_has_reasons_counts_samples_the_batch_before_and_the_ways_o
             *(Reject("t", 1, o, "MissingField", f"no id at {o}.") for o in (6, 7, 8)),
         ),
     )
-    judged = judge(found, records=100, circuit=CircuitBreaker())
+    evaluated = evaluate(found, records=100, circuit=CircuitBreaker())
     before: Any = SimpleNamespace(records=999, rejected=1)
-    assert opened("rides", judged, found, before=before) == (
+    assert opened("rides", evaluated, found, before=before) == (
         "stream 'rides' stops before a commit: 1,200 of 1,300 records (92.3 %) would be dead letters, more than 50 % "
         "(dead-letters.circuit). In the batch before it was 0.1 %. Reasons: MissingField 1,100, NotJson 100. "
         "If the declaration is wrong, correct it: the batch is read again. If the producer was wrong, `frazil resume "

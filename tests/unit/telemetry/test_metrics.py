@@ -25,7 +25,7 @@ from frazil.events import (
     StreamEvent,
     TableEvolved,
     TablesBehind,
-    ThrottleJudged,
+    ThrottleEvaluated,
 )
 from frazil.host.heartbeat import Phase, Stall, StallKind
 from frazil.kafka.identity import SourceIdentity
@@ -109,8 +109,8 @@ def test_a_tick_is_no_batch_and_moves_the_watermark() -> None:
         (
             m.THROTTLED,
             (),
-            ThrottleJudged("grows", 2.0, was_under_pressure=False),
-            ThrottleJudged(None, 1.0, was_under_pressure=True),
+            ThrottleEvaluated("grows", 2.0, was_under_pressure=False),
+            ThrottleEvaluated(None, 1.0, was_under_pressure=True),
         ),
     ],
 )
@@ -146,7 +146,7 @@ def test_other_events_are_counted() -> None:
         FutureEventTimes(KEY, 7, ("t", 0), "10m"),
         RecordsSkipped("t-0: 1..9", MARKER),
         NoticeGiven("slow"),
-        ThrottleJudged("grows", 3.0, was_under_pressure=False),
+        ThrottleEvaluated("grows", 3.0, was_under_pressure=False),
         LagMeasured(50, {("t", 0): 50}, 9_000, 400),
     )
     seen = [bench.value(x) for x in (m.EPOCHS, m.EVOLUTIONS, m.FUTURE, m.SKIPS, m.NOTICES, m.INTERVAL)]
