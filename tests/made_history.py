@@ -21,7 +21,7 @@ from frazil.commit.reasons import Reason
 from frazil.commit.settle import Settled
 from frazil.commit.snapshot import Base, SnapshotWriter
 from frazil.commit.sweep import batch_folder
-from frazil.events import BatchCommitted, EpochBegan, Event, StreamEvent, LagMeasured, StallBegan
+from frazil.events import BatchCommitted, EpochBegan, Event, LagMeasured, StallBegan, StreamEvent
 from frazil.history.objects import Objects
 from frazil.history.points import Happened, Kind
 from frazil.history.recorder import Recorder

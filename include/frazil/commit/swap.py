@@ -342,9 +342,9 @@ def swap(handle: TableHandle, propose: Propose[T], *, retry_policy: RetryPolicy)
 
     In every round `propose` sees the metadata that its change will replace. It is not called if the table turns out to
     have an attempt whose answer was lost.
-    Raises `CommitUnavailable` if no round is decided within `retry_policy.total_s`, or before the caller is asked to end,
-    `CommitRefused` if the catalog refuses the change or it cannot be prepared, and `AccessDenied` if it refuses our
-    credentials.
+    Raises `CommitUnavailable` if no round is decided within `retry_policy.total_s`, or before the caller is asked to
+    end. Raises `CommitRefused` if the catalog refuses the change or it cannot be prepared, and `AccessDenied` if it
+    refuses our credentials.
     """
     return _swap((TableCommit(handle, propose, ()),), None, retry_policy)
 

@@ -167,7 +167,7 @@ def _avro_fields(schema: SchemaText) -> dict[str, _Field]:
     try:
         written = parsed(schema.text, [text for _, text in schema.references])
     except UnreadableSchema as error:
-        raise SpecError(f"the registry's schema is no schema of Avro: {error}") from None
+        raise SpecError(f"the registry's schema is not a valid Avro schema: {error}") from None
     if written.kind != "record":
         raise SpecError(f"the registry's schema is no record, but {written}: a stream's columns are a record's fields")
     parts = zip(written.fields, written.parts, strict=True)

@@ -26,8 +26,8 @@ from frazil.ingest.decode import Decoded, Decoder, Rejection, whole_records
 from frazil.ingest.formats import Quoter, has_lines, quoter
 from frazil.ingest.key_fields import key_decoder
 from frazil.ingest.record_files import RowChunk
-from frazil.ingest.sensitive import Protector
 from frazil.ingest.schema_drift import SchemaDrift, joined_drift
+from frazil.ingest.sensitive import Protector
 from frazil.ingest.split import column_of
 from frazil.spec.coordinates import LINE
 from frazil.spec.type_ends import ends_of

@@ -166,13 +166,13 @@ def _evaluate(
         applied = counted(partition.deletes.shared, "delete file", "is|are")
         why = f"{applied} applied to {counted(partition.files, 'file')} by every reader"
         return Rewrite(partition, partition.files, partition.bytes, max(gone, 1), why, applies_deletes=True)
-    small = _judge_small(partition, settings, target=target, complete=complete) if partition.small_files else None
+    small = _evaluate_small(partition, settings, target=target, complete=complete) if partition.small_files else None
     if not partition.deletes.due_files:
         return small
     return _with_due(partition, small if isinstance(small, Rewrite) else None, settings.deleted_rows)
 
 
-def _judge_small(partition: PartitionFiles, settings: Compaction, *, target: int, complete: bool) -> Rewrite | Left:
+def _evaluate_small(partition: PartitionFiles, settings: Compaction, *, target: int, complete: bool) -> Rewrite | Left:
     """Decide whether its small files are worth a rewrite."""
     least, state = (settings.min_files, "complete") if complete else (settings.open_files, "still written")
     count, removed = partition.small_files, _removed(partition.small_files, partition.small_bytes, target)

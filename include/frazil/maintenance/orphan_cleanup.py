@@ -31,8 +31,8 @@ from frazil.maintenance.orphan_references import (
     undecided_manifests,
 )
 from frazil.maintenance.orphans import (
-    Folders,
     Evaluation,
+    Folders,
     Listed,
     References,
     Undecided,

@@ -30,10 +30,10 @@ from frazil.events import (
     BatchCommitted,
     DistributionChosen,
     FutureEventTimes,
-    StreamEvent,
     NoticeGiven,
     OutageMet,
     PhaseBegan,
+    StreamEvent,
     TableEvolved,
     ThrottleEvaluated,
 )
@@ -48,7 +48,7 @@ from frazil.partitions.windows import Grain
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import format_duration
 from frazil.stream.batch_rates import metadata_of, write_rates_of
-from frazil.stream.circuit import check_circuit_breaker
+from frazil.stream.circuit_breaker import check_circuit_breaker
 from frazil.stream.distribution import Distribution, Recent, decide
 from frazil.stream.engine import RecordSuspected, Stage, TaskAnswer
 from frazil.stream.evolve import MAX_NAMED, evolved, ignored

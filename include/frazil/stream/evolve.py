@@ -22,7 +22,7 @@ MAX_NAMED = 5
 
 @dataclass(frozen=True, slots=True)
 class Evolved:
-    """What became of the sightings of a batch."""
+    """Result of evolving the table by the schema drift of a batch."""
 
     changes: tuple[str, ...]
     """In words; nothing if the batch's files may be committed as they are."""
@@ -80,7 +80,7 @@ def without_hidden(asked: Sequence[Change], hidden: Sequence[Path]) -> tuple[lis
 
 
 def asked_for(drift: SchemaDrift) -> tuple[list[Change], tuple[Refusal, ...]]:
-    """The changes that would hold all that was sighted, and the fields that no column can hold."""
+    """The changes that would hold all drift, and the fields that no column can hold."""
     asked: list[Change] = []
     refused: list[Refusal] = []
     for found in new_fields(drift):

@@ -200,7 +200,7 @@ class Reporter:
         """Take one sample and write the heartbeat. The thread calls this every second."""
         self._wake.clear()
         self._count_records()
-        self._judge_backpressure()
+        self._evaluate_backpressure()
         self._evaluate()
         self._write()
         self._rotate_log()
@@ -252,7 +252,7 @@ class Reporter:
     def _beyond_interval_ms(self, batch_ms: int) -> int:
         return max(0, batch_ms - round(self._interval_ms * self._stretch))
 
-    def _judge_backpressure(self) -> None:
+    def _evaluate_backpressure(self) -> None:
         """A batch that hangs says so before it ends."""
         if (since_ms := self._staging_since_ms) is None:
             return

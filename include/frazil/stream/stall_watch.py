@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from frazil.events import StreamEvent, StallBegan, StallEnded
+from frazil.events import StallBegan, StallEnded, StreamEvent
 from frazil.host.heartbeat import Stall
 from frazil.stream.stall import find_stall
 from frazil.stream.stall_history import WORKING, History, Limits, Sample, remember

@@ -37,7 +37,7 @@ from frazil.errors import (
     StaleBatch,
     TopicMissing,
 )
-from frazil.events import ChangesMerged, EpochBegan, Events, StreamEvent, OutageMet, PhaseBegan, RecordsSkipped, Sink
+from frazil.events import ChangesMerged, EpochBegan, Events, OutageMet, PhaseBegan, RecordsSkipped, Sink, StreamEvent
 from frazil.home import make_folder, run_folder
 from frazil.host.heartbeat import Phase
 from frazil.ingest.formats import check_supported

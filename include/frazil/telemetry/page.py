@@ -23,7 +23,7 @@ def render() -> str:
     others = [metric for metric in METRICS if metric.sort is not Sort.HISTOGRAM and not metric.by_partition]
     buckets = len(times) * (len(BOUNDS_S) + 1)
     series = buckets + 2 * len(times) + len(others) + len(StallKind) - 1
-    rows = ["| Prometheus | OpenTelemetry | kind | unit | meaning |", "|---|---|---|---|---|", *map(_row, METRICS)]
+    rows = ["| Prometheus | OpenTelemetry | kind | meaning |", "|---|---|---|---|", *map(_row, METRICS)]
     bounds = ", ".join(f"{bound:g}" for bound in BOUNDS_S)
     end = f"The buckets of times end at {bounds} seconds."
     return "\n".join([_INTRODUCTION.format(series=series, buckets=buckets), *rows, "", end, ""])
@@ -34,7 +34,7 @@ def _row(metric: Metric) -> str:
     by = f" By {' and '.join(more)}." if more and "`kind`" not in more else ""
     only = " Only with `FRAZIL_METRICS_PARTITIONS=1`." if metric.by_partition else ""
     means = f"{metric.means}{by}{only}"
-    return f"| `{metric.prometheus}` | `{metric.name}` | {metric.sort} | `{metric.unit}` | {means} |"
+    return f"| `{metric.prometheus}` | `{metric.name}` | {metric.sort} | {means} |"
 
 
 if __name__ == "__main__":

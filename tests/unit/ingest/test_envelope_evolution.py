@@ -49,7 +49,7 @@ def test_events_have_beyond_the_table_what_their_rows_have(rows: list[dict[str, 
 
 
 @pytest.mark.parametrize("form", [lambda value: value, wrapped], ids=["plain", "with its schema"])
-def test_only_states_after_a_change_are_sighted(form: Any) -> None:
+def test_only_states_after_a_change_are_drift(form: Any) -> None:
     state = {"id": 1, "extra": 1, "n": 2**40}
     events = [
         event("d", before=state),
@@ -104,5 +104,5 @@ def test_avro_says_it_by_the_schema() -> None:
     assert decoder(form, SCHEMA, {})(Chunk.of_values([out.getvalue()])).drift == SchemaDrift()
 
 
-def test_without_evolution_nothing_is_sighted() -> None:
+def test_without_evolution_no_drift_is_reported() -> None:
     assert decode([event("c", after={**ROW, "extra": 1})], **{"order-by": SPEC["order-by"]}).drift == SchemaDrift()

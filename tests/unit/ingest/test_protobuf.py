@@ -160,7 +160,7 @@ def test_a_descriptor_is_read_from_a_file_and_from_base64_and_travels_as_text(tm
     ("text", "why"),
     [
         ("message {", "ends within"),
-        ('syntax = "proto9";', "no known syntax"),
+        ('syntax = "proto9";', "not a known syntax"),
         ('import "nowhere.proto"; message R {}', "imports nowhere.proto"),
         ("message R { Nothing x = 1; }", "Nothing"),
         ("message R { int32 a = 1; int32 b = 1; }", "."),

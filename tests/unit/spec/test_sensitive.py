@@ -12,8 +12,8 @@ from pyiceberg.types import LongType, StringType, StructType
 
 from frazil.cli.main import frazil
 from frazil.errors import SpecError
-from frazil.ingest.sealing import Secret
 from frazil.ingest.schema_drift import SchemaDrift
+from frazil.ingest.sealing import Secret
 from frazil.spec.load import load_stream
 from frazil.stream.evolve import evolved, without_hidden
 from frazil.table.catalogs import load_catalog

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from frazil.commit.marker import BatchKey, LastTransaction
 from frazil.errors import CommitUnavailable, Fenced, StaleBatch
-from frazil.events import DistributionChosen, StreamEvent, NoticeGiven
+from frazil.events import DistributionChosen, NoticeGiven, StreamEvent
 from frazil.host.exchange import open_exchange
 from frazil.ingest.contract import RangeProgress, StagedFile, StageResult
 from frazil.kafka.identity import SourceIdentity

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from frazil.errors import OffsetGap
-from frazil.events import StreamEvent, PhaseBegan
+from frazil.events import PhaseBegan, StreamEvent
 from frazil.host.heartbeat import Phase
 from frazil.stream import batch_loop
 from frazil.stream.batch_loop import BatchLoop, next_position, planning_interval_s

@@ -125,7 +125,7 @@ def decoder(
     else:
         made = FORMATS[declared.type](declared, schema, units)
     if evolution != "off" and isinstance(made, DriftDecoder):
-        made.sight(widening=evolution == "full")
+        made.report_drift(widening=evolution == "full")
     return made
 
 

@@ -32,7 +32,7 @@ from pyiceberg.types import (
     UUIDType,
 )
 
-from frazil.ingest.schema_drift import Seen, SchemaDrift, StructOf
+from frazil.ingest.schema_drift import SchemaDrift, Seen, StructOf
 
 _TOLD_IN_LISTS = (StringType, BinaryType, UUIDType, IntegerType, LongType, DateType)
 
@@ -68,7 +68,7 @@ class Unavailable:
             return kind
         return StructType(*kind.fields, NestedField(new_id(), self._text, StringType(), required=False))
 
-    def not_sighted(self, drift: SchemaDrift) -> SchemaDrift:
+    def without_placeholder(self, drift: SchemaDrift) -> SchemaDrift:
         """The same drift without fields that only the placeholder has."""
         if not drift.new:
             return drift

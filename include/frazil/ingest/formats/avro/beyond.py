@@ -8,7 +8,7 @@ from pyiceberg import types as iceberg
 
 from frazil.ingest.formats.avro.program import filled_columns
 from frazil.ingest.formats.avro.schema import AvroType
-from frazil.ingest.schema_drift import DEEPEST, MIXED, ListOf, MapOf, Path, Seen, SchemaDrift, struct_of
+from frazil.ingest.schema_drift import DEEPEST, MIXED, ListOf, MapOf, Path, SchemaDrift, Seen, struct_of
 
 _PLAIN = {
     "boolean": "boolean",

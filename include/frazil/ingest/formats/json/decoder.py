@@ -37,7 +37,7 @@ class JsonDecoder:
         self._struct, self._units = struct, units
         self._beyond: BeyondSchema | None = None
 
-    def sight(self, *, widening: bool, within: Sequence[Within] = WHOLE) -> None:
+    def report_drift(self, *, widening: bool, within: Sequence[Within] = WHOLE) -> None:
         self._beyond = BeyondSchema(self._struct, self._units, widening=widening, within=within)
         self._columns.look_for_new_keys([part.path for part in within])
 
@@ -50,13 +50,13 @@ class JsonDecoder:
     def __call__(self, chunk: Chunk) -> Decoded:
         """Decode the values. Rows that were read one by one come last."""
         rows, unsure = self._columns(chunk.values)
-        sure = Decoded(rows, np.flatnonzero(~unsure), drift=self._sighted(chunk))
+        sure = Decoded(rows, np.flatnonzero(~unsure), drift=self._drift(chunk))
         if len(sure.kept) == len(chunk):
             return sure
         places = np.flatnonzero(unsure)
         return joined([sure, self._singly([*chunk.values.take(places)], places.tolist())])
 
-    def _sighted(self, chunk: Chunk) -> SchemaDrift:
+    def _drift(self, chunk: Chunk) -> SchemaDrift:
         """What the records that the loop read have beyond the schema."""
         if self._beyond is None or not self._columns.new:
             return SchemaDrift()

@@ -8,7 +8,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from pyiceberg import types as iceberg
 
 from frazil.ingest.formats.protobuf.program import TIMESTAMP, WRAPPERS
-from frazil.ingest.schema_drift import DEEPEST, MIXED, ListOf, MapOf, Path, Seen, SchemaDrift, struct_of
+from frazil.ingest.schema_drift import DEEPEST, MIXED, ListOf, MapOf, Path, SchemaDrift, Seen, struct_of
 
 _F = FieldDescriptor
 _PLAIN = {

@@ -1,4 +1,4 @@
-"""Laws of what is sighted in records: no order of records or tasks matters, and a table that grew so holds them all."""
+"""Laws of schema drift: the order of records and tasks does not matter, and a table that grew by it holds them all."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from frazil.ingest.schema_drift import (
     MIXED,
     ListOf,
     MapOf,
-    Seen,
     SchemaDrift,
+    Seen,
     StructOf,
     joined_drift,
     merged,
@@ -56,7 +56,7 @@ TYPES: st.SearchStrategy[Seen] = st.recursive(
     max_leaves=6,
 )
 PATHS = st.lists(NAMES, min_size=1, max_size=3).map(tuple)
-SIGHTED = st.builds(
+DRIFTS = st.builds(
     SchemaDrift,
     st.dictionaries(PATHS, TYPES, max_size=3),
     st.dictionaries(PATHS, st.sampled_from(["decimal(9, 2)", "decimal(11, 2)"]), max_size=2),
@@ -88,8 +88,8 @@ def test_merging_types_forgets_their_order(one: Seen, two: Seen, three: Seen):
     assert merged(one, None) == one
 
 
-@given(SIGHTED, SIGHTED, SIGHTED)
-def test_so_does_joining_sightings_and_they_survive_a_journey(one: SchemaDrift, two: SchemaDrift, three: SchemaDrift):
+@given(DRIFTS, DRIFTS, DRIFTS)
+def test_so_does_joining_drift_and_it_survives_a_journey(one: SchemaDrift, two: SchemaDrift, three: SchemaDrift):
     assert joined_drift([one, two]) == joined_drift([two, one])
     assert joined_drift([joined_drift([one, two]), three]) == joined_drift([one, two, three])
     assert SchemaDrift.from_json(json.loads(json.dumps(one.to_json()))) == one
@@ -104,7 +104,7 @@ def test_the_type_of_a_list_is_that_of_all_its_values(values: list[Any]):
 
 
 @given(st.lists(st.dictionaries(FIELDS, VALUES, max_size=3), max_size=8))
-def test_a_table_that_grew_by_what_was_sighted_has_every_value_or_says_of_which_field_not(
+def test_a_table_that_grew_by_drift_has_every_value_or_says_of_which_field_not(
     records: list[dict[str, Any]],
 ):
     values = [json.dumps({"id": n, "s": {"a": 1, **_but_a(r)}, **r}).encode() for n, r in enumerate(records)]

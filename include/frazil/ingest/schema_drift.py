@@ -24,7 +24,7 @@ DEEPEST = 20
 MAX_OBJECT_FIELDS = 1_000
 """Objects with more fields are MIXED: their keys are data, and would cost unlimited time and memory."""
 CROWD = "\0"
-"""The name that stands for the new fields of an object that has too many of them. No column can have it."""
+"""Replaces the names of new fields of an object that has too many. No column can have this name."""
 MAX_NEW_FIELDS = 10_000
 """New fields that are kept, the first in path order, so that the order of records does not matter."""
 _LONGS = range(-(2**63), 2**63)
@@ -80,7 +80,7 @@ WHOLE = (Within(),)
 class DriftDecoder(Protocol):
     """A decoder that can report what records have beyond its schema, in `Decoded.drift`."""
 
-    def sight(self, *, widening: bool, within: Sequence[Within] = WHOLE) -> None:
+    def report_drift(self, *, widening: bool, within: Sequence[Within] = WHOLE) -> None:
         """Report from now on; with `widening`, also which wider and optional columns would hold refused records.
 
         All parts must have the same fields. A decoder that knows the fields without examining records ignores the

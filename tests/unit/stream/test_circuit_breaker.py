@@ -11,7 +11,7 @@ import pytest
 from frazil.errors import CircuitOpen
 from frazil.ingest.contract import Reject, Rejects
 from frazil.spec.model import CircuitBreaker
-from frazil.stream.circuit import check_circuit_breaker, evaluate, opened
+from frazil.stream.circuit_breaker import check_circuit_breaker, evaluate, opened
 
 
 def rejects(**counts: int) -> Rejects:
