@@ -20,7 +20,7 @@ from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey, Marker
 from frazil.commit.marker_change import reset
 from frazil.commit.merging import Merging, in_process
-from frazil.commit.mode import Upsert, merge_rules
+from frazil.commit.mode import UPSERTS, merge_rules
 from frazil.commit.reasons import Reasons
 from frazil.commit.reset import before_reset
 from frazil.commit.stream_tables import StreamTables
@@ -175,7 +175,7 @@ class MadeStream:
         into = target_table(table, folder=folder or batch_folder(table, self.spec.name, key))
         changes = target == "main" and self.tables.merging is not None
         if changes:
-            into = Upsert().staged(into, self.spec.key)
+            into = UPSERTS.staged(into, self.spec.key)
         writer = TableWriter(into, target, io=table.io, file_name=file_namer(0, 0))
         writer.add(self._rows(writer.layout.arrow_schema, offsets, dead_letters=target == "dead-letters"))
         files = writer.finish()

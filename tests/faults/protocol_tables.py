@@ -26,7 +26,7 @@ from pyiceberg.table.update import RemoveSnapshotsUpdate, SetSnapshotRefUpdate
 from frazil.commit.journal import Journal, JournalStore
 from frazil.commit.marker import BatchKey, Marker, read_marker
 from frazil.commit.merging import Merging, in_process
-from frazil.commit.mode import Upsert, merge_rules
+from frazil.commit.mode import UPSERTS, merge_rules
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.swap import RetryPolicy, TableHandle
 from frazil.commit.sweep import bare_path, batch_folder
@@ -317,7 +317,7 @@ class World:
         layout = target_table(table, folder=batch_folder(table, STREAM, key))
         changes = self.merges and target != "dead-letters"
         writer = TableWriter(
-            Upsert().staged(layout, self.spec.key) if changes else layout,
+            UPSERTS.staged(layout, self.spec.key) if changes else layout,
             target,
             io=PyArrowFileIO(),
             file_name=file_namer(0, 0),

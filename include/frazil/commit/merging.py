@@ -21,7 +21,7 @@ from pyroaring import BitMap64
 from frazil.commit.late_rows import windows_summary
 from frazil.commit.manifest_writing import metadata_folder, write_without
 from frazil.commit.merge_plan import MergePlan
-from frazil.commit.mode import MergingMode, Upsert, merge_rules, merging_mode
+from frazil.commit.mode import UPSERTS, MergingMode, merge_rules, merging_mode
 from frazil.commit.snapshot import Base, Prepared, SnapshotWriter
 from frazil.commit.target import target_table
 from frazil.ingest.contract import StagedFile, TargetTable
@@ -53,7 +53,7 @@ class Merging:
     run: Run = in_process
     parallelism: Callable[[], int] = lambda: 1
     """How many tasks run at once."""
-    mode: MergingMode = field(default_factory=Upsert)
+    mode: MergingMode = UPSERTS
 
     def staged(self, table: Table, *, folder: str) -> TargetTable:
         """How files are staged for a table of the stream."""
@@ -131,8 +131,9 @@ class MergeWriter:
         if files:  # they must outlive a loss of power, as the marker does
             open_store(files[0].path, table.io.properties).sync_files([file.path for file in files])
         gone = {path for result in results for path in (*result.replaced, *result.dropped_deletes)}
-        files += self.merging.mode.added(self.changes, gone)
-        gone = self.merging.mode.removed(gone)
+        if self.merging.mode.adopts:
+            files += tuple(dataclasses.replace(f, content="data") for f in self.changes if f.path not in gone)
+            gone = set()  # none of them was in the table
         snapshot_id = table.metadata.new_snapshot_id()
         base = _without(gone, plan, table, head, snapshot_id) if gone else None
         writer = SnapshotWriter(files, base=base, snapshot_id=snapshot_id)

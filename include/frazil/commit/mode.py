@@ -6,10 +6,10 @@ A mode is known by what its staged files hold, so a journal alone tells how its 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import Protocol
 
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
@@ -18,7 +18,7 @@ from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 from frazil.commit.merge_plan import MergePlan, plan_merge
 from frazil.commit.repeats_plan import plan_repeats
 from frazil.ingest.changes import change_schema
-from frazil.ingest.contract import Content, StagedFile, TargetTable
+from frazil.ingest.contract import Content, TargetTable
 from frazil.merge.contract import Counts, MergeRules
 from frazil.partitions.windows import Grain
 from frazil.spec.coordinates import COORDINATES
@@ -26,127 +26,73 @@ from frazil.spec.formats import POSITION, envelope_of
 from frazil.spec.model import StreamSpec
 from frazil.table.renamed import aliases, current_name, former_columns
 
+Plan = Callable[..., MergePlan]
+"""As `plan_merge` and `plan_repeats`."""
 METRICS = "write.metadata.metrics."
 REPEATED = "frazil.repeated"
 """The summary's key for the number of a batch's rows that were dropped because they repeat others."""
 
 
-class MergingMode(Protocol):
+@dataclass(frozen=True, slots=True)
+class MergingMode:
     """A mode whose staged files are merged into the table when they are committed."""
 
     content: Content
     """What a staged file holds."""
     declared: str
     """How a stream declares it."""
-
-    def staged(self, table: TargetTable, key: tuple[str, ...]) -> TargetTable:
-        """How files are staged for a table."""
-
-    def plan(
-        self,
-        table: Table,
-        staged: Sequence[StagedFile],
-        rules: MergeRules,
-        *,
-        parallelism: int,
-        before: MergePlan | None = None,
-    ) -> MergePlan:
-        """The tasks that merge staged files into the table's head. Raises SchemaIncompatible."""
-
-    def added(self, staged: Sequence[StagedFile], replaced: Collection[str]) -> tuple[StagedFile, ...]:
-        """The staged files that become the table's own, unless the merge replaced them."""
-
-    def removed(self, replaced: set[str]) -> set[str]:
-        """Which of the files that the merge replaced leave the table."""
-
-    def counted(self, counts: Counts) -> Mapping[str, str]:
-        """What a commit's summary reports."""
+    staged: Callable[[TargetTable, tuple[str, ...]], TargetTable]
+    """How files are staged for a table with this key."""
+    plan: Plan
+    """The tasks that merge staged files into the table's head."""
+    adopts: bool
+    """Whether staged files become the table's own, unless the merge writes them again."""
+    counted: Callable[[Counts], Mapping[str, str]]
+    """What a commit's summary reports."""
 
 
-class Upsert:
-    """Staged files hold changes of rows. The table has one row for each key."""
-
-    content: Content = "changes"
-    declared = "mode: upsert"
-
-    def staged(self, table: TargetTable, key: tuple[str, ...]) -> TargetTable:
-        """Change files have no order, bounds of the key alone, and the table's partitions."""
-        schema = change_schema(Schema.model_validate_json(table.schema_json), key)
-        kept = {name: text for name, text in table.properties.items() if not name.startswith(METRICS)}
-        bounds = {f"{METRICS}default": "none"} | {f"{METRICS}column.{name}": "full" for name in key}
-        return dataclasses.replace(
-            table,
-            schema_json=schema.model_dump_json(),
-            sort_order_json=UNSORTED_SORT_ORDER.model_dump_json(),
-            properties=kept | bounds,
-            content=self.content,
-        )
-
-    def plan(
-        self,
-        table: Table,
-        staged: Sequence[StagedFile],
-        rules: MergeRules,
-        *,
-        parallelism: int,
-        before: MergePlan | None = None,
-    ) -> MergePlan:
-        return plan_merge(table, staged, rules.key, parallelism=parallelism, before=before)
-
-    def added(self, staged: Sequence[StagedFile], replaced: Collection[str]) -> tuple[StagedFile, ...]:  # noqa: ARG002
-        return ()
-
-    def removed(self, replaced: set[str]) -> set[str]:
-        return replaced
-
-    def counted(self, counts: Counts) -> Mapping[str, str]:
-        return {
-            "frazil.inserted": str(counts.inserted),
-            "frazil.updated": str(counts.updated),
-            "frazil.deleted": str(counts.deleted),
-            "frazil.stale": str(counts.stale),
-            "frazil.superseded": str(counts.superseded),
-            "frazil.unchanged": str(counts.unchanged),
-        }
+def _changes(table: TargetTable, key: tuple[str, ...]) -> TargetTable:
+    """Change files have no order, bounds of the key alone, and the table's partitions."""
+    schema = change_schema(Schema.model_validate_json(table.schema_json), key)
+    kept = {name: text for name, text in table.properties.items() if not name.startswith(METRICS)}
+    bounds = {f"{METRICS}default": "none"} | {f"{METRICS}column.{name}": "full" for name in key}
+    return dataclasses.replace(
+        table,
+        schema_json=schema.model_dump_json(),
+        sort_order_json=UNSORTED_SORT_ORDER.model_dump_json(),
+        properties=kept | bounds,
+        content="changes",
+    )
 
 
-class Deduplicate:
-    """Staged files hold rows. Those that repeat others are dropped when they are committed."""
-
-    content: Content = "candidates"
-    declared = "dedupe"
-
-    def staged(self, table: TargetTable, key: tuple[str, ...]) -> TargetTable:  # noqa: ARG002 - staged like rows
-        return dataclasses.replace(table, content=self.content)
-
-    def plan(
-        self,
-        table: Table,
-        staged: Sequence[StagedFile],
-        rules: MergeRules,
-        *,
-        parallelism: int,
-        before: MergePlan | None = None,  # noqa: ARG002 - each plan is its own
-    ) -> MergePlan:
-        return plan_repeats(table, staged, rules, parallelism=parallelism)
-
-    def added(self, staged: Sequence[StagedFile], replaced: Collection[str]) -> tuple[StagedFile, ...]:
-        return tuple(dataclasses.replace(f, content="data") for f in staged if f.path not in replaced)
-
-    def removed(self, replaced: set[str]) -> set[str]:  # noqa: ARG002 - none of them was in the table
-        return set()
-
-    def counted(self, counts: Counts) -> Mapping[str, str]:
-        return {REPEATED: str(counts.repeated)}
-
-
-MERGED: Mapping[Content, MergingMode] = {mode.content: mode for mode in (Upsert(), Deduplicate())}
+UPSERTS = MergingMode(
+    content="changes",
+    declared="mode: upsert",
+    staged=_changes,
+    plan=plan_merge,
+    adopts=False,
+    counted=lambda counts: {
+        f"frazil.{name}": str(getattr(counts, name))
+        for name in ("inserted", "updated", "deleted", "stale", "superseded", "unchanged")
+    },
+)
+"""Staged files hold changes of rows. The table has one row for each key."""
+DEDUPLICATES = MergingMode(
+    content="candidates",
+    declared="dedupe",
+    staged=lambda table, _: dataclasses.replace(table, content="candidates"),
+    plan=plan_repeats,
+    adopts=True,
+    counted=lambda counts: {REPEATED: str(counts.repeated)},
+)
+"""Staged files hold rows. Those that repeat others are dropped when they are committed."""
+MERGED: Mapping[Content, MergingMode] = {mode.content: mode for mode in (UPSERTS, DEDUPLICATES)}
 """The modes that merge, by what their staged files hold. Files of any other content are the table's as they are."""
 
 
 def merging_mode(spec: StreamSpec) -> MergingMode | None:
     """The mode of a stream's tables; None if they append."""
-    return Deduplicate() if spec.dedupe else Upsert() if spec.mode == "upsert" else None
+    return DEDUPLICATES if spec.dedupe else UPSERTS if spec.mode == "upsert" else None
 
 
 def merge_rules(spec: StreamSpec, table: Table) -> MergeRules:

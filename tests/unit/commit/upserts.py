@@ -19,7 +19,7 @@ from frazil.commit.committer import Committer
 from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey, Marker
 from frazil.commit.merging import Merging, Run, in_process
-from frazil.commit.mode import Upsert
+from frazil.commit.mode import UPSERTS
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.sweep import batch_folder, sweep_batch
 from frazil.commit.target import target_table
@@ -100,7 +100,7 @@ class UpsertWorld(World):
 
     def stage_changes(self, key: BatchKey, changes: Changes) -> tuple[StagedFile, ...]:
         table = self.load()
-        target = Upsert().staged(target_table(table, folder=batch_folder(table, self.stream, key)), ("id",))
+        target = UPSERTS.staged(target_table(table, folder=batch_folder(table, self.stream, key)), ("id",))
         found: list[StagedFile] = []
         made = [self._row(number, row) for number, row in changes]
         for rows in (made[::2], made[1::2]):

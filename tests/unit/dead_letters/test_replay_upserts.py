@@ -28,7 +28,7 @@ from frazil.commit.lane_records import chunks
 from frazil.commit.late_rows import WINDOWS
 from frazil.commit.marker import BatchKey
 from frazil.commit.merging import MergeWriter, Merging
-from frazil.commit.mode import Upsert, merge_rules
+from frazil.commit.mode import UPSERTS, merge_rules
 from frazil.commit.opened import open_stream
 from frazil.commit.reset import before_reset
 from frazil.commit.stream_tables import StreamTables
@@ -52,7 +52,7 @@ from tests.unit.dead_letters.test_replay import Killed, check_none_is_discarded_
 
 SOURCE = SourceIdentity("cluster", {"events": "topic"})
 BEGAN = datetime(2024, 1, 1, tzinfo=UTC)
-UPSERTS = """\
+DECLARED = """\
 mode: upsert
 key: [id]
 order-by: at
@@ -107,7 +107,7 @@ class World:
         tables, key = self.tables, BatchKey(self.epoch, self.batch)
         committer = Committer(tables, self.epoch)
         main, dead = tables.main.current(), tables.dead_letters.current()
-        changes = Upsert().staged(target_table(main, folder=batch_folder(main, "events", key)), ("id",))
+        changes = UPSERTS.staged(target_table(main, folder=batch_folder(main, "events", key)), ("id",))
         files = [
             dataclasses.replace(file, content="changes")
             for file in written(changes, "main", main, [_change(n, of) for n, of in records.items()])
@@ -215,7 +215,7 @@ def live(
     # A child process that decodes is another test's matter.
     monkeypatch.setattr(replaying, "stage", lambda *args, **more: stage(*args, **{**more, "attempt": 0}))
     stream = declared_stream(tmp_path, name="events", topic="events", bootstrap="127.0.0.1:1")
-    stream.declare(UPSERTS)
+    stream.declare(DECLARED)
     declaration = stream.streams / "events.yaml"
     declaration.write_text(declaration.read_text().replace("day(at)", partition))
     ensure_table(load_catalog(None), stream.spec)
