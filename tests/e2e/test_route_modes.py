@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ from pyiceberg.exceptions import ForbiddenError
 
 from frazil.audit.compare import FindingKind
 from frazil.audit.declared import audit
+from frazil.events import BatchCommitted, Event
 from frazil.table.catalogs import load_catalog
 from tests.polling import eventually
 
@@ -53,7 +55,15 @@ def test_each_routed_table_has_the_newest_row_of_each_key(stream: Any, declare: 
     stream.catch_up()
     assert (rows("test.a"), rows("test.of_b")) == ([(1, 4)], [(1, 3), (2, 2)])
     stream.produce([record(1, "a", 3), record(2, "b", 9), record(7, "a", 5), record(1, "c", 1)])
-    stream.catch_up()
+    seen = list[Event]()
+    writer = stream.writer(until_caught_up=True)
+    writer.sinks = (seen.append,)
+    writer.run()
+    merged = Counter[str]()
+    for event in seen:
+        if isinstance(event.what, BatchCommitted):
+            merged.update(event.what.changes)
+    assert (merged["inserted"], merged["updated"], merged["stale"]) == (2, 1, 1)
     assert (rows("test.a"), rows("test.of_b"), rows("test.of_c")) == ([(1, 4), (7, 5)], [(1, 3), (2, 9)], [(1, 1)])
     assert stream.ids() == []
     assert audit(stream.spec, window=None, with_source=True).findings == ()
