@@ -39,7 +39,7 @@ def _map(
 
 
 def _with_child(array: pa.Array, kind: pa.DataType, child: pa.Array) -> pa.Array:
-    """The same lists or maps, null ones included, with other values in the place of theirs."""
+    """The same lists or maps, including nulls, with other elements."""
     own: list[Any] = array.buffers()[: 1 if isinstance(array, pa.FixedSizeListArray) else 2]
     return pa.Array.from_buffers(kind, len(array), own, offset=array.offset, children=[child])
 

@@ -61,7 +61,7 @@ def render() -> str:
 
 
 def _section(title: str, model: type[BaseModel], prefix: str, written: set[str]) -> Iterator[str]:
-    """A table of the model's own keys, then a section for each nested model that has none yet."""
+    """A table of the model's own keys, then a section for each nested model without one."""
     written.add(title)
     nested: list[tuple[str, type[BaseModel]]] = []
     rows = []
@@ -92,7 +92,7 @@ def _nested(field: FieldInfo, key: str) -> Iterator[tuple[str, type[BaseModel]]]
 def _model(field: FieldInfo) -> type[BaseModel] | None:
     annotation = next((part for part in get_args(field.annotation) if part is not type(None)), field.annotation)
     if get_origin(field.annotation) is tuple and annotation is Column:
-        return None  # in a section of its own
+        return None  # has its own section
     return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
 
 

@@ -13,7 +13,7 @@ TimeUnit = Literal["iso", "s", "ms", "us", "ns"]
 
 
 class EventTime(Model):
-    """The column that says when a record happened."""
+    """The column with the time of a record's event."""
 
     column: str = Field(description="A `timestamptz` or `timestamp` column of the schema, or `kafka_timestamp`.")
     unit: TimeUnit = Field(

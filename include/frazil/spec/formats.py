@@ -1,4 +1,4 @@
-"""How a record's value, key and headers are encoded: `source.format`, `source.key` and `source.headers`."""
+"""Declares the encoding of a record's value, key and headers: `source.format`, `source.key` and `source.headers`."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class Registry(Model):
     url: str = Field(min_length=1, description="Its address, `https://host:port`.")
     username: str | None = Field(default=None, description="For basic authentication.")
     password: str | None = Field(default=None, description="A reference, such as `${env:REGISTRY_PASSWORD}`.")
-    token: str | None = Field(default=None, description="For bearer authentication: a reference.")
+    token: str | None = Field(default=None, description="Bearer token: a reference.")
     ca_file: str | None = Field(
         default=None,
-        description="A PEM file with the authority of its certificate, at this path on each host that reads records. A "
+        description="A PEM file with the certificate authority, at this path on each host that reads records. A "
         "relative path begins at the folder of the declaration.",
     )
-    timeout: PositiveDuration = Field(default=timedelta(seconds=10), description="How long a request may take.")
-    properties: Properties = Field(default_factory=dict, description="Headers of each request.")
+    timeout: PositiveDuration = Field(default=timedelta(seconds=10), description="Timeout of a request.")
+    properties: Properties = Field(default_factory=dict, description="Additional headers of each request.")
 
     @field_validator("ca_file")
     @classmethod
@@ -56,11 +56,11 @@ class Registry(Model):
 
 MAX_SCHEMA_CHARACTERS = 2**20
 POSITION = "position"
-"""In `Envelope.metadata`: an event's place in the source's log, as a text that is greater for a later event."""
+"""In `Envelope.metadata`: an event's position in the source's log, a text that sorts later events higher."""
 
 
 class Envelope(Model):
-    """Records are events of changes, as Debezium writes them; for `mode: upsert`."""
+    """Records are change events, as Debezium writes them; for `mode: upsert`."""
 
     type: Literal["debezium"] = "debezium"
     metadata: Annotated[Mapping[str, str], YamlForm("mapping of columns")] = Field(
@@ -97,7 +97,7 @@ class Envelope(Model):
 
 
 class JsonFormat(Model):
-    """An object of JSON for each record, or several, each on a line of its own."""
+    """One JSON object per record, or several, one per line."""
 
     type: Literal["json"] = "json"
     framing: Literal["none", "confluent"] = Field(
@@ -143,7 +143,7 @@ class BytesFormat(Model):
 
 
 class CsvFormat(Model):
-    """One line of fields for each record, without a line of names."""
+    """One line of fields per record, without a header line."""
 
     type: Literal["csv"] = "csv"
     columns: tuple[str, ...] = Field(
@@ -191,7 +191,7 @@ class _SchemaFormat(Model):
         default=None, max_length=MAX_SCHEMA_CHARACTERS, description="The same, as the schema's text itself."
     )
     _folder: Path = PrivateAttr(default=Path())
-    """That of the declaration's file; the working directory of a format that no file declares."""
+    """The folder of the declaration's file; the working directory if no file declares the format."""
 
     @model_validator(mode="after")
     def _know_folder(self, info: ValidationInfo) -> Self:
@@ -201,7 +201,7 @@ class _SchemaFormat(Model):
 
     @property
     def schema_path(self) -> Path | None:
-        """Where the schema's file is."""
+        """Path of the schema's file."""
         return None if self.schema_file is None else self._folder / self.schema_file
 
     @model_validator(mode="after")
@@ -213,7 +213,7 @@ class _SchemaFormat(Model):
 
 
 class AvroFormat(_SchemaFormat):
-    """A record of Avro's binary encoding."""
+    """A record in Avro's binary encoding."""
 
     type: Literal["avro"] = "avro"
     envelope: Envelope | None = Field(
@@ -239,7 +239,7 @@ class ProtobufFormat(_SchemaFormat):
     @model_validator(mode="after")
     def _says_its_message_once(self) -> Self:
         if self.registry is not None and (self.message is not None or self.framing != "none"):
-            raise ValueError("has message or framing beside a registry, where each record says its message; remove it")
+            raise ValueError("has message or framing next to a registry, where each record has its message; remove it")
         return self
 
 
@@ -263,7 +263,7 @@ FORMATS: Mapping[str, type[Model]] = {
     "avro": AvroFormat,
     "protobuf": ProtobufFormat,
 }
-"""The models by their type, as written in YAML."""
+"""Models by type, as written in YAML."""
 
 
 def _with_type(value: object) -> object:
@@ -273,7 +273,7 @@ def _with_type(value: object) -> object:
 def _as_short_as_possible(value: ValueFormat) -> object:
     declared = value.model_dump(mode="json", by_alias=True, exclude_defaults=True)
     if isinstance(value, JsonFormat) and value.registry is not None:
-        declared["framing"] = value.framing  # whose default is another one then
+        declared["framing"] = value.framing  # whose default then differs
     return {"type": value.type, **declared} if declared else value.type
 
 
@@ -289,14 +289,14 @@ _FORMAT: TypeAdapter[ValueFormat] = TypeAdapter(Format)
 
 
 def plain_format(value: ValueFormat) -> str | dict[str, Any]:
-    """The format as YAML has it: its name, or a mapping of what differs from the defaults."""
+    """The format as in YAML: its name, or a mapping of what differs from the defaults."""
     plain: str | dict[str, Any] = _FORMAT.dump_python(value, mode="json")
     return plain
 
 
 def carried_format(value: ValueFormat) -> str | dict[str, Any]:
-    """As `plain_format`, for other hosts: with the schema itself instead of its file, and without a registry that no
-    record needs. Raises SpecError.
+    """Like `plain_format`, for other hosts: with the schema itself instead of its file, and without a registry that
+    records do not need. Raises SpecError.
     """
     if isinstance(value, JsonFormat):
         return plain_format(value.model_copy(update={"registry": None}))

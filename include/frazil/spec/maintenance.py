@@ -26,7 +26,7 @@ class Switched(Model):
 
 
 class Compaction(Switched):
-    """Small data files of a partition become few large ones."""
+    """Rewrites small data files of a partition to few large ones."""
 
     strategy: Literal["binpack", "sort"] = Field(
         default="binpack",
@@ -46,13 +46,13 @@ class Compaction(Switched):
 
 
 class Manifests(Switched):
-    """Many small manifests become few, sorted by partition."""
+    """Rewrites many small manifests to few, sorted by partition."""
 
     most: Several = Field(default=100, description="From this many manifests on, they are rewritten.")
 
 
 class Expiry(Switched):
-    """Old snapshots are removed, with the files that only they had."""
+    """Removes old snapshots, with the files that only they had."""
 
     keep: PositiveDuration = Field(
         default=timedelta(hours=6),
@@ -67,7 +67,7 @@ class Expiry(Switched):
 
 
 class Orphans(Switched):
-    """Once a day, files below the table's location that no snapshot, journal or backfill knows are deleted."""
+    """Deletes files below the table's location that no snapshot, journal or backfill refers to, once a day."""
 
     older_than: PositiveDuration = Field(default=timedelta(days=3), description="Younger files are left alone.")
     max_listed: Count = Field(
@@ -155,7 +155,7 @@ class Maintenance(Model):
 
     @property
     def kept(self) -> tuple[int | None, int | None, timedelta]:
-        """How many snapshots and manifests it leaves, None if it does not limit them, and how often it runs."""
+        """Number of snapshots and manifests that maintenance leaves (None if unlimited), and its interval."""
         return (
             self.expiry.at_most if self.expiry.enabled else None,
             self.manifests.most if self.manifests.enabled else None,

@@ -1,7 +1,7 @@
 """The model of a declared stream: frozen, kebab-case in YAML, complete with defaults.
 
 It holds no secrets: `${env:NAME}`, `${env:NAME:-default}` and `${airflow:connection.field}` stay references until
-`frazil.spec.references.resolve` replaces them at the moment of use.
+`frazil.spec.references.resolve` replaces them when they are used.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from frazil.spec.values import (
 )
 
 MERGED_RECORDS = 1_000_000
-"""The most changes in one batch of an upsert, if it declares no other number."""
+"""Default limit of changes in one batch of an upsert."""
 STREAM_NAME = r"^[a-z][a-z0-9_-]{0,62}$"
 _IDENTIFIER = re.compile(r"[\w-]+(\.[\w-]+)+")
 
@@ -107,12 +107,12 @@ class Commit(Model):
 
     @property
     def longest_interval(self) -> timedelta:
-        """The commit interval at most, when throttled."""
+        """The longest commit interval, when throttled."""
         return self.max_interval if self.throttle == "stretch" else self.interval
 
 
 class Circuit(Model):
-    """The writer ends before it commits a batch of which more than a share would be dead letters."""
+    """Ends the writer before it commits a batch with too large a share of dead letters."""
 
     share: Percent = Field(
         default=50, description="Percent of a batch's records: above it, nothing of the batch is committed."
@@ -121,7 +121,7 @@ class Circuit(Model):
 
 
 class DeadLetters(Model):
-    """Records that cannot be decoded land in `<table>_dead_letters`, or in the table named here."""
+    """The table of records that cannot be decoded: `<table>_dead_letters`, or the one declared here."""
 
     table: str | None = Field(default=None, description="`namespace.table`; `<table>_dead_letters` if not named.")
     circuit: Circuit | Literal["off"] = Field(
@@ -137,7 +137,7 @@ class DeadLetters(Model):
 
 
 class Evolution(Model):
-    """Which changes of records the table follows by itself; a mode alone, or a mapping."""
+    """Which changes of records the table follows automatically; a mode alone, or a mapping."""
 
     mode: Literal["off", "additive", "full"] = Field(
         default="off",
@@ -289,7 +289,7 @@ class StreamSpec(Model):
 
     @property
     def dead_letter_table(self) -> str:
-        """The identifier of the table that takes this stream's dead letters."""
+        """The identifier of the stream's dead-letter table."""
         return self.dead_letters.table or f"{self.table.identifier}_dead_letters"
 
     @property
@@ -308,16 +308,16 @@ class StreamSpec(Model):
 
     @property
     def max_records(self) -> int:
-        """The most records in one batch."""
+        """Limit of records in one batch."""
         if self.mode == "upsert" and "max_records" not in self.commit.model_fields_set:
             return MERGED_RECORDS
         return self.commit.max_records
 
     def fingerprint(self) -> str:
-        """A digest of what a writer depends on: it changes exactly when a running writer must be restarted.
+        """A digest of everything that a writer depends on: it changes exactly when a running writer must be restarted.
 
-        Of the maintenance, that is only what throttling uses, if it differs from the default. Which application runs
-        the stream, who owns it and how it is described are no matter of its writer's.
+        Of the maintenance, it only includes what throttling uses, if that differs from the default. The stream's
+        application, owner and description do not matter to its writer.
         """
         digest = hashlib.sha256(self.model_dump_json(exclude=self._no_matter_of_a_writer()).encode())
         kept = self.maintenance.kept
@@ -326,7 +326,7 @@ class StreamSpec(Model):
         return digest.hexdigest()[:16]
 
     def _no_matter_of_a_writer(self) -> dict[str, Any]:
-        """What a fingerprint leaves out, and keys of later versions that this stream does not use."""
+        """Keys that a fingerprint omits, including keys of later versions that this stream does not use."""
         source = {key for key in ("key", "headers", "topic_pattern") if not getattr(self.source, key)}
         columns = {index: {"unit"} for index, column in enumerate(self.columns) if column.unit is None}
         dead_letters = {"circuit"} if self.dead_letters.circuit == Circuit() else None
@@ -343,7 +343,7 @@ class StreamSpec(Model):
 
     @property
     def units(self) -> dict[str, str]:
-        """The units of the columns that arrive as numbers of time."""
+        """Units of the columns that arrive as numbers of time."""
         declared = {column.name: column.unit for column in self.columns if column.unit not in {None, "iso"}}
         of_event_time = {} if self.event_time.unit == "iso" else {self.event_time.column: self.event_time.unit}
         return {name: unit for name, unit in (declared | of_event_time).items() if unit}
@@ -366,7 +366,7 @@ class StreamSpec(Model):
 
     @property
     def beside_value(self) -> dict[str, str | None]:
-        """The columns that a record's value does not fill, each with the header that does; None for the key."""
+        """The columns that a record's value does not fill, with the name of their header; None means the key."""
         key = {} if self.source.key is None else {self.source.key.column: None}
         return {**key, **{header.column: header.name for header in self.source.headers}}
 
@@ -383,7 +383,7 @@ def _rejoined(terms: list[str]) -> list[str]:
 
 
 def _parsed(key: str, terms: tuple[str, ...], parse: Callable[[str], object]) -> tuple[str, ...]:
-    """The terms in canonical form. Raises InconsistentError with all that cannot be read."""
+    """The terms in canonical form. Raises InconsistentError with all unreadable ones."""
     parsed, found = [], []
     for index, text in enumerate(terms):
         try:

@@ -39,7 +39,7 @@ from frazil.events import (
 )
 from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Phase
-from frazil.ingest.contract import Routes, StageContext
+from frazil.ingest.contract import Shuffle, StageContext
 from frazil.ingest.rejects import join_rejects
 from frazil.kafka.admin import KafkaOffsets
 from frazil.kafka.identity import SourceIdentity
@@ -288,9 +288,9 @@ class BatchRunner:
     def _staged_once(self, stage: Stage, key: BatchKey, *, tasks: int) -> tuple[StageContext, tuple[TaskAnswer, ...]]:
         context = self._context(key)
         progress = dataclasses.replace(self.progress, io=context.main.io)
-        routes = self._routes(context, tasks=tasks)
+        shuffle = self._shuffle(context, tasks=tasks)
         try:
-            answers = stage(StageRows(dataclasses.replace(context, routes=routes), progress))
+            answers = stage(StageRows(dataclasses.replace(context, shuffle=shuffle), progress))
         except RecordSuspected as error:
             log.warning("batch %s is staged again without a shuffle, to find the record that caused: %s", key, error)
             answers = stage(StageRows(context, progress))
@@ -319,7 +319,7 @@ class BatchRunner:
             staged_id: int = Schema.model_validate_json(context.main.schema_json).schema_id
             return main.refresh().schema().schema_id != staged_id
 
-    def _routes(self, context: StageContext, *, tasks: int) -> Routes | None:
+    def _shuffle(self, context: StageContext, *, tasks: int) -> Shuffle | None:
         """How the batch's rows are shuffled; None if they are not."""
         if self.spec.distribution == "none" or not tasks:
             return None
@@ -337,7 +337,7 @@ class BatchRunner:
         )
         counts = (chosen.partitions, chosen.files_alone, chosen.files_shuffled)
         self.emit(DistributionChosen(key, chosen.shuffled, chosen.reason, *counts))
-        return chosen.routes
+        return chosen.shuffle
 
     def _read_recent(self, spec_id: int) -> Recent:
         """What earlier writers' last batches wrote, from their commit records."""

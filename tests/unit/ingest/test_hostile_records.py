@@ -203,7 +203,10 @@ def test_an_object_with_too_many_fields_becomes_no_column_and_says_so():
 
 
 def test_no_more_new_fields_are_kept_than_a_bound_and_the_order_of_records_does_not_matter():
-    parts = [staged("json", [an_object(MAX_NEW_FIELDS, f"{name}_")]) for name in "cab"]
+    parts = [
+        joined_sightings(staged("json", [an_object(MAX_OBJECT_FIELDS, f"{name}_{n}_")]) for n in range(10))
+        for name in "cab"
+    ]
     found = joined_sightings(parts)
     assert {path[0][:2] for path in found.new} == {"a_"}
     assert len(found.new) == MAX_NEW_FIELDS
@@ -215,3 +218,12 @@ def test_so_is_the_work_for_headers():
     before = time.process_time()
     assert unpacked(packed(headers)) == headers
     assert time.process_time() - before < MAX_SECONDS
+
+
+def test_a_record_with_too_many_new_fields_adds_none_and_hides_none_of_the_others():
+    """Its keys would take all columns that the table may still get, the first of the alphabet."""
+    sighted = staged("json", [an_object(MAX_OBJECT_FIELDS + 1), b'{"zone": 1, "i": 2}'])
+    asked, (refused,) = asked_for(sighted)
+    assert [change.path for change in asked] == [("zone",)]
+    assert (refused.path, sighted.records) == (("*",), 2)
+    assert f"over {MAX_OBJECT_FIELDS:,} fields of one object that are not columns" in refused.reason

@@ -186,7 +186,7 @@ def test_a_row_that_the_event_makes_has_no_value_to_keep() -> None:
     found = decode([made, event("c", after=ROW), event("d", before={"id": 1})])
     (rejection,) = found.rejections
     assert (rejection.index, rejection.error_class) == (0, "UntoldValue")
-    assert rejection.error.startswith("after.name: the placeholder for a value that the event does not tell")
+    assert rejection.error.startswith("after.name: the placeholder for a value that the event omits")
     assert found.kept.tolist() == [1, 2]
 
 

@@ -72,7 +72,7 @@ def test_what_the_declarations_name_is_told_without_a_catalog() -> None:
     assert list(routes([spec])) == ["route of shop"]
     assert find_maintained([spec], "shop.raw_a").kind is TableKind.ROUTED
     for name in ("shop.raw_", "shop.a", "route of shop"):
-        with pytest.raises(SpecError, match="no declared stream has a part"):
+        with pytest.raises(SpecError, match="no declared stream uses the table"):
             find_maintained([spec], name)
 
 

@@ -116,4 +116,4 @@ def test_tokens_are_revealed_a_line_each(declare: Declare) -> None:
 
     assert call(*tokens).output == call(lines="\n".join(tokens)).output == "AA\nÜ\n"
     wrong = call(tokens[0], secret=SECRET + "!")
-    assert (wrong.exit_code, "is no token of this secret" in wrong.output) == (1, True)
+    assert (wrong.exit_code, "is not a token of this secret" in wrong.output) == (1, True)

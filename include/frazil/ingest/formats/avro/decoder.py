@@ -1,4 +1,4 @@
-"""Decodes Avro records to Arrow, each by the schema that it was written with."""
+"""Decodes Avro records to Arrow, each with the schema that it was written with."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from frazil.registry.client import Schemas, SchemaText, UnknownSchema
 
 MAX_DEPTH = 500
 FRAME_BYTES = 5
-"""A zero byte, and the schema's id, its highest byte first."""
+"""A zero byte and the schema's id, big-endian."""
 DECLARED = 0
 """The id of the declared schema."""
 _SLOTS = 1024
 _ASKED = 1000
-"""Schemas that are asked for together: fewer than a registry's client keeps."""
+"""Schemas requested together: fewer than a registry's client keeps."""
 
 
 class AvroDecoder:
@@ -50,7 +50,7 @@ class AvroDecoder:
     _max_depth = MAX_DEPTH
 
     def __init__(self, schema: Schema, units: Mapping[int, str], schemas: Schemas | SchemaText) -> None:
-        """`schemas` gives the schema by the id before each record, or is the one of all records, which have no id.
+        """`schemas` looks up the schema by the id before each record, or is the one schema of records without ids.
 
         Raises SpecError when Avro cannot fill a column's type.
         """
@@ -69,7 +69,7 @@ class AvroDecoder:
         self._sighted: list[Sightings] = []
         self._frames = np.zeros((self._max_depth, self._frame_words), np.int64)
         self._slots = np.zeros(_SLOTS, np.int64)
-        self._seed = secrets.randbits(62) | 1  # whoever writes keys cannot know it, and make them slow to compare
+        self._seed = secrets.randbits(62) | 1  # unpredictable, so that no writer can choose keys that compare slowly
 
     def _made_program(self, struct: StructType, units: Mapping[int, str]) -> Any:
         return Program(struct, self._columns, units)
@@ -91,7 +91,7 @@ class AvroDecoder:
         return DECLARED if isinstance(self._schemas, SchemaText) else int.from_bytes(record[1:FRAME_BYTES], signed=True)
 
     def __call__(self, chunk: Chunk) -> Decoded:
-        """Only values matter; rows are in the order of the records. Raises what the registry's client raises."""
+        """Decode the values; rows keep the order of the records. Raises what the registry's client raises."""
         values = chunk.values
         self._sighted = []
         rejections: dict[int, Fault] = {}
@@ -141,7 +141,7 @@ class AvroDecoder:
                 columns.grow(lacking)
 
     def _begun(self, values: BinaryColumn, rejections: dict[int, Fault]) -> tuple[Numbers, BinaryColumn]:
-        """The operation that each record begins with, -1 for a rejected one; and the records without their frames."""
+        """The operation that each record begins with (-1 if rejected), and the records without their frames."""
         roots = np.full(len(values), -1, np.int64)
         there = values.lengths > 0
         for i in np.flatnonzero(~there).tolist():
@@ -164,7 +164,7 @@ class AvroDecoder:
         return roots, content
 
     def _enter_each(self, roots: Numbers, places: Numbers, ids: Numbers, rejections: dict[int, Fault]) -> None:
-        """Enter the records of each id. Bytes of something else may look like very many ids."""
+        """Set the operation of the records of each id. Records that are not framed may look like very many ids."""
         order = np.argsort(ids, kind="stable")
         distinct, first = np.unique(ids[order], return_index=True)
         groups = np.split(places[order], first[1:])
@@ -190,7 +190,7 @@ class AvroDecoder:
             rejections.update(dict.fromkeys(places.tolist(), root))
 
     def _root(self, schema_id: int) -> int | Fault:
-        """The operation that records of this schema begin with, or why there is none."""
+        """The operation that records of this schema begin with, or why they cannot be read."""
         if isinstance(self._schemas, SchemaText):
             found, what = self._schemas, "the declared schema"
         else:
@@ -205,7 +205,7 @@ class AvroDecoder:
             written = parsed(found.text, [text for _, text in found.references])
             root: int = self._program.add(written)
         except UnreadableSchema as error:
-            return "UnreadableSchema", f"{what} is no schema of Avro: {error}"
+            return "UnreadableSchema", f"{what} is not a valid Avro schema: {error}"
         except TooLarge as error:
             return "UnreadableSchema", f"{what} is too large: {error}"
         self._written[schema_id] = written

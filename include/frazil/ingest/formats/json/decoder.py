@@ -1,7 +1,7 @@
-"""Decodes JSON messages to Arrow: by a compiled loop where that is sure, and one by one where it is not.
+"""Decodes JSON messages to Arrow: with a compiled loop, and one by one where the loop is unsure.
 
-`columns` reads a chunk and marks the records that it is not sure of; `record` reads one record and is the reference. A
-record's row or rejection depends on no other record.
+`columns` reads a chunk and marks the unsure records; `record` reads one record and is the reference. A record's row or
+rejection depends on no other record.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class JsonDecoder:
         return is_other_event(record)
 
     def __call__(self, chunk: Chunk) -> Decoded:
-        """Only values matter. Rows that were read singly come last."""
+        """Decode the values. Rows that were read one by one come last."""
         rows, unsure = self._columns(chunk.values)
         sure = Decoded(rows, np.flatnonzero(~unsure), sighted=self._sighted(chunk))
         if len(sure.kept) == len(chunk):
@@ -57,7 +57,7 @@ class JsonDecoder:
         return joined([sure, self._singly([*chunk.values.take(places)], places.tolist())])
 
     def _sighted(self, chunk: Chunk) -> Sightings:
-        """What the records that were read by the loop have beyond the schema."""
+        """What the records that the loop read have beyond the schema."""
         if self._beyond is None or not self._columns.new:
             return Sightings()
         new = self._beyond.new(chunk.values.take(self._columns.samples))
@@ -66,7 +66,7 @@ class JsonDecoder:
         return Sightings(new, records=self._columns.new)
 
     def _singly(self, values: Sequence[bytes | None], places: Iterable[int]) -> Decoded:
-        """Read messages one by one; `places` are theirs in the chunk."""
+        """Read messages one by one; `places` are their positions in the chunk."""
         rows: list[Row] = []
         kept: list[int] = []
         rejections: list[Rejection] = []

@@ -1,4 +1,4 @@
-"""JSON behind the framing of Confluent's serializers: a zero byte and a schema id, which are skipped."""
+"""Decodes JSON with the framing of Confluent's serializers: a zero byte and a schema id, which are skipped."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def content(record: bytes) -> bytes:
 
 
 class FramedDecoder:
-    """Decodes what is behind the frames; a value without one is rejected."""
+    """Decodes the content of framed values; a value without a frame is rejected."""
 
     def __init__(self, decode: Decoder) -> None:
         self._decode = decode
