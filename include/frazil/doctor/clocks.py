@@ -45,7 +45,7 @@ class Told:
         return min(0, self.theirs_ms + self.precision_ms - self.before_ms)
 
 
-def judged(server: str, told: Told) -> Finding:
+def evaluate(server: str, told: Told) -> Finding:
     """What a server's time says of the clocks. Pure."""
     apart = told.apart_ms
     if abs(apart) < WARN_MS:
@@ -70,7 +70,7 @@ def clocks(addresses: Iterable[str], databases: Mapping[str, Callable[[], int]])
             why = str(error) if isinstance(error, _Untimed) else type(error).__name__
             yield Finding("clock", State.WARNING, f"the clock of {server} is not compared: {why}", _MEND_SILENCE)
         else:
-            yield judged(server, told)
+            yield evaluate(server, told)
     if not asked:
         yield Finding("clock", State.SKIPPED, "nothing that streams declare here tells its time")
 
