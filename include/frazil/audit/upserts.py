@@ -25,6 +25,7 @@ from frazil.audit.claims import Claims, claims, window_claims
 from frazil.audit.compare import Finding, FindingKind
 from frazil.audit.ranges import by_topic_id, merged_ranges, read_again
 from frazil.audit.run import Audit, PartitionAudit, audit_letters, marker_of, standing_findings
+from frazil.audit.source import cut_logs
 from frazil.commit.marker import BatchKey, Marker
 from frazil.commit.merge_plan import plan_merge
 from frazil.commit.opened import open_kafka
@@ -130,6 +131,13 @@ def _compared(
             yield Finding(FindingKind.NOT_COMPARED, 1, sentence, spec.name)
             return
         first, ends = kafka.earliest(found.partitions), kafka.log_ends(found.partitions)
+        cut = cut_logs(kafka, marker, {tp: [*claimed.ranges[tp]] for tp in starts if tp in ends})
+    for (topic, partition), offset in sorted(cut.items()):
+        sentence = (
+            f"Kafka's log was cut at offset {offset:,}, below what was committed: rows may have changes from there on "
+            "that Kafka no longer has. `frazil reset STREAM --to marker` goes on there"
+        )
+        yield Finding(FindingKind.LOG_CUT, 1, sentence, f"{topic}-{partition}")
     gone = {tp: first[tp] - start for tp, start in starts.items() if first.get(tp, 0) > start}
     if gone:
         sentence = f"Kafka has deleted {counted(sum(gone.values()), 'record')} of them: nothing is known about these"
