@@ -27,7 +27,7 @@ SPEC = StreamSpec.model_validate(
         "event-time": "n",
     }
 )
-SEE = "see table city.rides_dead_letters: the column `error` says why"
+SEE = "see table city.rides_dead_letters: the column `error` has the reasons"
 
 
 def landed(records: int, rejected: int = 0, files: int = 1) -> BatchCommitted:

@@ -124,7 +124,7 @@ def test_a_writer_s_end_that_cannot_be_written_down_hides_neither_its_error_nor_
     stands_in_the_way.rmdir()
     error, unwritten = complaints.splitlines()
     assert error == "OffsetGap: ticks[0] begins at 7"
-    assert "cannot be written, so `frazil status` will not know of this" in unwritten
+    assert "cannot be written, so `frazil status` will not show this" in unwritten
     assert process.returncode == 11
 
 
@@ -171,7 +171,7 @@ def test_a_second_ctrl_c_ends_an_agent_and_not_its_driver(start: Start, tmp_path
     assert process.stdout
     assert "The current batch commits" in process.stdout.readline()
     process.send_signal(signal.SIGINT)
-    assert "the driver in the cluster may go on" in process.stdout.readline()
+    assert "the driver in the cluster may continue" in process.stdout.readline()
     assert "its driver in the cluster may go on" in (ended(process).error or "")
 
 
@@ -214,7 +214,7 @@ def test_a_writer_waits_for_no_terminal(start: Start, tmp_path: Path, is_stopped
     shown, _ = process.communicate(timeout=30)
     lines = shown.splitlines()
     assert lines[0].startswith("line 0: ")
-    assert any("not shown, because the terminal took none" in line for line in lines)
+    assert any("not shown, because the terminal blocked" in line for line in lines)
 
 
 def test_a_pager_that_was_quit_lets_the_batch_at_hand_commit(start: Start, tmp_path: Path):

@@ -145,7 +145,7 @@ def test_a_registry_that_is_away_is_told_with_what_to_do(monkeypatch: pytest.Mon
     assert isinstance(away, RegistryUnavailable)
     assert str(away).startswith("the schema registry http://127.0.0.1:1 does not answer: ")
     assert str(away).endswith(
-        ". Nothing was inferred: mend that, or name another one by --registry; see source.format.registry"
+        ". Nothing was inferred: fix that, or give another registry by --registry; see source.format.registry"
     )
 
 
