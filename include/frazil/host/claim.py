@@ -1,4 +1,4 @@
-"""Records which try of which Airflow task supervises a stream: the latest one writes a claim into the run folder."""
+"""Records the task and try of Airflow that supervises a stream: the latest one writes a claim into the run folder."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from frazil.host.writer_log import last_error
 
 WITH_APPLICATION = "ended with its application"
 """Why a stream's writer ended that ran fine when its shared process ended."""
-KILLED = "it was killed by someone else, or by the kernel for lack of memory"
+KILLED = "it was killed by someone else, or by the kernel (out of memory)"
 """The reason for a SIGKILL that frazil was not asked for."""
 
 
@@ -32,7 +32,7 @@ def read_heartbeat(folder: Path, launch: Launch) -> Heartbeat | None:
     return heartbeat if is_of_launch else None
 
 
-def record_exit(  # noqa: PLR0913 - an exit has so many parts
+def record_exit(  # noqa: PLR0913 - the parts of an exit
     folder: Path,
     launch: Launch,
     *,
@@ -90,7 +90,7 @@ def _unseen(folder: Path, launch: Launch, heartbeat: Heartbeat | None) -> str | 
 
 def _warned(folder: Path, launch: Launch) -> str | None:
     warned = _end_of_log(folder, launch, least=logging.WARNING)
-    return f"It warned of this last: {warned}" if warned else None
+    return f"Its last warning: {warned}" if warned else None
 
 
 def _last_words(folder: Path, launch: Launch, heartbeat: Heartbeat | None) -> str | None:

@@ -46,7 +46,7 @@ def rotate_full(folder: Path, *, full_bytes: int = FULL_BYTES) -> bool:
     """Copy a full log that others write to `writer.log.1` and truncate it; returns whether it was full.
 
     Only lines written in the microseconds before the truncation are lost or incomplete. If this is killed halfway, a
-    line may be in both files. Raises OSError, usually for lack of space, and then leaves the log unchanged.
+    line may be in both files. Raises OSError, usually because the disk is full, and then leaves the log unchanged.
     """
     log, copy = folder / LOG_FILE, folder / f"{LOG_FILE}.copy"
     try:
