@@ -31,7 +31,7 @@ def test_gaps_that_kafka_was_not_asked_for_are_said(capsys: pytest.CaptureFixtur
 def test_an_upsert_that_has_committed_nothing_has_no_partitions(capsys: pytest.CaptureFixture[str]) -> None:
     _show(Audit("orders", partitions=(), findings=(), batches=0, by_key=True), with_source=True)
     assert capsys.readouterr().out == (
-        "Stream orders has committed nothing yet. `frazil status orders` says what waits.\n"
+        "Stream orders has committed nothing yet. `frazil status orders` shows what waits.\n"
     )
 
 

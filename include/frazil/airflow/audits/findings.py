@@ -1,4 +1,4 @@
-"""What audits found and no later audit took back, as Airflow's store of `frazil.health` keeps it, by stream."""
+"""Stores audit findings that no later audit has cleared, in Airflow's store of `frazil.health`, by stream."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from frazil.timetext import parse_moment
 FOUND = "audits"
 """The store's key. No table has this name."""
 KEPT = timedelta(days=7)
-"""So long findings stand that no later audit takes back, as where rows were erased because somebody asked for it."""
+"""Time that findings stand without a later audit that clears them, for example after rows were erased on request."""
 
 
 def audit_findings(store: Store) -> dict[str, str]:
-    """By stream, a sentence."""
+    """One sentence by stream."""
     return {stream: kept[2] for stream, kept in stored_mapping(store, FOUND).items() if _is_kept(kept)}
 
 
 def remember(store: Store, audits: Iterable[Mapping[str, Any]]) -> None:
-    """Keep what audits found, and forget it once one of the same hours found nothing, or after a week.
+    """Keep what audits found; clear it once one of the same hours found nothing, or after a week.
 
-    One that asked Kafka, and could not compare all, as after a reset, takes nothing back.
-    Each is what `audit_hours` returns; times are ISO 8601 of one zone, so that they compare as text.
+    An audit that asked Kafka, but could not compare everything, for example after a reset, clears nothing. Each is a
+    result of `audit_hours`; times are ISO 8601 of one zone, so that they compare as text.
     """
     before = {stream: kept for stream, kept in stored_mapping(store, FOUND).items() if _is_kept(kept)}
     after = dict(before)
