@@ -33,8 +33,8 @@ class Registry(Model):
     token: str | None = Field(default=None, description="Bearer token: a reference.")
     ca_file: str | None = Field(
         default=None,
-        description="A PEM file with the certificate authority, at this path on each host that reads records. A "
-        "relative path begins at the folder of the declaration.",
+        description="A PEM file with the authority of its certificate, on each host that reads records. "
+        "Relative to the declaration's folder.",
     )
     timeout: PositiveDuration = Field(default=timedelta(seconds=10), description="Timeout of a request.")
     properties: Properties = Field(default_factory=dict, description="Additional headers of each request.")
@@ -65,29 +65,29 @@ class Envelope(Model):
     type: Literal["debezium"] = "debezium"
     metadata: Annotated[Mapping[str, str], YamlForm("mapping of columns")] = Field(
         default_factory=dict,
-        description="Columns that the envelope fills, each with a field of it (`source.lsn`, `source.ts_ms`, "
-        "`transaction.id`, `ts_ms`, `op`), or with `position`: a text that is greater for a later event of the "
+        description="Columns that the envelope fills: with a field (`source.lsn`, `source.ts_ms`, "
+        "`transaction.id`, `ts_ms`, `op`), or with `position`, a text that grows along the "
         "source's log, for `order-by`.",
     )
     times: Literal["numbers", "iso"] = Field(
         default="numbers",
-        description="How columns of type `date` and `time` arrive: as days since 1970 and microseconds, which is "
-        "Debezium's default, or as text (`time.precision.mode: isostring`). Timestamps arrive as numbers if their "
-        "column has a unit, else as text.",
+        description="How `date` and `time` arrive: as numbers, Debezium's default, or as text "
+        "(`time.precision.mode: isostring`). Timestamps are numbers if their column has a unit, "
+        "else text.",
     )
     unavailable: str = Field(
         default="__debezium_unavailable_value",
         min_length=1,
-        description="What stands for a value that an event does not tell, because an update left it as it was: the "
-        "table's row keeps its own (`unavailable.value.placeholder`).",
+        description="The placeholder for a value that an update did not change: the row keeps its own "
+        "(`unavailable.value.placeholder`).",
     )
 
     transactions: str | None = Field(
         default=None,
         min_length=1,
-        description="The topic that tells where transactions end (`provide.transaction.metadata: true`; it is called "
-        "`<topic.prefix>.transaction`): each snapshot of the table then has whole transactions alone. For one topic of "
-        "one partition, with `order-by`.",
+        description="The topic with the ends of transactions, `<topic.prefix>.transaction` "
+        "(`provide.transaction.metadata: true`). Each snapshot then has whole transactions. Needs "
+        "one topic of one partition, and `order-by`.",
     )
 
     @model_validator(mode="before")
@@ -148,8 +148,8 @@ class CsvFormat(Model):
     type: Literal["csv"] = "csv"
     columns: tuple[str, ...] = Field(
         default=(),
-        description="The fields of a line in their order, by column. A name that is no column is skipped. If left "
-        "out: the columns of the schema in their order.",
+        description="The columns of a line's fields, in order. A name that is no column is skipped. By "
+        "default the columns of the schema.",
     )
     delimiter: str = Field(default=",", description="The one ASCII character between two fields.")
     quote: str | None = Field(

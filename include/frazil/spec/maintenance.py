@@ -61,8 +61,8 @@ class Expiry(Switched):
     at_least: Count = Field(default=20, description="How many of the newest snapshots are always kept.")
     at_most: Count = Field(
         default=500,
-        description="How many snapshots are kept for `keep` alone at most, since commits slow down with them. At one a "
-        "minute 500 are 8 hours, and at one every 5 s 41 minutes: raise it where queries take longer.",
+        description="Snapshots kept for `keep` alone at most: commits slow down with them. At one every 5 s, "
+        "500 are 41 minutes: raise it where queries take longer.",
     )
 
 
@@ -95,8 +95,8 @@ class Alerts(Switched):
     )
     delete_files: Count = Field(
         default=100,
-        description="Delete files, which every reader has to apply. Of a table that a stream merges into, only those "
-        "beyond one for each data file count.",
+        description="Delete files, which every reader applies. In a merged table, only those beyond one for "
+        "each data file.",
     )
     deleted_rows: Percentage = Field(
         default=30,
@@ -132,8 +132,8 @@ class Alerts(Switched):
     )
     dead_letters_per_minute: Count | None = Field(
         default=None,
-        description="Dead letters of one error class, a minute: the mean of five minutes, or of the longest commit "
-        "interval if that is more. Not judged unless it is declared.",
+        description="Dead letters of one error class a minute, the mean of five minutes or of the longest "
+        "commit interval.",
     )
     failed_runs: Count = Field(
         default=1,

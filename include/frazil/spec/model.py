@@ -80,29 +80,28 @@ class Commit(Model):
     size: Bytes = Field(default=128 * 2**20, description="The Parquet size at which a batch is due at once.")
     max_records: Records = Field(
         default=20_000_000,
-        description="The most records in one batch, after a downtime. A task of an upsert holds the changes of a batch "
-        "in memory, so its default is a twentieth of that.",
+        description="Records in one batch at most. For an upsert, whose tasks hold a batch's changes in "
+        "memory, a twentieth by default.",
     )
     throttle: Literal["off", "warn", "stretch"] = Field(
         default="warn",
-        description="When the table's metadata grows faster than maintenance shrinks it: `warn` logs it; `stretch` "
-        "also commits less often, up to `max-interval`, until it is in shape again.",
+        description="When metadata grows faster than maintenance shrinks it: `warn` logs it; `stretch` also "
+        "commits less often, up to `max-interval`.",
     )
     max_interval: PositiveDuration = Field(
         default=timedelta(minutes=10), description="How far `throttle: stretch` may stretch the interval."
     )
     align: Literal["none", "watermark"] = Field(
         default="none",
-        description="`none`: readers see a row as soon as it is committed. `watermark`: they see each window of event "
-        "time whole or not at all; until it is complete, its rows are on the branch `frazil-open-<stream>`.",
+        description="`none`: readers see a row once it is committed. `watermark`: they see each window whole "
+        "or not at all; open windows wait on the branch `frazil-open-<stream>`.",
     )
 
     atomic: bool | tuple[str, ...] = Field(
         default=False,
-        description="Whether a batch's rows, in all tables of a route, and its dead letters appear in one step, where "
-        "the catalog can do that: SQLite, PostgreSQL, or a REST catalog that is declared to be Lakekeeper or Polaris. "
-        "Without it the dead letters appear first. A list of tables of `route.tables` stands for these, with the "
-        "stream's table and its dead letters; the others follow.",
+        description="Show a batch's rows, in all tables of a route, and its dead letters in one step, where "
+        "the catalog can. A list of `route.tables` limits the step to these, the stream's table "
+        "and dead letters.",
     )
 
     @property
@@ -141,13 +140,12 @@ class Evolution(Model):
 
     mode: Literal["off", "additive", "full"] = Field(
         default="off",
-        description="`off`: a field of a record that is no column is ignored. `additive`: it becomes an optional "
-        "column. `full`: also int becomes long, float becomes double, a decimal gets more digits, and a required "
-        "column becomes optional, where a record needs it.",
+        description="`off`: unknown fields are ignored. `additive`: they become optional columns. `full`: "
+        "columns also become wider or optional where a record needs it.",
     )
     max_columns: Count = Field(
         default=500,
-        description="With so many columns, nested fields included, the table gets no more: new fields are ignored.",
+        description="Columns of the table at most, nested fields included. Further new fields are ignored.",
     )
 
     @model_validator(mode="before")
@@ -174,8 +172,7 @@ class StreamSpec(Model):
     application: str | None = Field(
         default=None,
         pattern=STREAM_NAME,
-        description="The writer application that runs the stream, together with all others that name it. A stream that "
-        "names none has an application of its own.",
+        description="The writer application that the stream shares with all others that name it. By default its own.",
     )
     source: Source = Field(description="Where records come from.")
     table: Table = Field(description="The table: `namespace.table`, or a mapping.")
@@ -197,29 +194,28 @@ class StreamSpec(Model):
     )
     order_by: str | None = Field(
         default=None,
-        description="For `mode: upsert`: a change with a lower value than the table's row is stale, and dropped. If "
-        "left out, the record that Kafka has last wins.",
+        description="For `mode: upsert`: a change with a lower value than the table's row is stale, and "
+        "dropped. By default the record that Kafka has last wins.",
     )
     delete: Delete | None = Field(
         default=None, description="For `mode: upsert`: which records delete the row of their key."
     )
     merge: How = Field(
         default="auto",
-        description="For `mode: upsert`: how a changed row leaves its file. `copy-on-write`: the file is written anew. "
-        "`merge-on-read`: a position-delete file names the row. `auto`: the first where many rows of a file have left "
-        "it, else the second.",
+        description="For `mode: upsert`. `copy-on-write`: a changed file is written again. `merge-on-read`: a "
+        "position-delete file names the row. `auto`: the first once many rows of a file have left "
+        "it, before that the second.",
     )
     route: Route | None = Field(
-        default=None, description="How records are divided among many tables; `table` gets those that are left."
+        default=None, description="Which records go to which of many tables; `table` gets the others."
     )
     event_time: EventTime = Field(description="The event time's column, or a mapping of column and unit.")
     partition_by: tuple[str, ...] = Field((), description="Iceberg transforms: `day(ts)`, `bucket(16, id)`, `carrier`.")
     sort_by: tuple[str, ...] = Field((), description="`column`, `column desc`, `bucket(16, id) asc nulls last`.")
     distribution: Literal["none", "hash", "auto"] = Field(
         default="none",
-        description="How a batch's rows reach the tasks that write them. `none`: each task writes what it reads. "
-        "`hash`: rows are shuffled by table partition, so that a partition gets as few files as its bytes need. "
-        "`auto`: they are shuffled while that saves many files.",
+        description="`none`: each task writes what it reads. `hash`: rows are shuffled by table partition, "
+        "for few files. `auto`: they are shuffled while that saves many files.",
     )
     commit: Commit = Field(default=Commit(), description="When a batch is due.")
     lateness: Duration = Field(
@@ -228,13 +224,12 @@ class StreamSpec(Model):
     watermark: Watermark = Field(default=Watermark(), description="How event time advances.")
     complete: Literal["hour", "day", "none"] | None = Field(
         default=None,
-        description="Which windows of event time are signalled when they are complete. If left out: the hours or days "
-        "by which the table is partitioned by its event time, or none.",
+        description="Which windows are signalled. By default the hours or days by which the table is "
+        "partitioned by its event time, or none.",
     )
     complete_from: Moment | None = Field(
         default=None,
-        description="The first window to signal. If left out: the one that was open when the table was first checked, "
-        "so that no history is signalled.",
+        description="The first window to signal. By default the one that is open at the first check.",
     )
     evolution: Evolution = Field(
         default=Evolution(), description="Which changes of records the table follows by itself."

@@ -16,7 +16,8 @@ from frazil.ingest.changes import KEPT
 from tests.unit.ingest.test_envelope import ROW, SPEC, decode, event, wrapped
 
 PAGE = Path("docs/how-to/capture-changes.md").read_text().split("## Values that an event does not tell")[1]
-FORMS = re.findall(r"^\| .+? \| `([^`]+)` \| `(.+?)` \|$", PAGE.split("\n## ")[0], re.MULTILINE)
+PAGE = PAGE.split("\n## ")[0] + Path("tests/unit/ingest/values/placeholders.md").read_text()
+FORMS = re.findall(r"^\| .+? \| `([^`]+)` \| `(.+?)` \|$", PAGE, re.MULTILINE)
 X = 11
 """The id of the column `x`."""
 PLACEHOLDER = "__debezium_unavailable_value"

@@ -11,6 +11,8 @@ from frazil.timetext import parse_moment
 
 FOUND = "audits"
 """The store's key. No table has this name."""
+ASKED_KAFKA = "source"
+"""The last entry of a finding of an audit that read Kafka's records."""
 KEPT = timedelta(days=7)
 """Time that findings stand without a later audit that clears them, for example after rows were erased on request."""
 
@@ -23,8 +25,8 @@ def audit_findings(store: Store) -> dict[str, str]:
 def remember(store: Store, audits: Iterable[Mapping[str, Any]]) -> None:
     """Keep what audits found; clear it once one of the same hours found nothing, or after a week.
 
-    An audit that asked Kafka, but could not compare everything, for example after a reset, clears nothing. Each is a
-    result of `audit_hours`; times are ISO 8601 of one zone, so that they compare as text.
+    An audit that could not compare everything clears nothing; neither does one without Kafka after one with Kafka.
+    Each is what `audit_hours` returns; times are ISO 8601 of one zone, so that they compare as text.
     """
     before = {stream: kept for stream, kept in stored_mapping(store, FOUND).items() if _is_kept(kept)}
     after = dict(before)
@@ -33,7 +35,9 @@ def remember(store: Store, audits: Iterable[Mapping[str, Any]]) -> None:
         if found["findings"]:
             begin, end = found["from"], found["to"]
             said = f"{stream}, committed from {begin} to {end}: {found['findings']} findings. {found['sentences'][0]}"
-            after[stream] = [min(begin, kept[0]), max(end, kept[1]), said] if kept else [begin, end, said]
+            hours = [min(begin, kept[0]), max(end, kept[1])] if kept else [begin, end]
+            with_kafka = found["source"] or (kept is not None and ASKED_KAFKA in kept[3:])
+            after[stream] = [*hours, said, *([ASKED_KAFKA] if with_kafka else [])]
         elif kept and (_takes_back(found, kept) or _is_old(kept, found["to"])):
             del after[stream]
     if after != before:
@@ -41,7 +45,7 @@ def remember(store: Store, audits: Iterable[Mapping[str, Any]]) -> None:
 
 
 def _takes_back(found: Mapping[str, Any], kept: Sequence[str]) -> bool:
-    if found["source"] and not found["complete"]:
+    if not found["complete"] or (ASKED_KAFKA in kept[3:] and not found["source"]):
         return False
     return bool(found["from"] <= kept[0] and kept[1] <= found["to"])
 
@@ -51,7 +55,7 @@ def _is_old(kept: Sequence[str], now: str) -> bool:
 
 
 def _is_kept(kept: Any) -> bool:
-    if not (isinstance(kept, list) and len(kept) == 3 and all(isinstance(one, str) for one in kept)):
+    if not (isinstance(kept, list) and len(kept) in {3, 4} and all(isinstance(one, str) for one in kept)):
         return False
     try:
         return all(parse_moment(one).tzinfo is not None for one in kept[:2])
