@@ -1,4 +1,4 @@
-"""Whether a window of a table was signalled, and what it waits for if it was not: for the sensor and for people."""
+"""Whether a window of a table was signalled, and if not, what it waits for: for the sensor and for people."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from frazil.table.catalogs import existing_catalog
 
 @dataclass(frozen=True, slots=True)
 class WindowStatus:
-    """What is known of an hour or a day. `signals` are those of its windows once all were sent; until then it waits."""
+    """Status of an hour or a day. `signals` are those of its windows once all were sent; until then it is empty."""
 
     signals: tuple[Signal, ...]
     waits_for: str
     never: bool = False
-    """It lies before the first window that is signalled, so it will never be signalled."""
+    """Whether it is before the first signalled window, so that it will never be signalled."""
 
 
 def window_status(specs: Sequence[StreamSpec], key: str) -> WindowStatus:
-    """The status of an hour or a day. A day of a table whose hours complete stands for all of its hours.
+    """The status of an hour or a day. A day of a table with hourly windows stands for all of its hours.
 
-    Raises SpecError if the key is not a window of the table, and whatever `assess` raises.
+    Raises SpecError if the key is not a window of the table, and what `assess` raises.
     """
     table = specs[0].table.identifier
     wanted = _window(key, specs[0])
     seen = assess(existing_catalog(specs[0].table.catalog), specs)
     if seen is None:
-        return WindowStatus((), f"there is no table {table} yet: its writer never ran")
+        return WindowStatus((), f"the table {table} does not exist yet: its writer never ran")
     cursor = seen.signals.cursor
     if cursor is not None and wanted.start_us < cursor.from_us:
         first = moment(cursor.from_us)
@@ -55,7 +55,7 @@ def _window(key: str, spec: StreamSpec) -> Window:
     if spec.window is None:
         raise SpecError(never_complete(spec))
     if window.grain is Grain.HOUR and spec.window == "day":
-        raise SpecError(f"partition {key!r} is an hour, and what completes of {spec.table.identifier} are days")
+        raise SpecError(f"partition {key!r} is an hour, but the windows of {spec.table.identifier} are days")
     return window
 
 

@@ -326,7 +326,7 @@ def test_a_restart_of_a_writer_in_the_foreground_changes_nothing(streams: Path):
     with WriterLock(run_folder("ticks"), streams=("ticks",)):
         said = CliRunner().invoke(frazil, ["restart", "ticks", "--streams", str(streams)]).stdout
     assert "ticks is not restarted: its writer runs in the foreground" in said
-    assert "Nothing is changed: it stays paused." in said
+    assert "Nothing was changed: it stays paused." in said
     assert open_desired(spec).read() == before
 
 
