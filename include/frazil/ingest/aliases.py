@@ -68,7 +68,7 @@ class AliasedDecoder:
             with_others(rows, self._kept(others, rows)),
             decoded.kept[~lacking],
             [*decoded.rejections, *rejections],
-            decoded.sighted,
+            decoded.drift,
         )
 
     def _kept(self, decoded: pa.Table, merged: pa.Table) -> pa.Table:

@@ -72,7 +72,7 @@ class ChangeReader:
         ]
         rows = pa.concat_tables([decoded.rows, pa.Table.from_arrays(columns, schema=decoded.rows.schema)])
         kept = np.concatenate([decoded.kept, told.kept])
-        return Decoded(rows, kept, [*rest, *told.rejections], decoded.sighted)
+        return Decoded(rows, kept, [*rest, *told.rejections], decoded.drift)
 
     def __call__(self, decoded: Decoded, chunk: Chunk) -> Decoded:
         """Return the rows with the change that each makes; reject upserts that miss a required value."""
@@ -90,13 +90,13 @@ class ChangeReader:
         if not told:
             rows = rows.append_column(CHANGE, pa.array(np.where(deletes, DELETE, UPSERT).astype(np.int32)))
             rows = rows.append_column(KEPT, pa.nulls(rows.num_rows, pa.list_(pa.int32())))
-        found = Decoded(rows, decoded.kept, decoded.rejections, decoded.sighted)
+        found = Decoded(rows, decoded.kept, decoded.rejections, decoded.drift)
         if not rejections:
             return found
         good = np.ones(rows.num_rows, np.bool_)
         good[list(rejections)] = False
         all_told = [*decoded.rejections, *(rejections[row] for row in sorted(rejections))]
-        return Decoded(rows.filter(pa.array(good)), decoded.kept[good], all_told, decoded.sighted)
+        return Decoded(rows.filter(pa.array(good)), decoded.kept[good], all_told, decoded.drift)
 
     @staticmethod
     def _told(rows: pa.Table) -> NDArray[np.bool_]:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from frazil.ingest.sightings import NOTHING_SIGHTED, Sightings
+from frazil.ingest.schema_drift import NO_DRIFT, SchemaDrift
 from frazil.offsets.spans import TopicPartition
 
 Target = str
@@ -347,7 +347,7 @@ class StageResult:
     notices: tuple[str, ...] = ()
     """Notices for operators about how the task ran; see `NoticeGiven`."""
     rejects: Rejects = Rejects()
-    sighted: Sightings = NOTHING_SIGHTED
+    drift: SchemaDrift = NO_DRIFT
     """What records have beyond the table's columns; nothing unless the table may evolve."""
     other_events: int = 0
     """Events of a captured database that change no row, such as heartbeats, but not tombstones."""
@@ -361,7 +361,7 @@ class StageResult:
             "windows": None if self.windows is None else dict(self.windows),
             "notices": list(self.notices),
             "rejects": dataclasses.asdict(self.rejects),
-            "sighted": self.sighted.to_json(),
+            "sighted": self.drift.to_json(),
             "other-events": self.other_events,
             "values": list(self.values),
         }
@@ -374,7 +374,7 @@ class StageResult:
             None if value["windows"] is None else {int(start): rows for start, rows in value["windows"].items()},
             tuple(value.get("notices", ())),
             Rejects.from_json(value["rejects"]) if "rejects" in value else Rejects(),
-            Sightings.from_json(value["sighted"]) if "sighted" in value else NOTHING_SIGHTED,
+            SchemaDrift.from_json(value["sighted"]) if "sighted" in value else NO_DRIFT,
             value.get("other-events", 0),
             tuple(value.get("values", ())),
         )

@@ -79,7 +79,7 @@ class DeadLetterTable:
         strange = [f.name for f in schema.fields if f.required and f.name not in COLUMNS]
         if strange:
             raise SpecError(
-                f"the dead-letter table has a required column {strange[0]} that frazil does not fill. Make "
+                f"the dead-letter table's column {strange[0]} is required, but frazil does not fill it. Make "
                 "it optional, or give it its old name again"
             )
         self._schema = schema_to_pyarrow(schema, include_field_ids=True)

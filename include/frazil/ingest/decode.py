@@ -11,7 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from frazil.ingest.chunk import Chunk
-from frazil.ingest.sightings import NOTHING_SIGHTED, Sightings, joined_sightings
+from frazil.ingest.schema_drift import NO_DRIFT, SchemaDrift, joined_drift
 
 
 class Rejection(NamedTuple):
@@ -32,13 +32,13 @@ class Decoded:
     rows: pa.Table
     kept: NDArray[np.int64]
     rejections: list[Rejection] = field(default_factory=list)
-    sighted: Sightings = NOTHING_SIGHTED
+    drift: SchemaDrift = NO_DRIFT
     """What records have beyond the schema, if the decoder was asked to report it."""
 
     def moved(self, places: NDArray[np.int64]) -> Decoded:
         """The same result, where record i of this chunk is record `places[i]` of a larger one."""
         rejections = [Rejection(int(places[r.index]), r.error_class, r.error) for r in self.rejections]
-        return Decoded(self.rows, places[self.kept], rejections, self.sighted)
+        return Decoded(self.rows, places[self.kept], rejections, self.drift)
 
     def neither(self, records: int) -> NDArray[np.bool_]:
         """Mask of the chunk's records that are neither rows nor rejections."""
@@ -92,7 +92,7 @@ def joined(parts: Sequence[Decoded]) -> Decoded:
         pa.concat_tables([part.rows for part in parts]),
         np.concatenate([part.kept for part in parts]),
         [rejection for part in parts for rejection in part.rejections],
-        joined_sightings(part.sighted for part in parts),
+        joined_drift(part.drift for part in parts),
     )
 
 
@@ -103,7 +103,7 @@ def whole_records(decoded: Decoded) -> Decoded:
     first = {r.index: r for r in reversed(decoded.rejections)}
     good = ~np.isin(decoded.kept, np.fromiter(first, np.int64, len(first)))
     rows = decoded.rows if good.all() else decoded.rows.filter(good)
-    return Decoded(rows, decoded.kept[good], [first[i] for i in sorted(first)], decoded.sighted)
+    return Decoded(rows, decoded.kept[good], [first[i] for i in sorted(first)], decoded.drift)
 
 
 def line_numbers(kept: NDArray[np.int64]) -> NDArray[np.int32]:

@@ -81,7 +81,7 @@ class Divider:
             rows, kept, codes = rows.filter(pa.array(stays)), kept[stays], codes[stays]
         # A target without rows: rejected and waiting values have no target, and no code refers to one.
         targets = tuple(verdict if isinstance(verdict, str) else MAIN for verdict in verdicts)
-        return Divided(Decoded(rows, kept, rejections, decoded.sighted), targets, codes)
+        return Divided(Decoded(rows, kept, rejections, decoded.drift), targets, codes)
 
     def _coded(self, chunk: Chunk, decoded: Decoded) -> tuple[NDArray[np.int64], list[str | bytes | None]]:
         """Each row's value as an index into the distinct values."""

@@ -145,7 +145,7 @@ class RangeReader(ABC):
                 advanced_at = self._monotonic()
                 for code in earlier:
                     del self._troubles[code]
-            elif self._monotonic() - advanced_at > self._patience_s():  # a partition may answer with errors alone
+            elif self._monotonic() - advanced_at > self._silence_limit_s():  # a partition may answer with errors alone
                 raise self._failure or self._stalled()
         yield from self._rest()
 
@@ -153,7 +153,7 @@ class RangeReader(ABC):
         """Changes when a range ends, and when a record or an end of partition moves a position."""
         return len(self._open), int(self._positions.sum())
 
-    def _patience_s(self) -> float:
+    def _silence_limit_s(self) -> float:
         """Time without any progress after which reading fails. A quota may delay the next fetches."""
         return self._limit_s + min(FETCHES_THROTTLED * self._throttled_s, MAX_THROTTLED_S)
 
@@ -260,6 +260,6 @@ class RangeReader(ABC):
             said.append(self._throttle_words())
             todo = " Raise the quota, or let producers send smaller batches: one must fit into the quota of 10 s."
         return KafkaUnavailable(
-            f"no record arrived for {self._patience_s():.0f} s and {len(self._open)} ranges have not ended, among them "
-            f"{topic}[{partition}] at {self._positions[i]} of {self._ends[i]}: {'; '.join(said)}.{todo}"
+            f"no record arrived for {self._silence_limit_s():.0f} s and {len(self._open)} ranges have not ended, among "
+            f"them {topic}[{partition}] at {self._positions[i]} of {self._ends[i]}: {'; '.join(said)}.{todo}"
         )

@@ -26,8 +26,8 @@ from frazil.ingest.decode import Decoded, Decoder, Rejection, whole_records
 from frazil.ingest.formats import Quoter, has_lines, quoter
 from frazil.ingest.key_fields import key_decoder
 from frazil.ingest.record_files import RowChunk
+from frazil.ingest.schema_drift import SchemaDrift, joined_drift
 from frazil.ingest.sensitive import Protector
-from frazil.ingest.sightings import Sightings, joined_sightings
 from frazil.ingest.split import column_of
 from frazil.spec.coordinates import LINE
 from frazil.spec.type_ends import ends_of
@@ -57,7 +57,7 @@ class Shaper:
         self._within = context.event_times_us
         self._quote = quoter(context.record_format)
         self._units = context.units
-        self.sighted = Sightings()
+        self.drift = SchemaDrift()
         """What the records so far have beyond the schema."""
 
     def __call__(self, chunk: Chunk) -> Decoded:
@@ -97,8 +97,8 @@ class Shaper:
                 )
             return Decoded(chunk.rows, np.arange(len(chunk)))
         decoded = self._decode(chunk)
-        if decoded.sighted:
-            self.sighted = joined_sightings([self.sighted, decoded.sighted])
+        if decoded.drift:
+            self.drift = joined_drift([self.drift, decoded.drift])
         if self._changes:
             decoded = self._changes.with_tombstones(decoded, chunk)
         whole = self._beside(decoded, chunk)

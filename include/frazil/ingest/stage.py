@@ -347,7 +347,7 @@ class _Stage:
             self.progress.windows,
             notices,
             self._rejects.result(),
-            self._shape.sighted,
+            self._shape.drift,
             self._other_events,
             tuple(sorted(self._divide.values)) if self._divide else (),
         )

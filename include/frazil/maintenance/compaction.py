@@ -121,12 +121,12 @@ def plan_compaction(
     left: list[Left] = []
     for partition in health.partitions or ():
         complete = is_complete(partition, complete_before_us)
-        judged = _judge(partition, settings, target=target, complete=complete, spec_id=spec_id)
-        if isinstance(judged, Rewrite):
-            is_busy = partition.key in busy and not judged.applies_deletes
-            worth.append((complete, dataclasses.replace(judged, busy=is_busy)))
-        elif judged:
-            left.append(judged)
+        evaluated = _evaluate(partition, settings, target=target, complete=complete, spec_id=spec_id)
+        if isinstance(evaluated, Rewrite):
+            is_busy = partition.key in busy and not evaluated.applies_deletes
+            worth.append((complete, dataclasses.replace(evaluated, busy=is_busy)))
+        elif evaluated:
+            left.append(evaluated)
     worth.sort(key=lambda w: (not w[0], -benefit(w[1]), w[1].partition.path))
     old = [p for p in health.partitions or () if p.spec_id != spec_id and (p.small_files or p.delete_files)]
     free = [rewrite for _, rewrite in worth if not rewrite.busy]
@@ -148,7 +148,7 @@ def benefit(rewrite: Rewrite) -> float:
     return rewrite.removed / max(rewrite.bytes, 1)
 
 
-def _judge(
+def _evaluate(
     partition: PartitionFiles, settings: Compaction, *, target: int, complete: bool, spec_id: int
 ) -> Rewrite | Left | None:
     """The rewrite of one partition, whatever the budget; None if it has no small files and few deleted rows."""
@@ -166,13 +166,13 @@ def _judge(
         applied = counted(partition.deletes.shared, "delete file", "is|are")
         why = f"{applied} applied to {counted(partition.files, 'file')} by every reader"
         return Rewrite(partition, partition.files, partition.bytes, max(gone, 1), why, applies_deletes=True)
-    small = _judge_small(partition, settings, target=target, complete=complete) if partition.small_files else None
+    small = _evaluate_small(partition, settings, target=target, complete=complete) if partition.small_files else None
     if not partition.deletes.due_files:
         return small
     return _with_due(partition, small if isinstance(small, Rewrite) else None, settings.deleted_rows)
 
 
-def _judge_small(partition: PartitionFiles, settings: Compaction, *, target: int, complete: bool) -> Rewrite | Left:
+def _evaluate_small(partition: PartitionFiles, settings: Compaction, *, target: int, complete: bool) -> Rewrite | Left:
     """Decide whether its small files are worth a rewrite."""
     least, state = (settings.min_files, "complete") if complete else (settings.open_files, "still written")
     count, removed = partition.small_files, _removed(partition.small_files, partition.small_bytes, target)

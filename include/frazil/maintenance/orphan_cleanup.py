@@ -31,13 +31,13 @@ from frazil.maintenance.orphan_references import (
     undecided_manifests,
 )
 from frazil.maintenance.orphans import (
+    Evaluation,
     Folders,
-    Judgement,
     Listed,
     References,
     Undecided,
     deletable,
-    judge,
+    evaluate,
     missing,
     own_files,
     shared_with,
@@ -189,7 +189,7 @@ class _Cleanup:
                 raise _Refused("maintenance.orphans is off for this table")
             self._check_clock(store, path)
         memory = OrphanMemory.read(store.get(path), table_uuid=str(self.before.metadata.table_uuid))
-        table, references, found = self._judge()
+        table, references, found = self._evaluate()
         report = _found(report, found)
         if found.refused:
             return replace(report, refused=found.refused)
@@ -202,7 +202,7 @@ class _Cleanup:
         store.put(path, memory.after(OrphanRun(self.now_ms, progress, tuple(still))).to_bytes())
         return replace(report, deleted=len(gone.paths), deleted_bytes=gone.bytes, waiting=len(still), refused=stopped)
 
-    def _judge(self) -> tuple[Table, References, Judgement]:
+    def _evaluate(self) -> tuple[Table, References, Evaluation]:
         """The table as loaded after the listing, its references, and the result for each listed file."""
         others, roots = self._others(), self._roots()
         listing = self._list(roots)
@@ -213,7 +213,7 @@ class _Cleanup:
         if apart := metadata_apart(files, table, self.place):
             raise _Refused(f"another table lies inside: {apart} is not this table's")
         undecided = _undecided(table)
-        found = judge(files, references, undecided, settings=self.settings, now_ms=self.now_ms)
+        found = evaluate(files, references, undecided, settings=self.settings, now_ms=self.now_ms)
         if foreign := foreign_metadata(found.candidates, table):
             raise _Refused(
                 f"{foreign} is the metadata of another table in the same folder: if that table was dropped, delete its "
@@ -328,7 +328,7 @@ def _undecided(table: Table) -> Undecided:
         raise _Refused(f"what may still be committed is unknown: {error}") from error
 
 
-def _found(report: OrphanReport, found: Judgement) -> OrphanReport:
+def _found(report: OrphanReport, found: Evaluation) -> OrphanReport:
     return replace(
         report,
         listed=found.listed,

@@ -122,7 +122,7 @@ class References:
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
+class Evaluation:
     """The result for one listing. Each listed file counts as exactly one of these."""
 
     listed: int
@@ -162,9 +162,9 @@ def _hidden(path: str, start: str) -> bool:
     return "/_" in rest or "/." in rest
 
 
-def judge(
+def evaluate(
     files: Collection[Listed], references: References, undecided: Undecided, *, settings: Orphans, now_ms: int
-) -> Judgement:
+) -> Evaluation:
     """Sort the table's own files into those to keep and those that may be deleted."""
     old_ms = now_ms - settings.older_than // timedelta(milliseconds=1)
     referenced = registered = young = total_bytes = 0
@@ -180,7 +180,7 @@ def judge(
         else:
             candidates.append(file)
     candidates.sort(key=lambda file: (file.place.store, file.info.path))
-    found = Judgement(len(files), referenced, registered, young, tuple(candidates))
+    found = Evaluation(len(files), referenced, registered, young, tuple(candidates))
     refused = _look_alikes(candidates, references) or _too_many(found, total_bytes, most=settings.max_share)
     return replace(found, refused=refused)
 
@@ -214,7 +214,7 @@ def _look_alikes(candidates: Iterable[Listed], references: References) -> str | 
     )
 
 
-def _too_many(found: Judgement, total_bytes: int, *, most: int) -> str | None:
+def _too_many(found: Evaluation, total_bytes: int, *, most: int) -> str | None:
     count, size = len(found.candidates), found.candidate_bytes
     if 100 * count <= most * found.listed and 100 * size <= most * total_bytes:
         return None

@@ -36,7 +36,7 @@ def made_tables(catalog: Catalog, spec: StreamSpec, specs: Sequence[StreamSpec])
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class DueTable:
     """A table and what is due, from metadata."""
 
     table: MaintainedTable
@@ -50,12 +50,10 @@ class Judged:
         return self.health.files_since_compaction, self.health.snapshots
 
 
-def judged_of_route(
-    catalog: Catalog, table: MaintainedTable, *, actions: Collection[str], now_ms: int
-) -> Judged | None:
+def due_of_route(catalog: Catalog, table: MaintainedTable, *, actions: Collection[str], now_ms: int) -> DueTable | None:
     """The due actions; None if the table does not exist. Raises what `measure` raises."""
     health = measure(catalog, table, now_ms=now_ms)
     if health is None:
         return None
     answers = due(health, table.settings, full_check_at=table.full_check_at)
-    return Judged(table, health, {action: a.reason for action, a in answers.items() if a.due and action in actions})
+    return DueTable(table, health, {action: a.reason for action, a in answers.items() if a.due and action in actions})

@@ -110,7 +110,7 @@ class Commit(Model):
         return self.max_interval if self.throttle == "stretch" else self.interval
 
 
-class Circuit(Model):
+class CircuitBreaker(Model):
     """Ends the writer before it commits a batch with too large a share of dead letters."""
 
     share: Percent = Field(
@@ -123,8 +123,8 @@ class DeadLetters(Model):
     """The table of records that cannot be decoded: `<table>_dead_letters`, or the one declared here."""
 
     table: str | None = Field(default=None, description="`namespace.table`; `<table>_dead_letters` if not named.")
-    circuit: Circuit | Literal["off"] = Field(
-        default=Circuit(),
+    circuit: CircuitBreaker | Literal["off"] = Field(
+        default=CircuitBreaker(),
         description="When the writer ends before it commits a batch, because most of its records would be dead "
         "letters; `off`: never.",
     )
@@ -324,7 +324,7 @@ class StreamSpec(Model):
         """Keys that a fingerprint omits, including keys of later versions that this stream does not use."""
         source = {key for key in ("key", "headers", "topic_pattern") if not getattr(self.source, key)}
         columns = {index: {"unit"} for index, column in enumerate(self.columns) if column.unit is None}
-        dead_letters = {"circuit"} if self.dead_letters.circuit == Circuit() else None
+        dead_letters = {"circuit"} if self.dead_letters.circuit == CircuitBreaker() else None
         resources = None if self.resources.driver_in_cluster else {"deploy_mode", "rest_port"}
         commit = None if self.commit.atomic else {"atomic"}
         nested = {"source": source, "columns": columns, "dead_letters": dead_letters, "resources": resources}

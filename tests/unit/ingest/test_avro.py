@@ -247,7 +247,7 @@ def test_types_that_unfold_to_exponentially_many_are_read_or_refused_at_once() -
         inner = record(("a", inner), ("b", f"R{i}"), name=f"R{i + 1}")
     schema = record(("new", {"type": "array", "items": inner}))
     decode = AvroDecoder(COLUMNS_OF_ONE, {}, SchemaText("AVRO", json.dumps(schema)))
-    decode.sight(widening=True)
+    decode.report_drift(widening=True)
     assert outcomes(decode(Chunk.of_values([b"\0"]))) == {0: {"s": None}}
 
 

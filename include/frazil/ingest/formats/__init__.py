@@ -18,7 +18,7 @@ from frazil.ingest.formats.csv.lines import Line
 from frazil.ingest.formats.json import types as json_types
 from frazil.ingest.formats.json.framed import content
 from frazil.ingest.formats.json.record import quoted as quoted_json
-from frazil.ingest.sightings import SightingDecoder
+from frazil.ingest.schema_drift import DriftDecoder
 from frazil.spec.formats import (
     AvroFormat,
     BytesFormat,
@@ -124,8 +124,8 @@ def decoder(
         made: Decoder = EnvelopeDecoder(partial(FORMATS[declared.type], content), schema, units, envelope)
     else:
         made = FORMATS[declared.type](declared, schema, units)
-    if evolution != "off" and isinstance(made, SightingDecoder):
-        made.sight(widening=evolution == "full")
+    if evolution != "off" and isinstance(made, DriftDecoder):
+        made.report_drift(widening=evolution == "full")
     return made
 
 

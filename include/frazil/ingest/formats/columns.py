@@ -32,7 +32,7 @@ from frazil.ingest.formats.json.nodes import (
 )
 from frazil.ingest.formats.json.types import Units
 from frazil.ingest.formats.json.words import ROOM, USED, gathered
-from frazil.ingest.sightings import Path
+from frazil.ingest.schema_drift import Path
 
 WORDS_AT_ONCE = 4 * 2**20
 """Wide rows are read in parts of about this many 64-bit words, whose memory is reused."""

@@ -34,7 +34,7 @@ from frazil.ingest.changes import CHANGE, DELETE, KEPT, UPSERT
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.decode import Decoded, Decoder, EventDecoder, Rejection
 from frazil.ingest.formats.unavailable import Unavailable, hides_null, true_where
-from frazil.ingest.sightings import WHOLE, SightingDecoder, Within
+from frazil.ingest.schema_drift import WHOLE, DriftDecoder, Within
 from frazil.ingest.source_log import POSITIONS, positions
 from frazil.spec.formats import POSITION, Envelope
 
@@ -54,7 +54,9 @@ UNTOLD_TEXT = (
 _SKIPPED = ("m",)
 """Operations without a row: messages that an application wrote to the log."""
 _STATES = ("c", "u", "r")
-_SIGHTED = tuple(Within(path, beside="op", values=frozenset(_STATES)) for path in (("after",), ("payload", "after")))
+_DRIFT_WITHIN = tuple(
+    Within(path, beside="op", values=frozenset(_STATES)) for path in (("after",), ("payload", "after"))
+)
 
 
 class EnvelopeDecoder:
@@ -85,12 +87,12 @@ class EnvelopeDecoder:
         shifted = {PAYLOAD_IDS + i: unit for i, unit in plain.items()}
         return make(Schema(*layers, payload, schema_id=schema.schema_id), {**plain, **shifted})
 
-    def sight(self, *, widening: bool, within: Sequence[Within] = WHOLE) -> None:
+    def report_drift(self, *, widening: bool, within: Sequence[Within] = WHOLE) -> None:
         """Report new fields of the row's state after the event; `within` is ignored."""
         assert within == WHOLE
         self._widening = widening
-        if isinstance(self._decode, SightingDecoder):
-            self._decode.sight(widening=widening, within=_SIGHTED)
+        if isinstance(self._decode, DriftDecoder):
+            self._decode.report_drift(widening=widening, within=_DRIFT_WITHIN)
 
     def rename(self, aliases: Mapping[str, str], required: Collection[str]) -> None:
         for alias, column in aliases.items():
@@ -100,7 +102,7 @@ class EnvelopeDecoder:
             self._key += renamed
             self._decode = self._made()
             if self._widening is not None:
-                self.sight(widening=self._widening)
+                self.report_drift(widening=self._widening)
 
     @property
     def _key_names(self) -> set[str]:
@@ -172,7 +174,9 @@ class EnvelopeDecoder:
         rows = pa.Table.from_arrays(arrays, schema=_nullable(self._schema)).append_column(CHANGE, change)
         rows = rows.append_column(KEPT, kept).filter(pa.array(good))
         told = [Rejection(int(decoded.kept[row]), *wrong[row]) for row in sorted(wrong)]
-        return Decoded(rows, decoded.kept[good], [*rejections, *told], self._unavailable.not_sighted(decoded.sighted))
+        return Decoded(
+            rows, decoded.kept[good], [*rejections, *told], self._unavailable.without_placeholder(decoded.drift)
+        )
 
     def _other_events(self, chunk: Chunk, decoded: Decoded, op: pa.Array) -> list[int]:
         """The rows of events that change no row."""

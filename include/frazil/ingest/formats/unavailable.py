@@ -32,7 +32,7 @@ from pyiceberg.types import (
     UUIDType,
 )
 
-from frazil.ingest.sightings import Seen, Sightings, StructOf
+from frazil.ingest.schema_drift import SchemaDrift, Seen, StructOf
 
 _TOLD_IN_LISTS = (StringType, BinaryType, UUIDType, IntegerType, LongType, DateType)
 
@@ -68,12 +68,12 @@ class Unavailable:
             return kind
         return StructType(*kind.fields, NestedField(new_id(), self._text, StringType(), required=False))
 
-    def not_sighted(self, sighted: Sightings) -> Sightings:
+    def without_placeholder(self, drift: SchemaDrift) -> SchemaDrift:
         """The same drift without fields that only the placeholder has."""
-        if not sighted.new:
-            return sighted
-        new = {path: self._without(seen) for path, seen in sighted.new.items() if path[-1] != self._text}
-        return dataclasses.replace(sighted, new=new)
+        if not drift.new:
+            return drift
+        new = {path: self._without(seen) for path, seen in drift.new.items() if path[-1] != self._text}
+        return dataclasses.replace(drift, new=new)
 
     def _without(self, seen: Seen) -> Seen:
         if isinstance(seen, StructOf) and self._text in seen.fields:

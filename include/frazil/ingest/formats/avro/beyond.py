@@ -8,7 +8,7 @@ from pyiceberg import types as iceberg
 
 from frazil.ingest.formats.avro.program import filled_columns
 from frazil.ingest.formats.avro.schema import AvroType
-from frazil.ingest.sightings import DEEPEST, MIXED, ListOf, MapOf, Path, Seen, Sightings, struct_of
+from frazil.ingest.schema_drift import DEEPEST, MIXED, ListOf, MapOf, Path, SchemaDrift, Seen, struct_of
 
 _PLAIN = {
     "boolean": "boolean",
@@ -29,12 +29,12 @@ _MAX_PARTS = 10_000
 """Limit of parts in a new column's type."""
 
 
-def beyond_schema(written: AvroType, struct: iceberg.StructType, *, widening: bool) -> Sightings:
+def beyond_schema(written: AvroType, struct: iceberg.StructType, *, widening: bool) -> SchemaDrift:
     """Return what the table needs for records of a written schema, whatever values they have."""
     found = list(_beyond(written, struct, (), frozenset()))
     new = {path: seen for path, seen, _ in found if seen is not None}
     wider = {path: kind for path, _, kind in found if kind} if widening else {}
-    return Sightings(new, wider)
+    return SchemaDrift(new, wider)
 
 
 def _beyond(

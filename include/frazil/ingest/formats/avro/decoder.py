@@ -28,7 +28,7 @@ from frazil.ingest.formats.json.nodes import Numbers
 from frazil.ingest.formats.json.types import check_supported
 from frazil.ingest.formats.other_events import is_other_schema
 from frazil.ingest.no_rows import no_rows
-from frazil.ingest.sightings import WHOLE, Sightings, Within, joined_sightings
+from frazil.ingest.schema_drift import WHOLE, SchemaDrift, Within, joined_drift
 from frazil.registry.client import Schemas, SchemaText, UnknownSchema
 
 MAX_DEPTH = 500
@@ -65,8 +65,8 @@ class AvroDecoder:
         self._struct = struct
         self._widening: bool | None = None
         self._within: Sequence[Within] = WHOLE
-        self._beyond: dict[int, Sightings] = {}
-        self._sighted: list[Sightings] = []
+        self._beyond: dict[int, SchemaDrift] = {}
+        self._drift: list[SchemaDrift] = []
         self._frames = np.zeros((self._max_depth, self._frame_words), np.int64)
         self._slots = np.zeros(_SLOTS, np.int64)
         self._seed = secrets.randbits(62) | 1  # unpredictable, so that no writer can choose keys that compare slowly
@@ -74,7 +74,7 @@ class AvroDecoder:
     def _made_program(self, struct: StructType, units: Mapping[int, str]) -> Any:
         return Program(struct, self._columns, units)
 
-    def sight(self, *, widening: bool, within: Sequence[Within] = WHOLE) -> None:
+    def report_drift(self, *, widening: bool, within: Sequence[Within] = WHOLE) -> None:
         self._widening, self._within = widening, within
 
     def names(self, record: bytes, path: Sequence[str]) -> Collection[str]:
@@ -93,7 +93,7 @@ class AvroDecoder:
     def __call__(self, chunk: Chunk) -> Decoded:
         """Decode the values; rows keep the order of the records. Raises what the registry's client raises."""
         values = chunk.values
-        self._sighted = []
+        self._drift = []
         rejections: dict[int, Fault] = {}
         roots, content = self._begun(values, rejections)
         tables, kept = [no_rows(self._columns.arrow_schema)], []
@@ -105,7 +105,7 @@ class AvroDecoder:
                 rejections[part.start + i] = self._fault(int(wrong[i]), *where[i].tolist())
         found = [Rejection(i, *fault) for i, fault in sorted(rejections.items())]
         sound = np.concatenate([np.zeros(0, np.int64), *kept])
-        return Decoded(pa.concat_tables(tables), sound, found, joined_sightings(self._sighted))
+        return Decoded(pa.concat_tables(tables), sound, found, joined_drift(self._drift))
 
     def _read(
         self, values: BinaryColumn, roots: Numbers, wrong: NDArray[np.uint8], where: NDArray[np.int64]
@@ -185,7 +185,7 @@ class AvroDecoder:
         if isinstance(root, int):
             roots[places] = root
             if len(places) and (beyond := self._beyond.get(schema_id)):
-                self._sighted.append(dataclasses.replace(beyond, records=len(places) if beyond.new else 0))
+                self._drift.append(dataclasses.replace(beyond, records=len(places) if beyond.new else 0))
         else:
             rejections.update(dict.fromkeys(places.tolist(), root))
 

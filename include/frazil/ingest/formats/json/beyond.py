@@ -12,15 +12,15 @@ from frazil.ingest.formats.json.record import RecordReader, Row
 from frazil.ingest.formats.json.text import Refused, stripped, without_specials
 from frazil.ingest.formats.json.types import Units
 from frazil.ingest.formats.json.widening import NOTHING, Widening, demanded, widened
-from frazil.ingest.sightings import (
+from frazil.ingest.schema_drift import (
     CROWD,
     MAX_OBJECT_FIELDS,
     WHOLE,
     Path,
+    SchemaDrift,
     Seen,
-    Sightings,
     Within,
-    joined_sightings,
+    joined_drift,
     merged,
     seen_in,
 )
@@ -40,7 +40,7 @@ class BeyondSchema:
         self._fields = _Known.of(schema).at(within[0].path)
         self._readers: dict[Widening, RecordReader] = {}
 
-    def __call__(self, values: Sequence[bytes | None], read: Sequence[Row | Refused]) -> Sightings:
+    def __call__(self, values: Sequence[bytes | None], read: Sequence[Row | Refused]) -> SchemaDrift:
         """Return what records need that were read one by one; `read` is the result of each."""
         found = [(value, row) for value, row in zip(values, read, strict=True) if value is not None]
         sound = [value for value, row in found if not isinstance(row, Refused)]
@@ -52,7 +52,7 @@ class BeyondSchema:
             _add(new, here.items())
         refused = [value for value, row in found if isinstance(row, Refused)][:_MAX_REFUSED]
         parts = [self._wider(value) for value in refused] if self._widening else []
-        return joined_sightings([Sightings(new, records=records), *parts])
+        return joined_drift([SchemaDrift(new, records=records), *parts])
 
     def new(self, values: Iterable[bytes | None]) -> dict[Path, Seen]:
         """The fields of valid records that are not columns, by path."""
@@ -71,19 +71,19 @@ class BeyondSchema:
             if not part.beside or (isinstance(around, dict) and around.get(part.beside) in part.values):
                 yield found
 
-    def _wider(self, value: bytes) -> Sightings:
+    def _wider(self, value: bytes) -> SchemaDrift:
         """The columns that must change for a refused record to become a row; nothing if that would not be enough."""
         record = _parsed(value)
         if not any(True for _ in self._parts(record)):
-            return Sightings()
+            return SchemaDrift()
         wanted = demanded(record, self._schema)
         if wanted == NOTHING:
-            return Sightings()
+            return SchemaDrift()
         if (reader := self._readers.get(wanted)) is None:
             reader = self._readers[wanted] = RecordReader(widened(self._schema, wanted), self._units)
         if isinstance(reader(value), Refused):
-            return Sightings()
-        return Sightings(wider=dict(wanted.wider), optional=wanted.optional).within(self._within)
+            return SchemaDrift()
+        return SchemaDrift(wider=dict(wanted.wider), optional=wanted.optional).within(self._within)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from frazil.ingest.formats.json.rows import NEW, SAMPLE, read_records
 from frazil.ingest.formats.json.scan import room
 from frazil.ingest.formats.json.types import Units, depth
 from frazil.ingest.no_rows import no_rows
-from frazil.ingest.sightings import Path
+from frazil.ingest.schema_drift import Path
 
 _MAX_KEYS = 4096
 """Records with a larger map are read one by one."""

@@ -9,7 +9,7 @@ import numpy as np
 from frazil.ingest.binary_column import BinaryColumn
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.decode import Decoded, Decoder, EventDecoder, Rejection, joined
-from frazil.ingest.sightings import WHOLE, SightingDecoder, Within
+from frazil.ingest.schema_drift import WHOLE, DriftDecoder, Within
 
 FRAME_BYTES = 5
 
@@ -25,9 +25,9 @@ class FramedDecoder:
     def __init__(self, decode: Decoder) -> None:
         self._decode = decode
 
-    def sight(self, *, widening: bool, within: Sequence[Within] = WHOLE) -> None:
-        if isinstance(self._decode, SightingDecoder):
-            self._decode.sight(widening=widening, within=within)
+    def report_drift(self, *, widening: bool, within: Sequence[Within] = WHOLE) -> None:
+        if isinstance(self._decode, DriftDecoder):
+            self._decode.report_drift(widening=widening, within=within)
 
     def names(self, record: bytes, path: Sequence[str]) -> Collection[str]:
         assert isinstance(self._decode, EventDecoder)

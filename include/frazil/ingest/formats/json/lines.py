@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from frazil.ingest.binary_column import BinaryColumn
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.decode import Decoded, Decoder, Rejection, first_places, joined, whole_records
-from frazil.ingest.sightings import WHOLE, SightingDecoder, Within
+from frazil.ingest.schema_drift import WHOLE, DriftDecoder, Within
 
 MAX_LINES = 100_000
 """Limit per record: a record of only newlines must not need many times its size."""
@@ -27,9 +27,9 @@ class LinesDecoder:
     def __init__(self, decode: Decoder) -> None:
         self._decode = decode
 
-    def sight(self, *, widening: bool, within: Sequence[Within] = WHOLE) -> None:
-        if isinstance(self._decode, SightingDecoder):
-            self._decode.sight(widening=widening, within=within)
+    def report_drift(self, *, widening: bool, within: Sequence[Within] = WHOLE) -> None:
+        if isinstance(self._decode, DriftDecoder):
+            self._decode.report_drift(widening=widening, within=within)
 
     def __call__(self, chunk: Chunk) -> Decoded:
         values = chunk.values
@@ -62,7 +62,7 @@ class LinesDecoder:
             place = int(record[rejection.index])
             where = f"line {number[rejection.index] + 1}: " if several[place] else ""
             first.setdefault(place, Rejection(place, rejection.error_class, f"{where}{rejection.error}"))
-        return whole_records(Decoded(rows, record[kept], [*first.values()], decoded.sighted))
+        return whole_records(Decoded(rows, record[kept], [*first.values()], decoded.drift))
 
 
 def _breaks(values: BinaryColumn) -> NDArray[np.int64]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from pyiceberg import types as iceberg
 
-from frazil.ingest.sightings import Path, wide_type, wider_of
+from frazil.ingest.schema_drift import Path, wide_type, wider_of
 
 _INTS = range(-(2**31), 2**31)
 _LONGS = range(-(2**63), 2**63)

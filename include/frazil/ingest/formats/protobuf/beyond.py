@@ -8,7 +8,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from pyiceberg import types as iceberg
 
 from frazil.ingest.formats.protobuf.program import TIMESTAMP, WRAPPERS
-from frazil.ingest.sightings import DEEPEST, MIXED, ListOf, MapOf, Path, Seen, Sightings, struct_of
+from frazil.ingest.schema_drift import DEEPEST, MIXED, ListOf, MapOf, Path, SchemaDrift, Seen, struct_of
 
 _F = FieldDescriptor
 _PLAIN = {
@@ -27,11 +27,11 @@ _MAX_PARTS = 10_000
 """Limit of parts in a new column's type."""
 
 
-def beyond_message(written: Descriptor, struct: iceberg.StructType, *, widening: bool) -> Sightings:
+def beyond_message(written: Descriptor, struct: iceberg.StructType, *, widening: bool) -> SchemaDrift:
     """Return what the table needs for records of a message, whatever values they have."""
     found = list(_beyond(written, struct, (), frozenset()))
     new = {path: seen for path, seen, _ in found if seen is not None}
-    return Sightings(new, {path: kind for path, _, kind in found if kind} if widening else {})
+    return SchemaDrift(new, {path: kind for path, _, kind in found if kind} if widening else {})
 
 
 def _beyond(

@@ -24,7 +24,7 @@ DEEPEST = 20
 MAX_OBJECT_FIELDS = 1_000
 """Objects with more fields are MIXED: their keys are data, and would cost unlimited time and memory."""
 CROWD = "\0"
-"""The name that stands for the new fields of an object that has too many of them. No column can have it."""
+"""Replaces the names of new fields of an object that has too many. No column can have this name."""
 MAX_NEW_FIELDS = 10_000
 """New fields that are kept, the first in path order, so that the order of records does not matter."""
 _LONGS = range(-(2**63), 2**63)
@@ -77,10 +77,10 @@ WHOLE = (Within(),)
 
 
 @runtime_checkable
-class SightingDecoder(Protocol):
-    """A decoder that can report what records have beyond its schema, in `Decoded.sighted`."""
+class DriftDecoder(Protocol):
+    """A decoder that can report what records have beyond its schema, in `Decoded.drift`."""
 
-    def sight(self, *, widening: bool, within: Sequence[Within] = WHOLE) -> None:
+    def report_drift(self, *, widening: bool, within: Sequence[Within] = WHOLE) -> None:
         """Report from now on; with `widening`, also which wider and optional columns would hold refused records.
 
         All parts must have the same fields. A decoder that knows the fields without examining records ignores the
@@ -89,7 +89,7 @@ class SightingDecoder(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Sightings:
+class SchemaDrift:
     """What some records have beyond a schema."""
 
     new: Mapping[Path, Seen] = field(default_factory=dict)
@@ -101,15 +101,17 @@ class Sightings:
     records: int = 0
     """Records with a new field that is not null."""
 
-    def within(self, parts: Sequence[Within]) -> Sightings:
+    def within(self, parts: Sequence[Within]) -> SchemaDrift:
         """The part of this that concerns these parts of records, with paths that begin there."""
         if parts == WHOLE:
             return self
         new = [(path[len(p) :], seen) for p, *_ in parts for path, seen in self.new.items() if _is_in(path, p)]
         wider = [(path[len(p) :], kind) for p, *_ in parts for path, kind in self.wider.items() if _is_in(path, p)]
         optional = frozenset(path[len(p) :] for p, *_ in parts for path in self.optional if _is_in(path, p))
-        each = [Sightings({path: seen}) for path, seen in new] + [Sightings(wider={path: kind}) for path, kind in wider]
-        return joined_sightings([Sightings(optional=optional, records=self.records if new else 0), *each])
+        each = [SchemaDrift({path: seen}) for path, seen in new] + [
+            SchemaDrift(wider={path: kind}) for path, kind in wider
+        ]
+        return joined_drift([SchemaDrift(optional=optional, records=self.records if new else 0), *each])
 
     def __bool__(self) -> bool:
         return bool(self.new or self.wider or self.optional or self.records)
@@ -123,7 +125,7 @@ class Sightings:
         }
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Sightings:
+    def from_json(cls, value: Mapping[str, Any]) -> SchemaDrift:
         return cls(
             {tuple(path): _seen(plain) for path, plain in value["new"]},
             {tuple(path): kind for path, kind in value["wider"]},
@@ -132,14 +134,14 @@ class Sightings:
         )
 
 
-NOTHING_SIGHTED = Sightings()
+NO_DRIFT = SchemaDrift()
 
 
 def _is_in(path: Path, part: Path) -> bool:
     return len(path) > len(part) and path[: len(part)] == part
 
 
-def joined_sightings(parts: Iterable[Sightings]) -> Sightings:
+def joined_drift(parts: Iterable[SchemaDrift]) -> SchemaDrift:
     """Join them into one."""
     new: dict[Path, Seen] = {}
     wider: dict[Path, str] = {}
@@ -154,7 +156,7 @@ def joined_sightings(parts: Iterable[Sightings]) -> Sightings:
         records += part.records
     if len(new) > MAX_NEW_FIELDS:
         new = {path: new[path] for path in nsmallest(MAX_NEW_FIELDS, new)}
-    return Sightings(new, wider, frozenset(optional), records)
+    return SchemaDrift(new, wider, frozenset(optional), records)
 
 
 def merged(one: Seen, other: Seen) -> Seen:  # noqa: PLR0911 - a table
@@ -245,9 +247,9 @@ class NewField:
     problem: str = ""
 
 
-def new_fields(sightings: Sightings) -> Iterator[NewField]:
+def new_fields(schema_drift: SchemaDrift) -> Iterator[NewField]:
     """The new fields, each with the problems inside it, except those that were always null."""
-    for path, seen in sorted(sightings.new.items()):
+    for path, seen in sorted(schema_drift.new.items()):
         yield from _new_field(path, seen)
 
 
