@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import timedelta
 
 from frazil.maintenance.health import StreamHealth, TableHealth
 from frazil.spec.maintenance import Alerts, Maintenance
@@ -21,9 +20,6 @@ CLEARS_AT = 0.8
 FEWEST_FILES = 256
 """Manifest-list bytes are divided by at least this many files. A list begins with 4 KiB of Avro schema, so a small
 table has over a kilobyte per file although its list is one small read. By default, lists below 256 KiB never fire."""
-
-INTERVALS = 2
-"""A stream is not stale before this many of its longest commit intervals, whatever `freshness` says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +154,7 @@ def _small_files(health: TableHealth, threshold: int) -> float | None:
 
 def _of_streams(health: TableHealth, settings: Maintenance, now_ms: int) -> Iterator[Reading]:
     for stream in health.streams:
-        threshold_s = stale_after_ms(settings, stream.longest_interval_ms) / 1000
+        threshold_s = settings.stale_after_ms(stream.longest_interval_ms) / 1000
         age_s = None if stream.last_commit_at_ms is None else (now_ms - stream.last_commit_at_ms) / 1000
         last = "unknown" if age_s is None else f"{ago(int(age_s * 1000))} ago"
         waiting = "an unknown number of" if stream.lag is None else f"{stream.lag:,}"
@@ -182,11 +178,6 @@ def _of_streams(health: TableHealth, settings: Maintenance, now_ms: int) -> Iter
                 f"{settings.alerts.lag:,}. {status} says whether it catches up, and how long its batches take. If it "
                 "does not, give it more `resources.cores` or topic-partitions",
             )
-
-
-def stale_after_ms(settings: Maintenance, longest_interval_ms: int) -> int:
-    """How old the last commit may be while records wait: one commit in time must clear what a missed one raised."""
-    return max(settings.alerts.freshness // timedelta(milliseconds=1), INTERVALS * longest_interval_ms)
 
 
 def _staleness_s(stream: StreamHealth, age_s: float | None, threshold_s: float) -> float | None:

@@ -26,7 +26,6 @@ from frazil.commit.marker import Marker, read_marker
 from frazil.commit.target import target_file_bytes
 from frazil.errors import MarkerUnreadable
 from frazil.ingest.contract import Target
-from frazil.maintenance.alert_rules import stale_after_ms
 from frazil.maintenance.deep import read_partitions
 from frazil.maintenance.health import RecentFiles, StreamHealth, TableHealth, p10
 from frazil.maintenance.lag import heartbeat_lag, kafka_lag
@@ -205,7 +204,7 @@ def _stream(metadata: TableMetadata, spec: StreamSpec, *, now_ms: int, ask_kafka
     last_ms = last_commit_ms(metadata, spec.name) or _marked_at_ms(metadata, marker)
     lag = heartbeat_lag(spec.name, now_ms=now_ms)
     longest_ms = spec.commit.longest_interval // timedelta(milliseconds=1)
-    allowed_ms = stale_after_ms(spec.maintenance, longest_ms)
+    allowed_ms = spec.maintenance.stale_after_ms(longest_ms)
     if lag is None and ask_kafka and marker and last_ms is not None and now_ms - last_ms > allowed_ms:
         lag = kafka_lag(spec, marker)
     watermark_us = marker.watermark_us if marker else None

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from itertools import takewhile
 
 from pyiceberg.table.metadata import TableMetadata
 
 from frazil.commit.history import ancestors, commit_records
+from frazil.commit.reasons import Reason, Reasons, reasons_in
 from frazil.spec.model import StreamSpec
 
 HOUR_MS = timedelta(hours=1) // timedelta(milliseconds=1)
@@ -17,6 +18,9 @@ DAY_MS = 24 * HOUR_MS
 BUCKETS = 30
 """An hour in so many pieces, two minutes each."""
 RATE_OVER_MS = HOUR_MS // 6
+RECENT_MS = HOUR_MS // 12
+"""Rates of alerts are means over this time, or over a commit interval that is longer: minutes without a commit have
+none."""
 INTERVALS = 3
 """A rate is taken over at least so many of the longest commit intervals."""
 
@@ -30,6 +34,19 @@ class Brought:
     rejected: int
 
 
+@dataclass(slots=True)
+class Landed:
+    """What a stream committed within some time."""
+
+    records: int = 0
+    """Dead letters included."""
+    rejected: int = 0
+    stale: int = 0
+    """How many of them an upsert dropped, because their rows were newer."""
+    reasons: dict[str, Reason] = field(default_factory=dict)
+    """New dead letters by error class."""
+
+
 @dataclass(frozen=True, slots=True)
 class Flow:
     """What commits brought lately, as far as the table's history tells."""
@@ -41,6 +58,15 @@ class Flow:
     rejected_last_day: int
     rejected_since_ms: int | None = None
     """Since when that is counted, where snapshots of the day have expired; None for the whole day."""
+    hour: Landed = field(default_factory=Landed)
+    recent: Landed = field(default_factory=Landed)
+    """Within `recent_minutes`."""
+    recent_minutes: float = 5
+
+    @property
+    def recent_reasons(self) -> Reasons:
+        """New dead letters within `recent_minutes`; those of the hour that had none since count 0."""
+        return {name: self.recent.reasons.get(name, Reason(0)) for name in self.hour.reasons}
 
 
 def flow_of(metadata: TableMetadata, spec: StreamSpec, *, now_ms: int) -> Flow:
@@ -48,7 +74,13 @@ def flow_of(metadata: TableMetadata, spec: StreamSpec, *, now_ms: int) -> Flow:
     longest_ms = spec.commit.longest_interval // timedelta(milliseconds=1)
     over_ms = max(RATE_OVER_MS, INTERVALS * longest_ms)
     commits = brought(metadata, spec.name, since_ms=now_ms - max(DAY_MS, over_ms))
-    found = flow(commits, over_ms=over_ms, now_ms=now_ms)
+    recent_ms = min(max(RECENT_MS, longest_ms), HOUR_MS)
+    found = replace(
+        flow(commits, over_ms=over_ms, now_ms=now_ms),
+        hour=landed(metadata, spec.name, since_ms=now_ms - HOUR_MS),
+        recent=landed(metadata, spec.name, since_ms=now_ms - recent_ms),
+        recent_minutes=recent_ms / 60_000,
+    )
     if commits and commits[-1].at_ms <= now_ms - DAY_MS:
         return found
     return replace(found, rejected_since_ms=expired_before_ms(metadata, since_ms=now_ms - DAY_MS))
@@ -72,6 +104,21 @@ def brought(metadata: TableMetadata, stream: str, *, since_ms: int) -> list[Brou
         found.append(Brought(snapshot.timestamp_ms, records, rejected))
         if snapshot.timestamp_ms < since_ms:
             break
+    return found
+
+
+def landed(metadata: TableMetadata, stream: str, *, since_ms: int) -> Landed:
+    """What the stream has committed since a moment."""
+    found = Landed()
+    for snapshot in takewhile(lambda one: one.timestamp_ms >= since_ms, ancestors(metadata)):
+        said = snapshot.summary.additional_properties if snapshot.summary else {}
+        if said.get("frazil.stream") == stream and "frazil.records" in said:
+            dead = _number(said.get("frazil.rejected"))
+            found.records += _number(said["frazil.records"]) + dead
+            found.rejected += dead
+            found.stale += _number(said.get("frazil.stale"))
+            for name, reason in reasons_in(said).items():
+                found.reasons[name] = found.reasons.get(name, Reason(0)) + reason
     return found
 
 
