@@ -11,11 +11,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from frazil.cli.status import _fields
+from frazil.home import run_folder
 from frazil.host.heartbeat import Heartbeat, Phase
 from frazil.host.launcher import Observation, ProcessState
 from frazil.host.local import LocalLauncher
 from frazil.host.processes import mark
-from frazil.host.records import ExitRecord, Launch, LaunchKind
+from frazil.host.records import ExitRecord, Launch, LaunchKind, Watch, write_watch
 from frazil.maintenance.stream_rules import stream_readings
 from frazil.operations.overview import Around, Seen, line_of
 from frazil.spec.load import load_stream
@@ -82,6 +83,7 @@ def views(spec: StreamSpec, folder: Path, ends: list[End], lives: Heartbeat | No
     )  # fmt: skip
     launch_id = "live" if lives else f"l{len(ends) - 1}"
     launch = Launch(launch_id, LaunchKind.SUPERVISED, NOW_MS - 30_000, spec.fingerprint(), writer=mark(1))
+    write_watch(run_folder("ticks"), Watch(last_ms=NOW_MS))
     process = ProcessState.RUNNING if lives else ProcessState.ENDED
     observed = Observation(process, launch, lives, exits)
     with pytest.MonkeyPatch.context() as patch:
