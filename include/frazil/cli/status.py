@@ -169,7 +169,9 @@ def _cells(one: StreamState, *, now_ms: int) -> dict[str, str]:
 
 
 def _rows_words(one: StreamState) -> str:
-    return "no table yet" if one.table_exists is False else "unknown" if one.rows is None else f"{one.rows:,}"
+    if one.table_exists is False:
+        return "missing" if one.missing else "no table yet"
+    return "unknown" if one.rows is None else f"{one.rows:,}"
 
 
 def _route_words(one: StreamState) -> str:

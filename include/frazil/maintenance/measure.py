@@ -23,8 +23,9 @@ from pyiceberg.table.snapshots import Operation, Snapshot
 from frazil.commit.history import ancestors, commit_records, last_commit_ms
 from frazil.commit.journal import JournalStore
 from frazil.commit.marker import Marker, read_marker
+from frazil.commit.rules import check_ancestry
 from frazil.commit.target import target_file_bytes
-from frazil.errors import MarkerUnreadable
+from frazil.errors import MarkerUnreadable, RolledBack
 from frazil.ingest.contract import Target
 from frazil.maintenance.deep import read_partitions
 from frazil.maintenance.health import RecentFiles, StreamHealth, TableHealth, p10
@@ -199,7 +200,9 @@ def _added_by(snapshot: Snapshot, table: Table) -> list[_Added]:
 def _stream(metadata: TableMetadata, spec: StreamSpec, *, now_ms: int, ask_kafka: bool) -> StreamHealth:
     try:
         marker = read_marker(metadata.properties, spec.name)
-    except MarkerUnreadable:  # `frazil status` and the writer's exit say so
+        if marker:
+            check_ancestry(metadata, marker, table=spec.table.identifier)
+    except (MarkerUnreadable, RolledBack):  # `frazil status` and the writer's exit say so
         marker = None
     last_ms = last_commit_ms(metadata, spec.name) or _marked_at_ms(metadata, marker)
     lag = heartbeat_lag(spec.name, now_ms=now_ms)

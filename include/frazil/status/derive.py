@@ -269,8 +269,7 @@ def _running(known: StreamState) -> _Found:
         return State.PAUSING, "its writer stops after the current batch"
     if known.state is State.STOPPING:
         return State.RESTARTING, "its writer stops after the current batch, and then the next one starts"
-    is_first = known.last_commit_at_ms is None and not known.rows
-    return State.STARTING if is_first and known.writer.phase == "starting" else State.RUNNING, ""
+    return State.STARTING if known.state is State.STARTING else State.RUNNING, ""
 
 
 def exit_words(writer: WriterProcess) -> str:

@@ -136,6 +136,8 @@ class StreamState:
     """Whether a writer runs: on this host, or on another according to its commits."""
     waiting_batches: int | None = 0
     """Journaled batches that are not committed; counted only if the last commit is long ago."""
+    rolled_back: bool = False
+    """Whether the table was rolled back behind the marker, which then says nothing of what waits."""
     rows: int | None = None
     """Rows of `table` alone: the tables of a route have their own."""
     problems: tuple[str, ...] = ()

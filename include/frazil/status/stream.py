@@ -19,7 +19,7 @@ from frazil.commit.history import changes_of, last_commit_ms, last_epoch, last_r
 from frazil.commit.journal import JournalStore
 from frazil.commit.marker import Marker, read_marker
 from frazil.commit.rules import check_ancestry, check_same_source
-from frazil.errors import FrazilError
+from frazil.errors import FrazilError, RolledBack
 from frazil.home import run_folder
 from frazil.host.heartbeat import Heartbeat, StallKind
 from frazil.host.launcher import Observation, ProcessState
@@ -48,6 +48,7 @@ log = logging.getLogger(__name__)
 KAFKA_ANSWERS_WITHIN_S = 1.0
 LAG_UNKNOWN = "the lag is unknown"
 """Begins the problem that Kafka does not say what waits."""
+ROLLED_BACK = f"{LAG_UNKNOWN}: the table was rolled back, and the marker stands beyond what it holds"
 MAX_WAITING = 1_000
 """At most this many waiting batches are counted."""
 WATCHED_MS = 30_000
@@ -73,6 +74,7 @@ class TableView:
     fingerprint: str | None = None
     """See `table_fingerprint` in `frazil.supervise.desired`."""
     waiting_batches: int | None = 0
+    rolled_back: bool = False
     problems: tuple[str, ...] = ()
     undeclared: tuple[str, ...] = ()
     changes: Mapping[str, int] = field(default_factory=dict)
@@ -131,7 +133,7 @@ def _with_kafka(
         writer, lag = replace(writer, fenced=True), None
         problems.insert(0, _fenced(spec.name, beat, marker))
     if lag is None and marker is not None and view.in_full:
-        lag, silent = _ask_kafka(spec, marker)
+        lag, silent = (None, ROLLED_BACK) if view.rolled_back else _ask_kafka(spec, marker)
         problems += [silent] if silent else []
     waits = bool(outage or silent or (stall and stall.kind is StallKind.OFFSETS))
     known = replace(
@@ -168,6 +170,7 @@ def _with_table(known: StreamState, view: TableView, beat: Heartbeat | None) -> 
         amiss=view.amiss,
         commit_epoch=view.commit_epoch,
         waiting_batches=view.waiting_batches,
+        rolled_back=view.rolled_back,
     )
     if marker is not None:
         return replace(
@@ -326,7 +329,7 @@ def _behind(spec: StreamSpec, marker: Marker) -> tuple[list[str], dict[str, str]
 
 def _view(table: Table, spec: StreamSpec, *, now_ms: int, in_full: bool) -> TableView:
     problems: list[str] = []
-    marker, amiss = None, dict[str, str]()
+    marker, amiss, rolled_back = None, dict[str, str](), False
     undeclared: tuple[str, ...] = ()
     try:
         check_fits(table, spec)
@@ -338,6 +341,7 @@ def _view(table: Table, spec: StreamSpec, *, now_ms: int, in_full: bool) -> Tabl
         if marker:
             check_ancestry(table.metadata, marker, table=spec.table.identifier)
     except FrazilError as error:
+        rolled_back = isinstance(error, RolledBack)
         problems.append(_words(error))
     if in_full and marker is not None and marker.routed is not None:
         behind, amiss = _behind(spec, marker)
@@ -353,6 +357,7 @@ def _view(table: Table, spec: StreamSpec, *, now_ms: int, in_full: bool) -> Tabl
     return TableView(
         exists=True,
         in_full=in_full,
+        rolled_back=rolled_back,
         marker=marker,
         fingerprint=table_fingerprint(table, spec.name),
         waiting_batches=0 if in_full or is_fresh else _waiting(table, spec.name),

@@ -111,7 +111,8 @@ def _view(one: DeclaredStream, spec: StreamSpec, wish: Wish, *, may_act: bool) -
     recorded = finished(found.past.points, clock.now_ms())
     points = coarser(recorded, shown)
     unread = views.unread({KAFKA: ends, "The table": told, "The run folder": runs})
-    partitions = partitions_of(found.marker, None if KAFKA in unread else ends.value, spec)
+    is_back = seen.value is not None and seen.value.rolled_back
+    partitions = partitions_of(found.marker, None if is_back or KAFKA in unread else ends.value, spec)
     line = line_of(spec.name, spec, seen_of(one, seen), around, now_ms=clock.now_ms())
     if (waiting := waiting_in(partitions)) is not None:  # the number agrees with what each partition shows
         line = replace(line, lag=waiting)
