@@ -183,7 +183,8 @@ def _rejected_words(one: StreamState, left: int | None) -> str:
         return "unknown"
     rejected = one.flow.rejected_last_day
     since_ms = one.flow.rejected_since_ms
-    when = "in the last day" if since_ms is None else f"since {utc(since_ms)}, before which snapshots have expired"
+    why = "when the stream was reset" if one.flow.rejected_since_reset else "before which snapshots have expired"
+    when = "in the last day" if since_ms is None else f"since {utc(since_ms)}, {why}"
     if not rejected:
         return f"none {when}"
     still = "" if left is None else f", {left:,} of them left"

@@ -120,7 +120,9 @@ class Line:
     backpressure_ms: int | None = None
     rejected_last_day: int | None = None
     rejected_since_ms: int | None = None
-    """Since when, where snapshots of the day have expired."""
+    """Since when, where that is less than the day."""
+    rejected_since_reset: bool = False
+    """Whether that is the stream's last reset; else snapshots of the day have expired."""
     windows: Windows | None = None
     has_windows: bool = True
     """Whether its declaration has them: `windows` is None where they are not known, too."""
@@ -218,6 +220,7 @@ def line_of(name: str, spec: StreamSpec | None, seen: Seen, around: Around, *, n
         backpressure_ms=status.backpressure_ms,
         rejected_last_day=flow.rejected_last_day if flow else None,
         rejected_since_ms=flow.rejected_since_ms if flow else None,
+        rejected_since_reset=flow is not None and flow.rejected_since_reset,
         rows=status.rows,
         health=around.health if status.table_exists and not seen.outdated else None,
     )

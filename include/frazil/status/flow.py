@@ -57,7 +57,9 @@ class Flow:
     """Records by two minutes, oldest first."""
     rejected_last_day: int
     rejected_since_ms: int | None = None
-    """Since when that is counted, where snapshots of the day have expired; None for the whole day."""
+    """Since when that is counted, where that is less than the day: see `counted_since`."""
+    rejected_since_reset: bool = False
+    """Whether that is the stream's last reset, and not the oldest snapshot."""
     hour: Landed = field(default_factory=Landed)
     recent: Landed = field(default_factory=Landed)
     """Within `recent_minutes`."""
@@ -81,9 +83,23 @@ def flow_of(metadata: TableMetadata, spec: StreamSpec, *, now_ms: int) -> Flow:
         recent=landed(metadata, spec.name, since_ms=now_ms - recent_ms),
         recent_minutes=recent_ms / 60_000,
     )
-    if commits and commits[-1].at_ms <= now_ms - DAY_MS:
+    since_ms, is_reset = counted_since(metadata, spec.name, since_ms=now_ms - DAY_MS)
+    if since_ms is None:
         return found
-    return replace(found, rejected_since_ms=expired_before_ms(metadata, since_ms=now_ms - DAY_MS))
+    rejected = sum(one.rejected for one in commits if one.at_ms >= since_ms)
+    return replace(found, rejected_last_day=rejected, rejected_since_ms=since_ms, rejected_since_reset=is_reset)
+
+
+def counted_since(metadata: TableMetadata, stream: str, *, since_ms: int) -> tuple[int | None, bool]:
+    """Since when rejected records are counted, where that is later than `since_ms`, and whether that is a reset.
+
+    A reset lets a stream read again what it has rejected before.
+    """
+    for snapshot in takewhile(lambda one: one.timestamp_ms > since_ms, ancestors(metadata)):
+        summary = snapshot.summary
+        if summary and summary.get("frazil.operation") == "reset" and summary.get("frazil.stream") == stream:
+            return snapshot.timestamp_ms, True
+    return expired_before_ms(metadata, since_ms=since_ms), False
 
 
 def expired_before_ms(metadata: TableMetadata, *, since_ms: int) -> int | None:

@@ -6,12 +6,14 @@ import os
 import time
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 import yaml
 from click.testing import CliRunner
 
 from frazil import installed
 from frazil.cli.main import frazil
+from frazil.commit.reasons import Reason
 from frazil.home import run_folder
 from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase
@@ -19,6 +21,7 @@ from frazil.host.launcher import Observation, ProcessState
 from frazil.host.lock import WriterLock
 from frazil.host.processes import mark
 from frazil.host.records import Launch, LaunchKind
+from frazil.operations.letters import rejected_of
 from frazil.operations.overview import Around, Line, Seen, line_of
 from frazil.spec.load import load_stream, validate_stream
 from frazil.spec.model import StreamSpec
@@ -145,3 +148,19 @@ def test_the_lag_of_a_table_that_was_rolled_back_is_unknown_and_says_why(spec: S
     unknown = "the lag is unknown: the table was rolled back, and the marker stands beyond what it holds"
     assert unknown in found.problems
     assert not any("KafkaUnavailable" in one for one in found.problems), "the marker says nothing about it"
+
+
+def test_what_a_reset_lets_a_stream_read_again_is_rejected_once(spec: StreamSpec, tmp_path: Path) -> None:
+    made = MadeStream(spec, now(), partitions=1, columns=lambda n: {"ts": pa.array([0] * n, pa.timestamp("us", "UTC"))})
+    made.begin()
+    reasons = {"TypeMismatch": Reason(3)}
+    for _ in range(2):
+        made.land({0: (0, 10)}, rejected={0: [1, 2, 3]}, reasons=reasons)
+        made.reset({0: 0})
+    made.land({0: (0, 10)}, rejected={0: [1, 2, 3]}, reasons=reasons)
+    found = stream_state(spec, now_ms=now()).flow
+    assert found is not None
+    assert (found.rejected_last_day, found.rejected_since_reset) == (3, True)
+    assert "when the stream was reset" in in_status(tmp_path)["rejected"]
+    metadata = made.tables.main.refresh().metadata
+    assert [one.count for one in rejected_of(metadata, "ticks", [], now_ms=now())] == [3]
