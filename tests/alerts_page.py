@@ -132,6 +132,7 @@ def _of_stream() -> Iterator[Reading]:
         problem="streams/rides.yaml:5: event-tmie: unknown key; did you mean event-time?",
         missing="TableLost: the table city.rides is not in the catalog 'lake', and its location holds one",
         desired="running",
+        table_exists=False,
         alive=False,
         writer=WriterProcess("ended", ended_at_ms=NOW_MS - 6 * 60_000),
         last_words=told,

@@ -135,6 +135,21 @@ def test_a_record_that_lacks_its_key_is_a_dead_letter(stream: Any) -> None:
     assert sorted(letter["kafka_offset"] for letter in letters) == [0, 2, 3]
 
 
+def test_the_audit_misses_a_dead_letter_that_somebody_deleted(stream: Any, frazil: Callable[..., Any]) -> None:
+    stream.declare(UPSERT)
+    records = [{"id": 7, "at": START.isoformat(), "note": "kept"}, {"at": START.isoformat()}, {"id": "x"}]
+    stream.produce([json.dumps(record).encode() for record in records])
+    stream.catch_up()
+    assert frazil("audit", "events", "--source").returncode == 0
+
+    stream.table("_dead_letters").delete("kafka_offset = 1")
+
+    for options in ((), ("--source",), ("--last", "1h")):
+        audited = frazil("audit", "events", *options)
+        assert audited.returncode == 1, audited.stdout
+        assert "is missing 1 dead letter that commit records count" in audited.stdout
+
+
 def test_another_commit_in_between_is_merged_into(stream: Any, source: Source) -> None:
     source.send(100)
     stream.catch_up()
