@@ -44,7 +44,7 @@ from frazil.ingest.write import TableWriter, file_namer
 from frazil.kafka.identity import SourceIdentity
 from frazil.maintenance.orphans import Undecided
 from frazil.spec.model import StreamSpec
-from frazil.status.stream import stream_status
+from frazil.status.stream import stream_state
 from frazil.stream.stage_context import merge_rules
 from frazil.table.catalogs import load_catalog
 from frazil.table.tables import data_location, ensure_table
@@ -236,7 +236,7 @@ def test_letters_are_merged_in_their_order_and_those_that_land_or_are_stale_leav
     assert json.loads(summary[WINDOWS]) == {str(int(BEGAN.timestamp()) * 1_000_000): 3}, "complete windows reopen"
     (audited,) = audit_upserts(live.stream.spec, live.tables).partitions
     assert (audited.rows, audited.dead_letters) == (len(RECORDS) + len(LETTERS) - 1, 1), "letters that left are changes"
-    status = stream_status(live.stream.spec, now_ms=live.tables.clock_ms())
+    status = stream_state(live.stream.spec, now_ms=live.tables.clock_ms())
     assert status.changes["inserted"] == len(RECORDS), "those of the batch"
     assert status.commit_epoch == status.epoch
     assert {name: n for name, n in status.replayed.items() if n} == {name: int(n) for name, n in counted.items()}
