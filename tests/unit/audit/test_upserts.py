@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from frazil.audit.changed_keys import ChangedKeys
 from frazil.audit.claims import Claims
 from frazil.audit.compare import FindingKind
 from frazil.audit.ranges import CommittedRange
-from frazil.audit.upserts import _of_keys, _read_again
+from frazil.audit.upserts import _differences, _of_keys, _read_again
 from frazil.merge.contract import Counts
 from frazil.spec.model import StreamSpec
 from tests.unit.ingest.test_changes import ORDERS
@@ -42,3 +45,23 @@ def test_offsets_that_were_committed_again_are_told_for_their_topic_partition() 
     assert found.sentence == (
         "26 offsets were committed more than once, as after a reset: changes and dead letters count each time"
     )
+
+
+class Staged(Exception):
+    pass
+
+
+class Replay:
+    spec = StreamSpec.model_validate(ORDERS)
+
+    def staged(self, folder: Path) -> Any:
+        raise Staged(folder.parent)
+
+
+def test_records_are_staged_in_the_run_folder_also_where_the_stream_never_ran(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FRAZIL_HOME", str(tmp_path / "home"))
+    with pytest.raises(Staged) as found:
+        list(_differences(Replay()))  # type: ignore[arg-type]
+    assert found.value.args == (tmp_path / "home" / "streams" / "s",)
