@@ -36,7 +36,7 @@ MAIN = Path(__file__).parent.parent / "spark_apps" / "write_stream.py"
 EVENTS, ENDS = "shop.public.orders", "shop.transaction"
 CHANGES = 5
 """Of a transaction."""
-PATIENCE_S = 600
+RETRY_TIMEOUT_S = 600
 STREAM = """\
 name: orders
 source:
@@ -238,10 +238,10 @@ def saturate(bootstrap: str, streams: Path, options: argparse.Namespace) -> None
 
 
 def wait_until(look: Callable[[], bool], writer: subprocess.Popen[bytes], tree: SampledTree) -> None:
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + RETRY_TIMEOUT_S
     while not look():
         if writer.poll() is not None or time.monotonic() > deadline:
-            sys.exit(f"the writer ended ({writer.returncode}) or did not get there in {PATIENCE_S} s")
+            sys.exit(f"the writer ended ({writer.returncode}) or did not get there in {RETRY_TIMEOUT_S} s")
         tree.sample()
         time.sleep(0.2)
 

@@ -2,7 +2,7 @@
 
     .venv/bin/python -m bench.distribution --millions 2 --tasks 4 --symbols 2000
 
-Each round stages the same records twice: `distribution: none`, then `hash` with routes made of what the batch before it
+Each round stages the same records twice: `distribution: none`, then `hash` with shares made of what the batch before it
 wrote. Files are compared with the ideal, bytes / target file size + live partitions. A task's seconds are those of the
 reader and of the writer with its number. CPU is that of all processes that Spark started, in core-seconds per million;
 memory is the most that they held at once, with this process, Spark's driver, left out.
@@ -28,7 +28,7 @@ from pyiceberg.transforms import IdentityTransform
 from bench.ingest import context
 from bench.meter.process_tree import PeakMemory, SampledTree
 from frazil.dev.kafka import EmbeddedKafka
-from frazil.ingest.contract import OffsetRange, Routes, StageContext, StagedFile
+from frazil.ingest.contract import OffsetRange, Shuffle, StageContext, StagedFile
 from frazil.spec.model import StreamSpec
 from frazil.stream.distribution import Recent, decide
 from frazil.stream.engine import TaskAnswer
@@ -101,17 +101,17 @@ def measure(plans: Sequence[str], unpartitioned: StageContext, *, records: int, 
                     target_file_bytes=table.target_file_bytes,
                     before=None,
                 )
-                answers = run(engine, plans, whole, chosen.routes, records=records, name=declared)
+                answers = run(engine, plans, whole, chosen.shuffle, records=records, name=declared)
                 partitions = sum(a.partitions or 0 for a in answers) or None
                 recent = recent.after(staged(answers), partitions=partitions)
 
 
 def run(  # noqa: PLR0913 - what a run is of
-    engine: SparkEngine, plans: Sequence[str], whole: StageContext, routes: Routes | None, *, records: int, name: str
+    engine: SparkEngine, plans: Sequence[str], whole: StageContext, shuffle: Shuffle | None, *, records: int, name: str
 ) -> tuple[TaskAnswer, ...]:
     with tempfile.TemporaryDirectory() as folder:
         table = replace(whole.main, folder=f"{folder}/main")
-        of_run = replace(whole, routes=routes, targets={**whole.targets, "main": table})
+        of_run = replace(whole, shuffle=shuffle, targets={**whole.targets, "main": table})
         tree = SampledTree()
         before, began = tree.cpu_s(), time.monotonic()
         with PeakMemory(without="kafka.Kafka") as memory:

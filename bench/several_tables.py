@@ -22,7 +22,7 @@ from bench.commit import encoded
 from bench.substrates import NAMES, substrate
 from frazil import clock
 from frazil.commit.snapshot import SnapshotWriter
-from frazil.commit.swap import Change, Patience, TableCommit, TableHandle, commit_snapshots
+from frazil.commit.swap import Change, RetryPolicy, TableCommit, TableHandle, commit_snapshots
 from frazil.ingest.contract import StagedFile
 from frazil.spec.iceberg import schema
 from frazil.spec.load import find_stream
@@ -77,7 +77,7 @@ def commit_of(handle: TableHandle, number: int) -> TableCommit[int]:
 def timed(tables: Sequence[TableHandle], number: int, at_once: CommitTables | None) -> tuple[float, float]:
     """Wall and CPU milliseconds of one commit."""
     wall, cpu = time.perf_counter(), time.process_time()
-    commit_snapshots([commit_of(handle, number) for handle in tables], patience=Patience(), at_once=at_once)
+    commit_snapshots([commit_of(handle, number) for handle in tables], retry_policy=RetryPolicy(), at_once=at_once)
     return (time.perf_counter() - wall) * 1000, (time.process_time() - cpu) * 1000
 
 

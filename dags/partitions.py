@@ -3,8 +3,8 @@
 Each minute it checks the table's metadata, runs the quality gate of complete windows (`include/expectations/`), and
 sends the events that daily aggregations start from. `frazil_release` signals a window that a gate holds. What must be
 there: the streams' YAML files (FRAZIL_STREAMS names another folder; FRAZIL_EXPECTATIONS that of the gates' suites).
-FRAZIL_CHECK_EVERY is the pause between checks, in seconds (its old name, FRAZIL_LOOK_EVERY, is deprecated). To be
-told when a gate holds a window, pass `on_failure=` a notifier.
+FRAZIL_CHECK_EVERY is the pause between checks, in seconds. Pass `on_failure=` a notifier to hear of windows that a gate
+holds.
 """
 
 from __future__ import annotations
@@ -18,6 +18,6 @@ from frazil.airflow import partition_dags
 CHECKOUT = Path(__file__).resolve().parents[1]
 STREAMS = Path(os.environ.get("FRAZIL_STREAMS") or CHECKOUT / "include" / "streams")
 EXPECTATIONS = Path(os.environ.get("FRAZIL_EXPECTATIONS") or CHECKOUT / "include" / "expectations")
-EVERY = timedelta(seconds=int(os.environ.get("FRAZIL_CHECK_EVERY") or os.environ.get("FRAZIL_LOOK_EVERY") or 60))
+EVERY = timedelta(seconds=int(os.environ.get("FRAZIL_CHECK_EVERY") or 60))
 
 globals().update(partition_dags(STREAMS, expectations=EXPECTATIONS, every=EVERY))

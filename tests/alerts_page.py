@@ -1,7 +1,7 @@
 """Generates docs/reference/alerts.md from the rules: each with the threshold, hold and end that the code applies.
 
 `python -m tests.alerts_page > docs/reference/alerts.md` updates the page. Each rule is read in a situation in which it
-fires, with the default thresholds, and says there what it says to people.
+fires, with the default thresholds.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from frazil.aggregate.due import WaitingDay
 from frazil.commit.reasons import Reason
 from frazil.host.heartbeat import Stall, StallKind
 from frazil.maintenance.alert_rules import CLEARS_AT, FEWEST_FILES, INTERVALS, Reading, readings
-from frazil.maintenance.alerts import AlertStates
 from frazil.maintenance.health import StreamHealth, TableHealth
 from frazil.maintenance.rules import RULES, Hold
 from frazil.maintenance.stream_rules import (
@@ -28,7 +27,6 @@ from frazil.maintenance.stream_rules import (
     stream_readings,
     window_reading,
 )
-from frazil.maintenance.unmeasured import unmeasured
 from frazil.spec.maintenance import Alerts, Maintenance
 from frazil.spec.units import format_duration, rounded_bytes
 from frazil.spec.values import SIZE
@@ -42,13 +40,12 @@ RATE = "dead-letters:<error class>"
 _INTRODUCTION = """\
 # Alerts
 
-What `frazil_health` watches, by rule. [Maintain tables](../how-to/maintain-tables.md#alerts) says how alerts fire and
-end, and what each means; the [runbook](../runbook.md) what to do. Thresholds and the hold time are declared in
-`maintenance.alerts` of a stream ([Configuration](configuration.md#maintenancealerts)). This page is generated from the
-rules (`python -m tests.alerts_page`).
+What `frazil_health` watches. Each rule links to its entry in the runbook.
+[`maintenance.alerts`](configuration.md#maintenancealerts) declares thresholds and the hold time.
+`python -m tests.alerts_page` generates this page.
 
-An alert fires when its value was beyond the threshold in every measurement during the hold time (`hold`), or *at once*.
-One with a threshold ends when its value is at most {clears:.0f} % of that, any other with what it is about.
+An alert fires when every measurement of the hold time (`hold`) was beyond the threshold, or *at once*. It ends at
+{clears:.0f} % of the threshold, or when the fact is over.
 
 | rule | threshold | default | fires after | ends at |
 |---|---|---|---|---|
@@ -56,26 +53,12 @@ One with a threshold ends when its value is at most {clears:.0f} % of that, any 
 
 _NOTES = """\
 
-- `freshness` is at least {intervals} times the longest declared commit interval. `writer` fires at once where the
-  supervisor gave up.
-- Manifest-list bytes are divided by {files} files at least. Files are small below a tenth of the target size on
-  average; `small-files` ends too where they are an eighth of it or more.
-- `dead-letters` and `stale-changes` need {records} records within the hour. A day is late for `aggregation` after the
-  `within` that the aggregation declares.
-
-## What each says
-
-For the stream `rides` and its table `city.rides`, as the first part of a message:
-
-"""
-
-_RUNBOOK = """\
-
-## Where alerts point to
-
-`FRAZIL_RUNBOOK` names the runbook that alerts point to, as an address or a path; `docs/runbook.md` unless it is set.
-Each alert in an event of `frazil.health`, and in the XCom that notifiers read, has it with the rule's place as
-`runbook`.
+- `freshness` is at least {intervals} times the longest declared commit interval.
+- `writer` fires at once if the supervisor gave up.
+- Manifest-list bytes are divided by at least {files} files.
+- Files are small below a tenth of the target size on average.
+- `dead-letters` and `stale-changes` need {records} records within the hour. `aggregation` goes by its own `within`.
+- `FRAZIL_RUNBOOK` names another runbook, as an address or a path, for events, notifiers and the page.
 """
 
 
@@ -88,23 +71,21 @@ def examples() -> dict[str, Reading]:
 def render() -> str:
     """The whole page, as Markdown."""
     seen = examples()
-    rows, said = [], []
+    rows = []
     for rule in [*RULES, RATE]:
         anchor = rule.partition(":")[0]
         rows.append(" | ".join([f"| [`{rule}`](../runbook.md#{anchor})", *_row(rule, seen.get(rule))]) + " |\n")
-        sentence = seen[rule].sentence if rule in seen else _unmeasured()
-        said.append(f"- `{rule}`: {sentence}\n")
     notes = _NOTES.format(intervals=INTERVALS, files=FEWEST_FILES, records=FEWEST_RECORDS)
-    return "".join([_INTRODUCTION.format(clears=100 * CLEARS_AT), *rows, notes, *said, _RUNBOOK])
+    return "".join([_INTRODUCTION.format(clears=100 * CLEARS_AT), *rows, notes])
 
 
 def _row(rule: str, reading: Reading | None) -> tuple[str, str, str, str]:
     hold = Hold.NONE if reading is not None and reading.hold_ms == 0 else format_duration(Alerts().hold)
     key = "dead-letters-per-minute" if rule == RATE else RULES[rule].threshold
     if reading is None or key is None:
-        return "none", "–", hold, "when it is over"
+        return "–", "–", hold, "–"
     if key in NO_DEFAULT:
-        return f"`{key}`", "none: not judged", hold, f"{100 * CLEARS_AT:.0f} % of it"
+        return f"`{key}`", "none", hold, f"{100 * CLEARS_AT:.0f} % of it"
     return f"`{key}`", shown(key, reading.threshold), hold, shown(key, CLEARS_AT * reading.threshold)
 
 
@@ -170,13 +151,6 @@ def _with_rate() -> Alerts:
 
 def _rates() -> dict[str, Reading]:
     return {one.rule: one for one in _of_stream() if one.rule.startswith("dead-letters:")}
-
-
-def _unmeasured() -> str:
-    problem = "CommitUnavailable: the catalog 'lake' cannot be reached at http://catalog:8181"
-    begun = unmeasured(AlertStates(), "city.rides", problem, Alerts(), now_ms=NOW_MS - HOUR_MS).states
-    (alert,) = unmeasured(begun, "city.rides", problem, Alerts(), now_ms=NOW_MS).fired
-    return alert.sentence
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ def ask(frazil_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> A
 
     append(["AA", "AA", "AA"], [9999] * 3, [0, 1, HOUR_US - 1])
     append(["UA", "<b>", "DL"], [5, 9999, None], [HOUR_US, HOUR_US + 1, 2 * HOUR_US - 1])
-    judged = table.metadata.current_snapshot_id
+    evaluated = table.metadata.current_snapshot_id
     append(["late"], [9999], [HOUR_US])
 
     def make(*expectations: dict[str, Any], **changes: Any) -> GateRequest:
@@ -59,7 +59,7 @@ def ask(frazil_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> A
             "suite": suite,
             "catalog": None,
             "table": "demo.flights",
-            "snapshot_id": judged,
+            "snapshot_id": evaluated,
             "event_time": "at",
             "from_us": HOUR_US,
             "to_us": 2 * HOUR_US,

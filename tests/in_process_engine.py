@@ -48,10 +48,10 @@ class InProcessEngine:
 
     def run(self, plans: Sequence[str], work: StageRows) -> tuple[TaskAnswer, ...]:
         shipped = cloudpickle.dumps(work)
-        if work.context.routes is None:
+        if work.context.shuffle is None:
             return read_answers(answer for plan in plans for answer in _arrived(shipped)([plan]))
         sent = [item for plan in plans for item in _arrived(shipped).read([plan])]
-        writers = range(work.context.routes.writers)
+        writers = range(work.context.shuffle.writers)
         return read_shuffled(
             answer
             for writer in writers

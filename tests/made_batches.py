@@ -193,17 +193,17 @@ class MadeStream:
             "kafka_topic": pa.array(_repeated(self.topic, count), pa.large_string()),
             "kafka_partition": pa.array(np.concatenate([np.full(len(values), p, np.int32) for _, p, values in runs])),
             "kafka_offset": pa.array(np.concatenate([values for _, _, values in runs])),
-            **(_rejections(self.topic_id, count, self.now_ms) if dead_letters else self.columns(count)),
+            **(self._rejections(count) if dead_letters else self.columns(count)),
         }
         arrays = [known[f.name].cast(f.type) if f.name in known else pa.nulls(count, f.type) for f in schema]
         return pa.Table.from_arrays(arrays, schema=schema)
 
+    def _rejections(self, count: int) -> Mapping[str, pa.Array]:
+        texts = {"stream": self.tables.stream, "topic_id": self.topic_id, "value": "{"}
+        reason = {"error_class": "NotJson", "error": "it is not JSON"}
+        stamps = pa.array(np.full(count, self.now_ms * 1000)).cast(pa.timestamp("us", "UTC"))
+        return {**{name: pa.array([text] * count) for name, text in (texts | reason).items()}, "rejected_at": stamps}
+
 
 def _repeated(text: str, count: int) -> Sequence[str]:
     return [text] * count
-
-
-def _rejections(topic_id: str, count: int, at_ms: int) -> Mapping[str, pa.Array]:
-    texts = {"topic_id": topic_id, "value": "{", "error_class": "NotJson", "error": "it is not JSON"}
-    stamps = pa.array(np.full(count, at_ms * 1000)).cast(pa.timestamp("us", "UTC"))
-    return {**{name: pa.array(_repeated(text, count)) for name, text in texts.items()}, "rejected_at": stamps}

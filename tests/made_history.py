@@ -21,7 +21,7 @@ from frazil.commit.reasons import Reason
 from frazil.commit.settle import Settled
 from frazil.commit.snapshot import Base, SnapshotWriter
 from frazil.commit.sweep import batch_folder
-from frazil.events import BatchCommitted, EpochBegan, Event, Happening, LagMeasured, StallBegan
+from frazil.events import BatchCommitted, EpochBegan, Event, LagMeasured, StallBegan, StreamEvent
 from frazil.history.objects import Objects
 from frazil.history.points import Happened, Kind
 from frazil.history.recorder import Recorder
@@ -68,7 +68,7 @@ class MadeHistory:
     def marker(self) -> Any:
         return self.made.tables.marker()
 
-    def tell(self, what: Happening) -> None:
+    def tell(self, what: StreamEvent) -> None:
         self.recorder.take(Event(self.name, self.at_ms, what))
 
     def batch(  # noqa: PLR0913 - keywords, each with a default

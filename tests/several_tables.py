@@ -25,7 +25,7 @@ from sqlalchemy.orm import Session
 
 from frazil import clock
 from frazil.commit.snapshot import SnapshotWriter
-from frazil.commit.swap import Change, Done, Patience, TableCommit, TableHandle, commit_snapshots
+from frazil.commit.swap import Change, Done, RetryPolicy, TableCommit, TableHandle, commit_snapshots
 from frazil.table.atomic_catalogs import commit_tables_of
 from frazil.table.atomic_commit import CommitTables, TableChange
 from frazil.table.metadata_reuse import reuse_metadata
@@ -34,7 +34,7 @@ from frazil.table.metadata_times import keep_times_in_order
 NAMESPACE = "several"
 NAMES = tuple("abcde")
 NUMBER = "test.number"
-PATIENCE = Patience(total_s=60, first_s=0.005, most_s=0.1)
+RETRY_POLICY = RetryPolicy(total_s=60, first_s=0.005, most_s=0.1)
 
 
 def open_catalog(uri: str, warehouse: str) -> SqlCatalog:
@@ -57,7 +57,7 @@ def commit_number(
     tables: Sequence[TableHandle], number: int, *, at_once: CommitTables | None, key: str = NUMBER
 ) -> None:
     """Commit a snapshot to each table that has no such number yet."""
-    commit_snapshots([_numbered(handle, number, key) for handle in tables], patience=PATIENCE, at_once=at_once)
+    commit_snapshots([_numbered(handle, number, key) for handle in tables], retry_policy=RETRY_POLICY, at_once=at_once)
 
 
 def _numbered(handle: TableHandle, number: int, key: str) -> TableCommit[int]:

@@ -99,7 +99,7 @@ class FutureEventTimes:
 
 
 @dataclass(frozen=True, slots=True)
-class ThrottleJudged:
+class ThrottleEvaluated:
     """The growth of the table's metadata was judged: emitted while the table is, or just was, under pressure."""
 
     reason: str | None
@@ -177,7 +177,7 @@ class CommitRecordsFolded:
     records: int
 
 
-Happening = (
+StreamEvent = (
     PhaseBegan
     | EpochBegan
     | RecordsSkipped
@@ -185,7 +185,7 @@ Happening = (
     | ChangesMerged
     | LagMeasured
     | FutureEventTimes
-    | ThrottleJudged
+    | ThrottleEvaluated
     | DistributionChosen
     | StallBegan
     | StallEnded
@@ -202,7 +202,7 @@ class Event:
     stream: str
     at_ms: int
     """Milliseconds since the epoch, UTC."""
-    what: Happening
+    what: StreamEvent
 
 
 Sink = Callable[[Event], None]
@@ -221,14 +221,14 @@ class Events:
         self.stream, self.clock_ms = stream, clock_ms
         self._sinks = list(sinks)
         self._one_at_a_time = threading.RLock()
-        self._failures: set[tuple[int, type[Happening]]] = set()
+        self._failures: set[tuple[int, type[StreamEvent]]] = set()
 
     def add(self, sink: Sink) -> None:
         """Add a sink, which is called after the others."""
         with self._one_at_a_time:
             self._sinks.append(sink)
 
-    def emit(self, what: Happening) -> None:
+    def emit(self, what: StreamEvent) -> None:
         with self._one_at_a_time:
             event = Event(self.stream, self.clock_ms(), what)
             for number, sink in enumerate(self._sinks):

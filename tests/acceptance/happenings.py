@@ -145,7 +145,7 @@ def expire(world: World, situation: Situation) -> None:
     """Somebody keeps none but the newest snapshots.
 
     The table's windows were checked before, as they are each minute: late rows whose commits are expired before any
-    check reopen nothing (docs/explanation/partition-complete.md). `frazil maintain` expires no such commit.
+    check reopen nothing (docs/explanation/how-it-works.md). `frazil maintain` expires no such commit.
     """
     if writer(world, situation) and situation.red is None:
         world.signal()

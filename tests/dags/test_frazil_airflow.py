@@ -102,22 +102,6 @@ def test_a_trigger_is_made_again_from_what_it_tells_and_tells_no_secret() -> Non
     assert triggers.WriterTrigger(**arguments).serialize() == (path, arguments)
 
 
-@pytest.mark.parametrize(
-    ("path", "now"),
-    [
-        ("frazil.airflow.triggers.WriterTrigger", "frazil.airflow.writers.trigger.WriterTrigger"),
-        ("frazil.airflow.sensors.PartitionTrigger", "frazil.airflow.partitions.sensor.PartitionTrigger"),
-        ("frazil.airflow.looks.LookTrigger", "frazil.airflow.partitions.wait.CompletionTrigger"),
-    ],
-)
-def test_a_task_that_deferred_before_an_upgrade_finds_its_trigger(path: str, now: str) -> None:
-    before, after = (
-        getattr(importlib.import_module(module), name)
-        for module, _, name in (dotted.rpartition(".") for dotted in (path, now))
-    )
-    assert before is after
-
-
 def test_a_writer_that_warns_without_end_does_not_fill_its_tasks_log() -> None:
     lines, told = WriterLines(), []
     for second in range(3_600):

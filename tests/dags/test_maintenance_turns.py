@@ -64,13 +64,13 @@ def test_each_table_is_looked_at_as_often_as_it_declares(
 ) -> None:
     assert frazil_home
     looked: list[str] = []
-    measured = look.judged
+    measured = look.due_actions
 
     def seen(catalog: Any, table: Any, actions: Any) -> Any:
         looked.append(table.name)
         return measured(catalog, table, actions)
 
-    monkeypatch.setattr(look, "judged", seen)
+    monkeypatch.setattr(look, "due_actions", seen)
     store = Store()
 
     def tables(at: Run) -> list[str]:
@@ -108,14 +108,14 @@ def test_a_table_that_an_earlier_run_works_on_is_left_out_until_that_has_ended(s
 def test_one_table_that_cannot_be_measured_gets_a_task_that_says_so_and_all_of_them_one_error(
     streams: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    measured, broken = look.judged, {"demo.well"}
+    measured, broken = look.due_actions, {"demo.well"}
 
     def on_fire(catalog: Any, table: Any, actions: Any) -> Any:
         if table.name in broken:
             raise OSError("the storage is on fire")
         return measured(catalog, table, actions)
 
-    monkeypatch.setattr(look, "judged", on_fire)
+    monkeypatch.setattr(look, "due_actions", on_fire)
     assert look_at_all(NAMES, streams, run(12), Store(), nobody_works) == NAMES
     broken.add("demo.made")
     store = Store()

@@ -17,7 +17,7 @@ from airflow.sdk import DAG, BaseNotifier
 from airflow.sdk.exceptions import AirflowFailException
 
 from frazil.airflow import each_alert
-from frazil.airflow.deadlines import deadline, say
+from frazil.airflow.deadlines import deadline
 from frazil.airflow.health import dag as health
 from frazil.airflow.telling import failure, telling
 from tests.dags.in_airflow import CHECKOUT
@@ -238,11 +238,6 @@ def test_what_somebody_else_put_into_airflow_stops_no_notifier() -> None:
     call(context("alerts", fired=[7, {"rule": 3}], active=[7]))
     assert said[0].startswith("frazil: frazil_health: alerts failed\n\na text\nsince: 2033-05-18 00:00:00Z")
     assert said[1].startswith("frazil: 3")
-
-
-def test_a_deadline_that_an_earlier_version_stored_is_said_too(caplog: pytest.LogCaptureFixture) -> None:
-    asyncio.run(say(sentence="the day is late", context={"dag_run": {"dag_id": "frazil_day"}}))
-    assert "the day is late" in caplog.messages
 
 
 class Wordless(Exception):

@@ -110,7 +110,7 @@ def test_a_table_in_trouble_is_left_behind_and_then_stops_the_stream_with_the_re
         assert "The writer tries on, and ends with RouteBehind after 2" in stream.outage()
     stream.declare(BASE + route % "1s")
     stream.produce([record(4, "a")])
-    monkeypatch.setattr("frazil.stream.route.PATIENCE_S", 0.0)
+    monkeypatch.setattr("frazil.stream.route.RETRY_TIMEOUT_S", 0.0)
     with pytest.raises(RouteBehind, match=r"committing to table test\.a is not permitted: not yours"):
         stream.catch_up()
     assert ids("test.a") == [0]
@@ -158,7 +158,7 @@ def test_a_table_that_cannot_be_made_at_first_sight_waits_alone_and_then_stops_t
     assert frazil("audit", "events").returncode == 0
     stream.declare(BASE + route % "1s")
     stream.produce([record(5, "B")])
-    monkeypatch.setattr("frazil.stream.route.PATIENCE_S", 0.0)
+    monkeypatch.setattr("frazil.stream.route.RETRY_TIMEOUT_S", 0.0)
     with pytest.raises(RouteBehind, match="not yours"):
         stream.catch_up()
     broken.clear()
@@ -184,7 +184,7 @@ def test_a_table_that_was_dropped_while_rows_wait_goes_on_only_when_a_person_say
     assert "rows wait for test.of_a, and would be lost" in frazil("forget", "events", "--yes").stderr
     load_catalog(None).purge_table("test.of_a")
     stream.produce([record(3, "a")])
-    monkeypatch.setattr("frazil.stream.route.PATIENCE_S", 0.0)
+    monkeypatch.setattr("frazil.stream.route.RETRY_TIMEOUT_S", 0.0)
     with pytest.raises(RouteBehind, match=r"--give-up test\.of_a"):
         stream.catch_up()
     assert frazil("route", "events", "--give-up", "test.b", "--yes").returncode == 10

@@ -21,7 +21,7 @@ from frazil.dev.kafka import EmbeddedKafka
 from frazil.home import run_folder
 from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat
-from frazil.ingest.contract import OffsetRange, Routes, StageContext, StageResult, StageTask, TargetTable
+from frazil.ingest.contract import OffsetRange, Shuffle, StageContext, StageResult, StageTask, TargetTable
 from frazil.spec import iceberg
 from frazil.spec.model import StreamSpec
 from frazil.stream.progress import ProgressFolder
@@ -83,7 +83,7 @@ def context(kafka: EmbeddedKafka, folder: Path) -> StageContext:
             "dead-letters": target("dead", iceberg.DEAD_LETTER_SCHEMA, iceberg.DEAD_LETTER_PARTITION_SPEC),
         },
         topic_ids={},
-        routes=Routes(WRITERS, {("aG90",): ((0, 0.5), (1, 1.0))}),  # "hot"
+        shuffle=Shuffle(WRITERS, {("aG90",): ((0, 0.5), (1, 1.0))}),  # "hot"
     )
 
 

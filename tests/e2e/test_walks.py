@@ -1,4 +1,4 @@
-"""The walks of the README and of the tutorial, block after block, as a reader types them into one shell.
+"""The walk of the quick start, block after block, as a reader types it into one shell.
 
 Each starts in an empty folder, with a broker of its own. What a page says that its blocks print is compared.
 """
@@ -22,9 +22,9 @@ from frazil.dev.airflow_client import AirflowClient, wait_for
 from frazil.dev.process import free_port
 from tests.pages import CHECKOUT, Block, alike, blocks, says, section
 
-README, TUTORIAL = "README.md", "docs/tutorial/first-stream.md"
+TUTORIAL = "docs/tutorial/first-stream.md"
 KAFKA_PORT, AIRFLOW_PORT = "9092", "8080"
-ALONE = ("## Kill a writer", "## Add a column")
+ALONE = ("## A stream of your own", "## Kill a writer", "## Add a column")
 IN_AIRFLOW = ("## Let Airflow run it", "## Look at the page", "## Let something go wrong", "## Clean up")
 END_OF_BLOCK = "--- the block has ended"
 
@@ -111,12 +111,11 @@ def walk(shell: Shell, blocks: list[Block]) -> None:
                 assert alike(printed, answer), f"{block} differs from what was printed:\n{printed}"
 
 
-def test_no_block_of_the_tutorial_is_left_out() -> None:
+def test_no_block_of_the_quick_start_is_left_out() -> None:
     assert [block for heading in (*ALONE, *IN_AIRFLOW) for block in section(TUTORIAL, heading)] == blocks(TUTORIAL)
 
 
-def test_the_readme_and_the_tutorial_can_be_followed_until_airflow_starts(shell: Shell) -> None:
-    walk(shell, section(README, "## A stream of your own"))
+def test_the_quick_start_can_be_followed_until_airflow_starts(shell: Shell) -> None:
     for heading in ALONE:
         walk(shell, section(TUTORIAL, heading))
     walk(shell, [block for block in blocks("docs/reference/cli.md") if block.program.startswith("frazil dev status")])
@@ -133,8 +132,7 @@ def switch_on(airflow: AirflowClient, shown: str) -> None:
 
 @pytest.mark.soak
 @pytest.mark.timeout(900)
-def test_the_tutorial_can_be_followed_to_its_end(shell: Shell) -> None:
-    walk(shell, section(README, "## A stream of your own"))
+def test_the_quick_start_can_be_followed_to_its_end(shell: Shell) -> None:
     for heading in ALONE:
         walk(shell, section(TUTORIAL, heading))
     in_airflow, page, wrong, clean_up = (section(TUTORIAL, heading) for heading in IN_AIRFLOW)

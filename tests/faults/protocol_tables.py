@@ -28,7 +28,7 @@ from frazil.commit.journal import Journal, JournalStore
 from frazil.commit.marker import BatchKey, Marker, read_marker
 from frazil.commit.merging import Merging, in_process
 from frazil.commit.stream_tables import StreamTables
-from frazil.commit.swap import Patience, TableHandle
+from frazil.commit.swap import RetryPolicy, TableHandle
 from frazil.commit.sweep import bare_path, batch_folder
 from frazil.commit.target import change_target, target_table
 from frazil.ingest.changes import CHANGE, DELETE, KEPT, UPSERT
@@ -221,7 +221,7 @@ class World:
             targets={"main": TableHandle(catalog, HOME), "dead-letters": TableHandle(catalog, DEAD)},
             journals=JournalStore(ProcessStore(faults), state_location(self.load(HOME), STREAM)),
             clock_ms=lambda: NOW_MS,
-            patience=Patience(total_s=4, clock=now, wait=now.wait),
+            retry_policy=RetryPolicy(total_s=4, clock=now, wait=now.wait),
             at_once=catalog.commit_at_once if self.spec.commit.atomic else None,
             merging=Merging(partial(merge_rules, self.spec), run, lambda: 2) if self.merges else None,
         )

@@ -40,7 +40,7 @@ from frazil.commit.journal import JournalStore
 from frazil.commit.marker import Marker, read_marker, read_markers
 from frazil.commit.snapshot import Base, SnapshotWriter
 from frazil.commit.stream_tables import StreamTables
-from frazil.commit.swap import Patience, TableHandle
+from frazil.commit.swap import RetryPolicy, TableHandle
 from frazil.commit.sweep import bare_path
 from frazil.ingest.contract import StagedFile, Target
 from frazil.offsets.spans import TopicPartition
@@ -214,7 +214,7 @@ class World:
             targets={"main": TableHandle(catalog, MAIN), "dead-letters": TableHandle(catalog, DEAD)},  # type: ignore[arg-type]
             journals=JournalStore(ProcessStore(faults), state_location(self.catalog.load(MAIN), faults.stream)),
             clock_ms=lambda: self.clock.now_ms + self.skew_ms,
-            patience=Patience(total_s=4, clock=now, wait=now.wait),
+            retry_policy=RetryPolicy(total_s=4, clock=now, wait=now.wait),
         )
 
     def marker(self, stream: str, name: str = MAIN) -> Marker | None:

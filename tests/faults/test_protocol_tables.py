@@ -38,7 +38,7 @@ from frazil.commit.marker import BatchKey, Fate, Marker
 from frazil.commit.marker_change import reset
 from frazil.commit.members import write_member
 from frazil.commit.reset import before_reset
-from frazil.commit.swap import Patience
+from frazil.commit.swap import RetryPolicy
 from frazil.commit.sweep import sweep
 from frazil.errors import CommitUnavailable, Fenced, RolledBack, RouteBehind, StaleBatch
 from frazil.stream import routed_tables
@@ -431,7 +431,7 @@ def test_merges_routes_and_commits_at_once_keep_their_promises_whatever_fails(mo
         monkeypatch.setattr(module, "in_parallel", _one_by_one)
     monkeypatch.setattr(followers, "AT_ONCE", 1)
     monkeypatch.setattr(routed_tables, "AT_ONCE", 1)
-    monkeypatch.setattr(followers, "Patience", partial(Patience, clock=now, wait=now.wait))
+    monkeypatch.setattr(followers, "RetryPolicy", partial(RetryPolicy, clock=now, wait=now.wait))
     run_state_machine_as_test(
         seed(SEED)(Tables),  # type: ignore[arg-type]
         settings=settings(

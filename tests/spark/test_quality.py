@@ -144,12 +144,12 @@ def _request(
     )
 
 
-def _judge(request: GateRequest, session: Any = None) -> GateResult:
+def _evaluate(request: GateRequest, session: Any = None) -> GateResult:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        from frazil.quality.judge import judge  # noqa: PLC0415 - Great Expectations warns when it is imported
+        from frazil.quality.evaluate import evaluate  # noqa: PLC0415 - Great Expectations warns when it is imported
 
-        return judge(request, now=datetime.now(UTC), start_session=lambda _: session)
+        return evaluate(request, now=datetime.now(UTC), start_session=lambda _: session)
 
 
 def test_every_expectation_that_a_gate_knows_is_held_here():
@@ -160,8 +160,8 @@ def test_every_expectation_that_a_gate_knows_is_held_here():
 def test_the_same_suite_gives_the_same_verdict_and_counts_on_both_engines(
     spark: Any, tmp_path: Path, cases: Sequence[Case]
 ):
-    by_pandas = _judge(_request(tmp_path, "arrow", "local", cases))
-    by_spark = _judge(_request(tmp_path, "spark", "at", cases), spark)
+    by_pandas = _evaluate(_request(tmp_path, "arrow", "local", cases))
+    by_spark = _evaluate(_request(tmp_path, "spark", "at", cases), spark)
     assert by_pandas.rows == by_spark.rows == 4
     unmet = sorted(f"expect_{kind}" for kind, _, _ in cases)
     for found in (by_pandas, by_spark):

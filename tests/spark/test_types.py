@@ -14,7 +14,7 @@ import pytest
 from pyiceberg.table import Table
 from pyiceberg.types import TimeType
 
-import frazil.table.exact_reading  # noqa: F401
+import frazil.pyiceberg_fixes.data_files  # noqa: F401
 from frazil.commit.target import target_table
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.formats import decoder

@@ -12,7 +12,7 @@ import pytest
 from frazil.commit.journal import Journal
 from frazil.commit.settle import settle
 from frazil.commit.stream_tables import StreamTables
-from frazil.commit.swap import Patience
+from frazil.commit.swap import RetryPolicy
 from frazil.dev.object_store import EmbeddedObjectStore
 from frazil.errors import CommitUnavailable
 from frazil.table import rest_catalog
@@ -196,6 +196,6 @@ def staged_while_away(stream: MadeStream, gateway: TroubledProxy) -> Journal:
 def patient(stream: MadeStream, total_s: float = 600) -> list[float]:
     """Let time pass only by the waits, which are returned."""
     waits: list[float] = []
-    patience = Patience(total_s=total_s, wait=waits.append, clock=lambda: sum(waits))
-    stream.__dict__["tables"] = dataclasses.replace(stream.tables, patience=patience)
+    retry_policy = RetryPolicy(total_s=total_s, wait=waits.append, clock=lambda: sum(waits))
+    stream.__dict__["tables"] = dataclasses.replace(stream.tables, retry_policy=retry_policy)
     return waits

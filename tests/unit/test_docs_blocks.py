@@ -1,7 +1,7 @@
 """Every code block of the pages is of a kind that a test can hold to the code, and is held to it.
 
 Commands are parsed here by the real parser, and run here where they need no broker. tests/e2e/test_walks.py runs the
-walks of README and tutorial, tests/e2e/test_docs_blocks.py what needs rows, and the runbook's tests its own.
+walk of the quick start, tests/e2e/test_docs_blocks.py what needs rows, and the runbook's tests its own.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ from frazil.table import catalogs
 from tests.pages import Block, all_blocks, blocks, says
 
 BLOCKS = all_blocks()
+QUICK_START = "docs/tutorial/first-stream.md"
 NOT_RUN = {
-    "README.md": "the list of rooms, which tests/unit/test_house.py holds to the folders",
-    "docs/explanation/writers.md": "a drawing",
+    "README.md": "the drawing of the rooms, which tests/unit/test_house.py holds to the import contract",
+    "docs/explanation/how-it-works.md": "a drawing",
     "docs/how-to/evolve-a-schema.md": "a line of a writer's log",
     "docs/how-to/handle-dead-letters.md": "an error's message, in numbers of its own",
 }
@@ -67,7 +68,7 @@ def test_what_no_test_runs_is_named_with_its_reason() -> None:
 
 def test_only_walks_show_what_the_block_before_prints() -> None:
     """tests/e2e/test_walks.py compares it."""
-    assert {block.page for block in BLOCKS if block.kind == "output"} <= {"README.md", "docs/tutorial/first-stream.md"}
+    assert {block.page for block in BLOCKS if block.kind == "output"} <= {QUICK_START}
 
 
 @of_kind("sh", "console")
@@ -164,7 +165,7 @@ def in_one_line(text: str) -> str:
 
 
 def hold_declaration(block: Block, folder: Path) -> None:
-    """A stream that loads; a fragment as part of the page's own stream, or of the README's."""
+    """A stream that loads; a fragment as part of the page's own stream, or of the quick start's."""
     declared = yaml.safe_load(block.text)
     whole = {"name", "source", "table", "schema"} <= set(declared)
     base = {"source": {}} if whole else stream_of(block.page)
@@ -177,16 +178,16 @@ def hold_declaration(block: Block, folder: Path) -> None:
 
 
 def stream_of(page: str) -> dict[str, Any]:
-    """The first whole stream of a page; of one that has none, the README's."""
+    """The first whole stream of a page; of one that has none, the quick start's."""
     for block in blocks(page):
         declared = yaml.safe_load(block.text) if block.kind == "yaml" else None
         if declared and {"name", "source", "table", "schema"} <= set(declared):
             return dict(declared)
-    return dict(yaml.safe_load(readme_stream()))
+    return dict(yaml.safe_load(quick_start_stream()))
 
 
-def readme_stream() -> str:
-    return next(text for block in blocks("README.md") for command, text in block.heredocs() if command.endswith("yaml"))
+def quick_start_stream() -> str:
+    return next(text for block in blocks(QUICK_START) for command, text in block.heredocs() if command.endswith("yaml"))
 
 
 def hold_catalogs(block: Block, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,7 +295,7 @@ def test_validate_answers_as_the_reference_says(folder: Path, monkeypatch: pytes
     )
     streams = folder / "streams"
     streams.mkdir()
-    (streams / "rides.yaml").write_text(readme_stream())
+    (streams / "rides.yaml").write_text(quick_start_stream())
     (streams / "trips.yaml").write_text(
         "name: trips\nsource: {topics: [trips], format: json, bootstrap-servers: 'http://127.0.0.1'}\n"
         "table: city.trips\nschema: {at: timestamptz}\nevent-time: att\n"

@@ -7,7 +7,6 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime, timedelta
 from importlib import import_module
-from types import MappingProxyType
 from typing import Any
 from urllib.parse import quote
 
@@ -58,10 +57,6 @@ def _message(sentence: str, run: Mapping[str, Any]) -> Message:
     )
 
 
-async def say(*, sentence: str, context: Mapping[str, Any] = MappingProxyType({}), **_: Any) -> None:
-    """The default callback: it logs the message in the triggerer; Airflow's UI shows the missed deadline.
-
-    A deadline that an earlier version stored calls it without a message: then it logs the sentence.
-    """
-    message = context.get(CONTEXT_KEY)
-    log.error("%s", sentence if message is None else message.text)
+async def say(*, context: Mapping[str, Any], **_: Any) -> None:
+    """Log the message in the triggerer, by default; Airflow's UI shows the missed deadline."""
+    log.error("%s", context[CONTEXT_KEY].text)

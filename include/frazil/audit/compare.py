@@ -75,6 +75,17 @@ class Evidence:
         """All known ranges, by the id of the topic that had the name."""
         return by_topic_id((*self.ranges, *self.elsewhere))
 
+    @property
+    def groups(self) -> list[Group]:
+        """The audited ranges, each with the ranges that overlap it."""
+        return groups(self.ranges, self.elsewhere)
+
+    @property
+    def letter_groups(self) -> list[Group]:
+        """The same of the present topic alone: dead letters of a former topic of the name have no offsets in common."""
+        current = ([r for r in of if r.topic_id == self.topic_id] for of in (self.ranges, self.elsewhere))
+        return groups(*current)
+
 
 class FindingKind(StrEnum):
     DUPLICATES = "duplicates"
@@ -223,10 +234,9 @@ class _Witness:
     """What one table has, and what commit records claim for it."""
 
     name: str
-    evidence: Evidence
     tally: OffsetTally
     claimed: Callable[[CommittedRange], int]
-    others: tuple[CommittedRange, ...]
+    groups: list[Group]
     lost: BitMap64
     """Offsets that have a finding already, as Kafka has their records."""
     given_twice: BitMap64
@@ -256,15 +266,6 @@ class _Witness:
         surplus = len((self.tally.seen | self.lost) & offsets) - sum(most for _, most in bounds.values())
         return missing_, 0 if given_twice & offsets else max(0, surplus)
 
-    @property
-    def groups(self) -> list[Group]:
-        """The audited ranges with what overlaps them. Of dead letters, only those of the present topic count."""
-        audited = self.evidence.ranges
-        if self.tally is self.evidence.rows:
-            return groups(audited, self.others)
-        topic_id = self.evidence.topic_id
-        return groups(*([r for r in of if r.topic_id == topic_id] for of in (audited, self.others)))
-
 
 def _witnesses(e: Evidence) -> tuple[_Witness, _Witness]:
     def rows(r: CommittedRange) -> int:
@@ -275,8 +276,8 @@ def _witnesses(e: Evidence) -> tuple[_Witness, _Witness]:
 
     twice, accepted = covered(e.rewritten), covered(e.given_up) - e.rows.seen - e.dead_letters.seen
     return (
-        _Witness("row", e, e.rows, rows, e.elsewhere, missing(e), twice, accepted),
-        _Witness("dead letter", e, e.dead_letters, letters, e.elsewhere, BitMap64(), twice, accepted),
+        _Witness("row", e.rows, rows, e.groups, missing(e), twice, accepted),
+        _Witness("dead letter", e.dead_letters, letters, e.letter_groups, BitMap64(), twice, accepted),
     )
 
 
@@ -331,7 +332,7 @@ def _not_compared(e: Evidence) -> Iterable[Finding]:
     if e.drops_repeats:
         return
     open_, first, given_twice = 0, None, covered(e.rewritten)
-    for group in groups(e.ranges, e.elsewhere):
+    for group in e.groups:
         if group.is_single or given_twice & group.offsets:
             continue
         begin = group.audited[0].start
@@ -388,7 +389,7 @@ def _finding(e: Evidence, kind: FindingKind, count: int, sentence: str) -> Findi
 
 def counted_once(e: Evidence) -> bool:
     """Whether no audited offset was read, or given, more than once: only then rows can be counted without offsets."""
-    once = all(group.is_single for group in groups(e.ranges, e.elsewhere))
+    once = all(group.is_single for group in e.groups)
     return once and not covered((*e.rewritten, *e.given_up)) & claimed_offsets(e.ranges)
 
 

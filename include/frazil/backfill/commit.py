@@ -108,7 +108,7 @@ class LaneCommitter:
     def staged(self) -> Lane:
         """Record that everything is staged."""
         staged = self._change(self.tables.main, lambda lane: dataclasses.replace(lane, state=LaneState.STAGED))
-        self.lane = commit_snapshots((staged,), patience=self.tables.patience)
+        self.lane = commit_snapshots((staged,), retry_policy=self.tables.retry_policy)
         return self.lane
 
     def publish(self, record: Record, *, audited_at: int, merging: Merging | None = None) -> Lane:
@@ -152,7 +152,7 @@ class LaneCommitter:
         commits = [self._change(self.tables.main, with_chunk, files=journal.staged_for("main"))]
         if letters := journal.staged_for("dead-letters"):
             commits.insert(0, self._change(self.tables.dead_letters, with_chunk, files=letters))
-        self.lane = commit_snapshots(commits, patience=self.tables.patience)
+        self.lane = commit_snapshots(commits, retry_policy=self.tables.retry_policy)
         sweep_batch(self.own, journal, is_merged=False)
         return self.lane
 
@@ -236,7 +236,7 @@ def _publish(  # noqa: PLR0913 - what is published, and where
         )
 
     handle.forget()
-    return commit_snapshot(handle, propose, (written, end), patience=tables.patience)
+    return commit_snapshot(handle, propose, (written, end), retry_policy=tables.retry_policy)
 
 
 def _summary(record: Record, path: str) -> dict[str, str]:
@@ -370,7 +370,7 @@ def _lane_of(handle: TableHandle, stream: str) -> Lane | None:
 
 def _append(tables: StreamTables, handle: TableHandle, decide: LaneStep) -> Lane:
     """Commit the lane that `decide` returns, with an empty snapshot on the branch."""
-    return commit_snapshots((_commit_of(tables, handle, decide),), patience=tables.patience)
+    return commit_snapshots((_commit_of(tables, handle, decide),), retry_policy=tables.retry_policy)
 
 
 def _commit_of(
@@ -409,7 +409,7 @@ def _drop(tables: StreamTables, handle: TableHandle, lane: Lane, *, by: str | No
         return Change((stands(table, end.branch),), (*end.updates(table), _property(ended)), ended)
 
     handle.forget()
-    return commit_snapshot(handle, propose, (end,), patience=tables.patience)
+    return commit_snapshot(handle, propose, (end,), retry_policy=tables.retry_policy)
 
 
 def _property(lane: Lane) -> SetPropertiesUpdate:

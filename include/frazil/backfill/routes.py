@@ -99,8 +99,8 @@ class LettersRoute:
 
 def _settled(tables: StreamTables) -> Marker:
     """Home's marker, once no table of the route lacks a row up to it. Raises RouteBehind."""
-    patience = tables.patience
-    deadline = patience.clock() + SETTLES_S
+    retry_policy = tables.retry_policy
+    deadline = retry_policy.clock() + SETTLES_S
     while True:
         home = tables.marker()
         if home is None:
@@ -108,7 +108,7 @@ def _settled(tables: StreamTables) -> Marker:
         behind = lacking(tables, home)
         if not behind:
             return home
-        if patience.clock() >= deadline or patience.wait(min(1.0, SETTLES_S)):
+        if retry_policy.clock() >= deadline or retry_policy.wait(min(1.0, SETTLES_S)):
             raise RouteBehind(_refused(tables.stream, str(behind[0])))
 
 
@@ -186,7 +186,7 @@ def _follow(tables: StreamTables, lane: Lane, target: Target, files: list[Staged
         lanes = SetPropertiesUpdate(updates={property_name(lane.stream): lane.to_property()})
         return Change(prepared.requirements, (*prepared.updates, lanes), None)
 
-    commit_snapshot(handle, propose, (writer,), patience=tables.patience)
+    commit_snapshot(handle, propose, (writer,), retry_policy=tables.retry_policy)
 
 
 def _check_last(tables: StreamTables, lane: Lane) -> None:

@@ -19,7 +19,7 @@ import pyarrow as pa
 from pyiceberg.table import Table
 from pyroaring import BitMap64
 
-import frazil.table.exact_reading  # noqa: F401 - reads data files
+import frazil.pyiceberg_fixes.data_files  # noqa: F401 - reads data files
 from frazil import clock
 from frazil.audit.claims import Claims, claims
 from frazil.backfill import audit as backfill_audit

@@ -18,9 +18,9 @@ from frazil.commit.cut import TAG, Cut, CutTable, StreamHistory, cut_of, remove_
 from frazil.commit.lacking import lacking_replayed, lacking_since
 from frazil.commit.lane import LaneState, read_lane
 from frazil.commit.marker import read_marker
-from frazil.commit.opened import PATIENCE_S, read_stream
+from frazil.commit.opened import RETRY_TIMEOUT_S, read_stream
 from frazil.commit.stream_tables import StreamTables
-from frazil.commit.swap import Patience
+from frazil.commit.swap import RetryPolicy
 from frazil.errors import FrazilError, RouteBehind, TableLost, WriterBusy
 from frazil.spec.load import find_stream
 from frazil.spec.model import StreamSpec
@@ -183,12 +183,12 @@ def _tag(name: str, found: Cut, tables: Tables) -> None:
                 continue
             loaded = tables[table.table][0]
             had = TAG + name in loaded.metadata.refs
-            set_tag(loaded, name, table.snapshot_id, patience=Patience(total_s=PATIENCE_S))
+            set_tag(loaded, name, table.snapshot_id, retry_policy=RetryPolicy(total_s=RETRY_TIMEOUT_S))
             if not had:
                 made.append(loaded)
     except FrazilError:
         for loaded in made:
-            remove_tag(loaded, name, patience=Patience(total_s=PATIENCE_S))
+            remove_tag(loaded, name, retry_policy=RetryPolicy(total_s=RETRY_TIMEOUT_S))
         raise
 
 
@@ -196,7 +196,7 @@ def _untag(name: str, tables: Tables) -> None:
     removed = [
         identifier
         for identifier, (table, _) in tables.items()
-        if remove_tag(table, name, patience=Patience(total_s=PATIENCE_S))
+        if remove_tag(table, name, retry_policy=RetryPolicy(total_s=RETRY_TIMEOUT_S))
     ]
     if not removed:
         raise FrazilError(f"no table has a tag {TAG}{name}: {', '.join(tables)}")

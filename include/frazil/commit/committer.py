@@ -161,7 +161,7 @@ class Committer:
             self._tables, main, decide, files=files, merge=merge, summary=summary, branch_change=branch_change
         )
         commits = (self._dead_letters_of(journal), *self.together(journal), batch)
-        return commit_snapshots(commits, patience=self._tables.patience, at_once=self._tables.at_once)
+        return commit_snapshots(commits, retry_policy=self._tables.retry_policy, at_once=self._tables.at_once)
 
     def _merge_of(self, journal: Journal) -> MergeWriter | None:
         """The merge of a batch of changes, or of candidates; None for a batch of rows.
@@ -194,7 +194,7 @@ class Committer:
 
         summary = {"frazil.operation": "release"}
         release = commit_of(self._tables, self._tables.main, decide, files=(), summary=summary, branch_change=to_main)
-        commit_snapshots((release,), patience=self._tables.patience)
+        commit_snapshots((release,), retry_policy=self._tables.retry_policy)
 
     def _dead_letters_of(self, journal: Journal) -> TableCommit[Marker]:
         """Commit the dead letters. Without any, still check the table: the batch left out those that landed before."""
@@ -284,14 +284,14 @@ def preview(tables: StreamTables, handle: TableHandle, decide: Decide) -> Marker
     return swap(
         handle,
         lambda table: Done(decide(table, read_marker(table.metadata.properties, tables.stream))),
-        patience=tables.patience,
+        retry_policy=tables.retry_policy,
     )
 
 
 def append(tables: StreamTables, handle: TableHandle, decide: Decide, *, summary: Mapping[str, str]) -> Marker:
     """Commit the marker that `decide` returns, with an empty snapshot."""
     commit = commit_of(tables, handle, decide, files=(), summary=summary)
-    return commit_snapshots((commit,), patience=tables.patience)
+    return commit_snapshots((commit,), retry_policy=tables.retry_policy)
 
 
 def commit_of(  # noqa: PLR0913 - the contents and the place of a commit

@@ -31,7 +31,7 @@ from frazil.commit.journal import key_of
 from frazil.commit.marker import BatchKey, read_marker
 from frazil.commit.rules import check_ancestry
 from frazil.commit.snapshot import FOREVER_MS
-from frazil.commit.swap import Change, Done, Patience, TableHandle, swap
+from frazil.commit.swap import Change, Done, RetryPolicy, TableHandle, swap
 from frazil.errors import FrazilError
 from frazil.timetext import utc
 
@@ -296,7 +296,7 @@ def _watermark(line: _Line, stream: str, begin: int) -> int:
     )
 
 
-def set_tag(table: Table, name: str, snapshot_id: int, *, patience: Patience) -> None:
+def set_tag(table: Table, name: str, snapshot_id: int, *, retry_policy: RetryPolicy) -> None:
     """Tag a snapshot, so that expiry keeps it. Raises FrazilError if the tag is at another one, or it has expired."""
     tag = TAG + name
 
@@ -322,10 +322,10 @@ def set_tag(table: Table, name: str, snapshot_id: int, *, patience: Patience) ->
         uuid = AssertTableUUID(uuid=table.metadata.table_uuid)
         return Change((uuid, AssertRefSnapshotId(ref=tag, snapshot_id=None)), (update,), None)
 
-    swap(TableHandle.of(table), propose, patience=patience)
+    swap(TableHandle.of(table), propose, retry_policy=retry_policy)
 
 
-def remove_tag(table: Table, name: str, *, patience: Patience) -> bool:
+def remove_tag(table: Table, name: str, *, retry_policy: RetryPolicy) -> bool:
     """Remove a tag of `set_tag`; whether it was there. Its snapshot then expires like others."""
     tag = TAG + name
     found = False
@@ -339,5 +339,5 @@ def remove_tag(table: Table, name: str, *, patience: Patience) -> bool:
         requirement = AssertRefSnapshotId(ref=tag, snapshot_id=there.snapshot_id)
         return Change((requirement,), (RemoveSnapshotRefUpdate(ref_name=tag),), None)
 
-    swap(TableHandle.of(table), propose, patience=patience)
+    swap(TableHandle.of(table), propose, retry_policy=retry_policy)
     return found

@@ -35,7 +35,7 @@ from frazil.commit.marker import BatchKey, Fate, Marker, merged_identity, read_m
 from frazil.commit.members import never_had
 from frazil.commit.rules import check_ancestry, files_fit
 from frazil.commit.stream_tables import StreamTables
-from frazil.commit.swap import Done, Patience, TableCommit, TableHandle, commit_snapshots
+from frazil.commit.swap import Done, RetryPolicy, TableCommit, TableHandle, commit_snapshots
 from frazil.commit.sweep import bare_path
 from frazil.errors import CommitUnavailable, MarkerUnreadable, RolledBack, SchemaIncompatible, TableLost
 from frazil.ingest.contract import StagedFile, Target
@@ -50,11 +50,11 @@ NOTHING = BatchKey(0, 0)
 """Before the first batch."""
 AT_ONCE = 16
 """So many tables are committed side by side."""
-PATIENCE_S = 30.0
+RETRY_TIMEOUT_S = 30.0
 """How long a commit to one table is tried again while the others wait for it."""
-PATIENCE_BEHIND_S = 3.0
+RETRY_TIMEOUT_BEHIND_S = 3.0
 """The same for a table whose last commit failed."""
-COMING_MS = round(2 * PATIENCE_S * 1000)
+COMING_MS = round(2 * RETRY_TIMEOUT_S * 1000)
 """So long after its journal was made a batch may be on its way: home's commit comes first, then the tables'."""
 Make = Callable[[Target, Sequence[Journal]], None]
 """Makes or loads a table whose rows of these batches wait beside home, and gives it its first marker; or raises."""
@@ -200,7 +200,7 @@ class Followers:
     def _tried(self, target: Target) -> _Failed | None:
         """Commit to one table; returns why that failed, if it did."""
         again = target in self.refused
-        patience = Patience(total_s=PATIENCE_BEHIND_S if again else PATIENCE_S)
+        retry_policy = RetryPolicy(total_s=RETRY_TIMEOUT_BEHIND_S if again else RETRY_TIMEOUT_S)
         handle = self.tables.handle(target)
         if again:
             handle.forget()
@@ -214,7 +214,7 @@ class Followers:
             if again or target in self.inherited:
                 _check_there(self.tables, handle, journals, target=target)
                 waited = _rows(lacked(self.tables, handle.current(), journals), target)
-            follow(self.tables, handle, journals, self._files, target=target, patience=patience)
+            follow(self.tables, handle, journals, self._files, target=target, retry_policy=retry_policy)
             delete_moved(self.tables, journals, target)
             if waited:
                 log.warning("table %s got %s that waited for it", target, counted(waited, "row"))
@@ -274,7 +274,7 @@ def follow(  # noqa: PLR0913 - the place and the contents of a commit
     files_of: Callable[[Target, Sequence[Journal]], tuple[StagedFile, ...]],
     *,
     target: Target,
-    patience: Patience,
+    retry_policy: RetryPolicy,
 ) -> Marker:
     """Commit the files that these journals, in order, have for a table, as far as it lacks them, in one snapshot.
 
@@ -288,7 +288,7 @@ def follow(  # noqa: PLR0913 - the place and the contents of a commit
             return marker
         commit = _commit(tables, handle, lacking, files_of(target, lacking), target=target)
         with suppress(_MadeAgain):
-            commit_snapshots((commit,), patience=patience)
+            commit_snapshots((commit,), retry_policy=retry_policy)
 
 
 def _commit(

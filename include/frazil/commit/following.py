@@ -37,7 +37,7 @@ def begin_following(tables: StreamTables, handle: TableHandle, home: Marker, *, 
         return first if found is None else Done(found)
 
     commit = commit_of(tables, handle, decide, files=(), summary={"frazil.operation": "follow"})
-    commit_snapshots((commit,), patience=tables.patience)
+    commit_snapshots((commit,), retry_policy=tables.retry_policy)
 
 
 def give_up(tables: StreamTables, target: Target, home: Marker) -> None:

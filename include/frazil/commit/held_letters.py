@@ -6,13 +6,10 @@ neither table, even if the schema now accepts it.
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 from pyiceberg.table import Table
 from pyroaring import BitMap64
 
-from frazil.commit.marker import Marker, of_same_topics, read_markers
-from frazil.errors import MarkerUnreadable
+from frazil.commit.marker import Marker, of_same_topics
 from frazil.kafka.identity import SourceIdentity
 from frazil.offsets.spans import TopicPartition
 from frazil.table.branches import head_of
@@ -29,13 +26,7 @@ def held_letters(table: Table, letters: Marker | None, marker: Marker) -> dict[T
     ahead = {tp: [(marker.offsets.get(tp, 0), end)] for tp, end in ends.items() if end > marker.offsets.get(tp, 0)}
     if not ahead:
         return {}
-    wanted = Wanted(
-        {topic for topic, _ in ahead},
-        ahead,
-        marker.source.topic_ids,
-        stream=marker.stream,
-        unnamed=not _shared(table, marker.stream, {topic for topic, _ in ahead}),
-    )
+    wanted = Wanted({topic for topic, _ in ahead}, ahead, marker.source.topic_ids, stream=marker.stream)
     return {tp: found.seen - _rewritten(marker, tp) for tp, found in tally(table, wanted).items()}
 
 
@@ -56,12 +47,3 @@ def _rewritten(marker: Marker, tp: TopicPartition) -> BitMap64:
     for start, end in marker.rewritten.get(tp, ()):
         offsets.add_range(start, end)
     return offsets
-
-
-def _shared(table: Table, stream: str, topics: Collection[str]) -> bool:
-    """Whether a dead letter of these topics without a stream's name may be another stream's."""
-    try:
-        others = read_markers(table.metadata.properties)
-    except MarkerUnreadable:
-        return True
-    return any(name != stream and topic in topics for name, m in others.items() for topic in m.source.topic_ids)

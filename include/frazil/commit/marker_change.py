@@ -187,7 +187,7 @@ def change_marker(
         change = branch_change(table) if branch_change else None
         return update.prepare(table, marker, change, summary=summary, now_ms=tables.clock_ms())
 
-    return commit_snapshot(handle, propose, update.written, patience=tables.patience)
+    return commit_snapshot(handle, propose, update.written, retry_policy=tables.retry_policy)
 
 
 def _highest_epoch_ever(tables: StreamTables) -> int:

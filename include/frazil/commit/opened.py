@@ -11,7 +11,7 @@ from pyiceberg.table import Table
 
 from frazil import clock
 from frazil.commit.stream_tables import StreamTables
-from frazil.commit.swap import Patience, TableHandle
+from frazil.commit.swap import RetryPolicy, TableHandle
 from frazil.errors import SpecError, TableLost
 from frazil.ingest.contract import Target
 from frazil.kafka.admin import PERSON_WAITS_S, KafkaOffsets
@@ -20,7 +20,7 @@ from frazil.spec.references import kafka_properties
 from frazil.table.lost import lost_letters, lost_table
 from frazil.table.tables import ensure_dead_letters, load_stream_table
 
-PATIENCE_S = 60.0
+RETRY_TIMEOUT_S = 60.0
 """A command waits for a catalog for a shorter time than a writer does, because a person waits for it."""
 
 
@@ -80,8 +80,8 @@ def _own_table(spec: StreamSpec) -> Table:
 
 
 def _opened(spec: StreamSpec, targets: Mapping[Target, Table]) -> OpenStream:
-    patience = Patience(total_s=PATIENCE_S)
-    return OpenStream(spec, StreamTables.of(spec.name, targets, clock_ms=clock.now_ms, patience=patience))
+    retry_policy = RetryPolicy(total_s=RETRY_TIMEOUT_S)
+    return OpenStream(spec, StreamTables.of(spec.name, targets, clock_ms=clock.now_ms, retry_policy=retry_policy))
 
 
 def open_kafka(spec: StreamSpec, *, timeout_s: float = PERSON_WAITS_S) -> KafkaOffsets:

@@ -23,7 +23,7 @@ from pyiceberg.table import FileScanTask, Table
 from pyiceberg.table.snapshots import Snapshot
 from pyroaring import BitMap64
 
-import frazil.table.exact_reading  # noqa: F401 - reads data files
+import frazil.pyiceberg_fixes.data_files  # noqa: F401 - reads data files
 from frazil.commit.letter_counts import letters_summary, listed
 from frazil.commit.manifest_lists import manifests_of
 from frazil.commit.manifest_writing import metadata_folder, write_without

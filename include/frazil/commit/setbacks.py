@@ -115,7 +115,7 @@ def is_overtaken(error: Exception) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Setback:
-    """Why a round failed: a message for the log, and one for the error once patience is over."""
+    """Why a round failed: a message for the log, and one for the error once the retries are over."""
 
     level: int
     now: str

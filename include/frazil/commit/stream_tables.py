@@ -11,7 +11,7 @@ from pyiceberg.table import Table
 from frazil.commit.journal import JournalStore
 from frazil.commit.marker import BatchKey, Marker, read_marker
 from frazil.commit.merging import Merging
-from frazil.commit.swap import Patience, TableHandle
+from frazil.commit.swap import RetryPolicy, TableHandle
 from frazil.ingest.contract import Target, is_routed
 from frazil.partitions.open_windows import Alignment
 from frazil.table.atomic_catalogs import commit_tables_of
@@ -29,7 +29,7 @@ class StreamTables:
     """The tables that a batch stages files for, by target. A batch is committed once it is in "main"."""
     journals: JournalStore
     clock_ms: Callable[[], int]
-    patience: Patience = field(default_factory=Patience)
+    retry_policy: RetryPolicy = field(default_factory=RetryPolicy)
     align: Alignment | None = None
     """How the writer keeps open windows out of main; None if it does not, and for readers."""
     at_once: CommitTables | None = None
@@ -46,7 +46,7 @@ class StreamTables:
         targets: Mapping[Target, Table],
         *,
         clock_ms: Callable[[], int],
-        patience: Patience | None = None,
+        retry_policy: RetryPolicy | None = None,
         align: Alignment | None = None,
         atomic: bool = False,
         merging: Merging | None = None,
@@ -59,7 +59,7 @@ class StreamTables:
         main, handles = targets["main"], {target: TableHandle.of(table) for target, table in targets.items()}
         journals = JournalStore(handles["main"].store, state_location(main, stream))
         at_once = commit_tables_of(main.catalog) if atomic else None
-        return cls(stream, handles, journals, clock_ms, patience or Patience(), align, at_once, merging)
+        return cls(stream, handles, journals, clock_ms, retry_policy or RetryPolicy(), align, at_once, merging)
 
     @property
     def main(self) -> TableHandle:

@@ -194,13 +194,15 @@ class Written(Protocol):
         """Delete those that `table`, loaded after the last attempt, proves unnecessary for ever."""
 
 
-def commit_snapshot(handle: TableHandle, propose: Propose[T], written: Iterable[Written], *, patience: Patience) -> T:
+def commit_snapshot(
+    handle: TableHandle, propose: Propose[T], written: Iterable[Written], *, retry_policy: RetryPolicy
+) -> T:
     """Swap in what `propose` returns, then delete the files that were written for nothing, however the swap ends.
 
     `written` is read once the swap is over: `propose` may add to it. Raises what `swap` raises.
     """
     try:
-        return swap(handle, propose, patience=patience)
+        return swap(handle, propose, retry_policy=retry_policy)
     finally:
         _clean(handle, written)
 
@@ -215,7 +217,7 @@ class TableCommit(Generic[T]):
 
 
 def commit_snapshots(
-    commits: Sequence[TableCommit[T]], *, patience: Patience, at_once: CommitTables | None = None
+    commits: Sequence[TableCommit[T]], *, retry_policy: RetryPolicy, at_once: CommitTables | None = None
 ) -> T:
     """Commit to several tables, and return the result of the last, which decides.
 
@@ -224,9 +226,9 @@ def commit_snapshots(
     last. So each `propose` recognises what an earlier try left in its table. Raises what `swap` raises.
     """
     if at_once is None:
-        return [commit_snapshot(c.handle, c.propose, c.written, patience=patience) for c in commits][-1]
+        return [commit_snapshot(c.handle, c.propose, c.written, retry_policy=retry_policy) for c in commits][-1]
     try:
-        return _swap(commits, at_once, patience)
+        return _swap(commits, at_once, retry_policy)
     finally:
         for commit in commits:
             _clean(commit.handle, commit.written)
@@ -245,7 +247,7 @@ def _clean(handle: TableHandle, written: Iterable[Written]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class RetryPolicy:
     """How long to retry, in seconds: waits double from `first_s` to `most_s`, with full jitter."""
 
     total_s: float = 600.0
@@ -335,25 +337,25 @@ class _Rounds(Generic[T]):
             handle.committed(part.table, made)
 
 
-def swap(handle: TableHandle, propose: Propose[T], *, patience: Patience) -> T:
+def swap(handle: TableHandle, propose: Propose[T], *, retry_policy: RetryPolicy) -> T:
     """Commit what `propose` returns for the current table, and repeat until it has landed.
 
     In every round `propose` sees the metadata that its change will replace. It is not called if the table turns out to
     have an attempt whose answer was lost.
-    Raises `CommitUnavailable` if no round is decided within `patience.total_s`, or before the caller is asked to end,
-    `CommitRefused` if the catalog refuses the change or it cannot be prepared, and `AccessDenied` if it refuses our
-    credentials.
+    Raises `CommitUnavailable` if no round is decided within `retry_policy.total_s`, or before the caller is asked to
+    end. Raises `CommitRefused` if the catalog refuses the change or it cannot be prepared, and `AccessDenied` if it
+    refuses our credentials.
     """
-    return _swap((TableCommit(handle, propose, ()),), None, patience)
+    return _swap((TableCommit(handle, propose, ()),), None, retry_policy)
 
 
-def _swap(commits: Sequence[TableCommit[T]], at_once: CommitTables | None, patience: Patience) -> T:
+def _swap(commits: Sequence[TableCommit[T]], at_once: CommitTables | None, retry_policy: RetryPolicy) -> T:
     """As `swap`, for several tables that `at_once` commits to; one table needs none."""
-    deadline = patience.clock() + patience.total_s
+    deadline = retry_policy.clock() + retry_policy.total_s
     attempt, looked_again = 0, False
-    rounds = _Rounds(commits, at_once, patience.clock)
+    rounds = _Rounds(commits, at_once, retry_policy.clock)
     of = TablesNamed(tuple(commit.handle.identifier for commit in commits))
-    refusals, outage = Refusals(of), Outage(of, patience.clock)
+    refusals, outage = Refusals(of), Outage(of, retry_policy.clock)
     while True:
         try:
             result = rounds.run()
@@ -364,19 +366,19 @@ def _swap(commits: Sequence[TableCommit[T]], at_once: CommitTables | None, patie
             continue
         except Exception as error:  # anything else is an unknown outcome, which the next round finds out
             refusals.met(error, rounds.step, rounds.tables)
-            setback = setback_of(error, rounds.step, of, patience.total_s)
-            left_s = deadline + rounds.proposing_s - patience.clock()
+            setback = setback_of(error, rounds.step, of, retry_policy.total_s)
+            left_s = deadline + rounds.proposing_s - retry_policy.clock()
             if left_s <= 0:
                 raise CommitUnavailable(setback.at_last) from error
-            wait_s = patience.wait_s(attempt, asked_s=retry_after_s(error))
+            wait_s = retry_policy.wait_s(attempt, asked_s=retry_after_s(error))
             log.log(outage.level(setback), "%s in %.1f s, for %.0f s at most", setback.now, wait_s, left_s)
             if setback.level >= logging.WARNING:
-                patience.tell(setback.now)
+                retry_policy.tell(setback.now)
         else:
             outage.over()
             return result
         rounds.forget()
-        if patience.wait(wait_s):
+        if retry_policy.wait(wait_s):
             raise CommitUnavailable(
                 f"{setback.now}. That was not done, because the writer was asked to end; the next start decides what "
                 "became of the commit"

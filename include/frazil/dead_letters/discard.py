@@ -79,7 +79,7 @@ def discard(opened: OpenStream, selection: Selection, mark: Mark) -> int:
         return Change((*prepared.requirements, stands(table, branch)), prepared.updates, writer.rows)
 
     handle.forget()
-    return commit_snapshot(handle, propose, (writer,), patience=opened.tables.patience)
+    return commit_snapshot(handle, propose, (writer,), retry_policy=opened.tables.retry_policy)
 
 
 def _without_rows(opened: OpenStream, letters: Letters, replay: Lane) -> Letters:

@@ -11,12 +11,11 @@ from pydantic import Field
 from pyiceberg.io.pyarrow import ArrowScan
 from pyiceberg.table import Table
 
-import frazil.table.exact_reading  # noqa: F401 - reads data files
+import frazil.pyiceberg_fixes.data_files  # noqa: F401 - reads data files
 from frazil.backfill.request import UtcMoment
 from frazil.spec.model import StreamSpec
 from frazil.spec.values import Model
 from frazil.table.branches import head_of
-from frazil.table.file_bounds import of_topics
 
 ERROR_CLASS = r"^\w+$"
 ErrorClass = Annotated[str, Field(pattern=ERROR_CLASS)]
@@ -33,9 +32,8 @@ class Selection(Model):
     """Also those that a person discarded."""
 
     def row_filter(self, spec: StreamSpec) -> str:
-        """As Iceberg plans it. Letters of earlier versions name no stream: they belong to those that read the topic."""
-        unnamed = f" or (stream is null and {of_topics(spec.source.topics)})" if spec.source.topics else ""
-        parts = [f"(stream = '{spec.name}'{unnamed})"]
+        """An Iceberg row filter."""
+        parts = [f"stream = '{spec.name}'"]
         if self.reasons:
             parts.append(f"error_class in ({', '.join(map(repr, self.reasons))})")
         if self.begin is not None:

@@ -63,8 +63,8 @@ class SparkMaster(process.EmbeddedServer):
         file = folder / PORTS_FILE
         if not file.is_file():
             return None
-        port, ui_port, *later = map(int, file.read_text().split())
-        return port, ui_port, later[0] if later else process.free_port()  # a folder of an earlier version has two
+        port, ui_port, rest_port = map(int, file.read_text().split())
+        return port, ui_port, rest_port
 
     def _launch(self) -> None:
         process.require_free_port(self.port, what="the Spark master", option="--spark-port")

@@ -43,7 +43,7 @@ class Told:
         return min(0, self.theirs_ms + self.precision_ms - self.before_ms)
 
 
-def judged(server: str, told: Told) -> Finding:
+def evaluate(server: str, told: Told) -> Finding:
     """What a server's time says of the clocks. Pure."""
     apart = told.apart_ms
     if abs(apart) < WARN_MS:
@@ -62,7 +62,7 @@ def clocks(addresses: Iterable[str], databases: Mapping[str, Callable[[], int]])
         told = _ask_http(address)
         if told is not None:
             found += 1
-            yield judged(urlsplit(address).netloc, told)
+            yield evaluate(urlsplit(address).netloc, told)
     for name, ask in databases.items():
         before = clock.now_ms()
         try:
@@ -70,7 +70,7 @@ def clocks(addresses: Iterable[str], databases: Mapping[str, Callable[[], int]])
         except Exception:  # as above, whatever the driver raises
             continue
         found += 1
-        yield judged(f"the database of catalog {name!r}", Told(before, theirs, clock.now_ms()))
+        yield evaluate(f"the database of catalog {name!r}", Told(before, theirs, clock.now_ms()))
     if not found:
         yield Finding("clock", State.SKIPPED, "nothing that streams declare here tells its time")
 

@@ -23,7 +23,7 @@ from frazil.events import (
     StallEnded,
     TableEvolved,
     TablesBehind,
-    ThrottleJudged,
+    ThrottleEvaluated,
 )
 from frazil.history.objects import Found, Objects
 from frazil.history.past import Part, Past
@@ -157,7 +157,7 @@ class Recorder:
                 self._merge_ms += _ms(merge_s)
             case BatchCommitted() as batch:
                 return self._batch(event.at_ms, batch)
-            case ThrottleJudged(stretch=stretch):
+            case ThrottleEvaluated(stretch=stretch):
                 self._interval_ms = round(self._declared_ms * stretch)
             case LagMeasured(lag=lag, freshness_ms=freshness_ms, backpressure_ms=backpressure_ms):
                 return Point(
@@ -209,7 +209,7 @@ class Recorder:
                 self._shuffled = shuffled
                 said = f"rows are {'shuffled' if shuffled else 'not shuffled'} from here on: {reason}"
                 return Happened(event.at_ms, Kind.DECISION, said)
-            case ThrottleJudged(reason=reason, stretch=stretch) if (reason is None, stretch) != self._throttle:
+            case ThrottleEvaluated(reason=reason, stretch=stretch) if (reason is None, stretch) != self._throttle:
                 self._throttle = reason is None, stretch
                 over = "the table's metadata no longer grows; commits follow the declared interval"
                 return Happened(event.at_ms, Kind.THROTTLE, reason or over)

@@ -14,7 +14,7 @@ from frazil.infer.columns import Column, column_problem
 from frazil.infer.sample import Sample
 from frazil.ingest.formats.avro.beyond import few_parts, seen_type
 from frazil.ingest.formats.avro.schema import AvroType, UnreadableSchema, parsed
-from frazil.ingest.sightings import DEEPEST, MIXED, ListOf, MapOf, Seen, StructOf, merged, seen_in
+from frazil.ingest.schema_drift import DEEPEST, MIXED, ListOf, MapOf, Seen, StructOf, merged, seen_in
 from frazil.registry.client import SchemaRegistry, SchemaText, UnknownSchema
 from frazil.spec.formats import Registry
 
@@ -167,7 +167,7 @@ def _avro_fields(schema: SchemaText) -> dict[str, _Field]:
     try:
         written = parsed(schema.text, [text for _, text in schema.references])
     except UnreadableSchema as error:
-        raise SpecError(f"the registry's schema is no schema of Avro: {error}") from None
+        raise SpecError(f"the registry's schema is not a valid Avro schema: {error}") from None
     if written.kind != "record":
         raise SpecError(f"the registry's schema is no record, but {written}: a stream's columns are a record's fields")
     parts = zip(written.fields, written.parts, strict=True)

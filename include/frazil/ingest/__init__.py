@@ -1,3 +1,5 @@
-"""Runs on executors: offset ranges of Kafka become Arrow, and Arrow becomes Parquet that no table refers to yet."""
+"""Code that runs on executors: it reads offset ranges of Kafka into Arrow, and writes Parquet that no table refers to
+yet.
+"""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Fields of records that fill a column of another name: a person renamed the column, and records kept the old name."""
+"""Reads record fields into columns of another name: a user renamed the column, and records kept the old name."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from frazil.ingest.chunk import Chunk
 from frazil.ingest.decode import Decoded, Decoder, Rejection, RenamingDecoder
 
 FIRST_ID = 200_000_000
-"""Field ids from here on are no column's. An envelope has ids of its own from 500,000,000 on."""
+"""Field ids from here on belong to no column. An envelope has ids of its own from 500,000,000 on."""
 
 Make = Callable[[Schema, Mapping[int, str]], Decoder]
-"""Makes a decoder of a schema, with the units of its columns by field id."""
+"""Makes a decoder for a schema, given the time units of its columns by field id."""
 
 
 def aliased(make: Make, schema: Schema, units: Mapping[int, str], aliases: Mapping[str, int]) -> Decoder:
-    """A decoder that also reads these fields of records, by name, into the columns of these field ids."""
+    """Return a decoder that also reads the fields in `aliases`, by name, into the columns of these field ids."""
     wanted = {name: schema.find_field(field_id) for name, field_id in aliases.items()}
     return AliasedDecoder(make, schema, units, wanted) if wanted else make(schema, units)
 
 
 class AliasedDecoder:
-    """Decodes the other names as columns of their own, and merges them. A column's own name comes first."""
+    """Decodes aliases as separate columns, then merges them. A field with the column's own name wins."""
 
     def __init__(
         self, make: Make, schema: Schema, units: Mapping[int, str], aliases: Mapping[str, NestedField]
@@ -68,11 +68,11 @@ class AliasedDecoder:
             with_others(rows, self._kept(others, rows)),
             decoded.kept[~lacking],
             [*decoded.rejections, *rejections],
-            decoded.sighted,
+            decoded.drift,
         )
 
     def _kept(self, decoded: pa.Table, merged: pa.Table) -> pa.Table:
-        """What an event does not tell under another name, it does not tell of the column that has no value."""
+        """Keep "unchanged" for a column only if the event omits its aliases too, and it has no value."""
         at = decoded.schema.get_field_index(KEPT)
         if at < 0 or decoded.column(at).null_count == decoded.num_rows:
             return decoded
@@ -92,7 +92,7 @@ class AliasedDecoder:
 
 
 def _filled(column: pa.ChunkedArray, other: pa.ChunkedArray) -> pa.ChunkedArray:
-    """The column with the other one's values where it has none; Arrow's `coalesce` does not take every type."""
+    """Fill nulls of a column from the other one; Arrow's `coalesce` does not support every type."""
     if not column.null_count or other.null_count == len(other):
         return column
     places = np.arange(len(column))

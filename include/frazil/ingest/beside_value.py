@@ -1,4 +1,4 @@
-"""A record's key and headers as columns of its row."""
+"""Record keys and headers as columns of their rows."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from frazil.ingest.headers import header_column
 
 
 def value_schema(schema: Schema, beside: Mapping[str, str | None]) -> Schema:
-    """The columns that a record's value fills."""
+    """The columns that record values fill."""
     return Schema(*(f for f in schema.fields if f.name not in beside), schema_id=schema.schema_id)
 
 
 class BesideValue:
-    """Adds the columns that a record's key and headers fill to the rows of its value."""
+    """Adds the columns filled by record keys and headers to the decoded rows."""
 
     def __init__(self, schema: Schema, beside: Mapping[str, str | None]) -> None:
-        """`schema` has all columns that a record fills; `beside` those of headers by their names, None for the key."""
+        """`schema` has all columns that a record fills. The values of `beside` are header names; None means the key."""
         self._fields = [(schema.find_field(column), header) for column, header in beside.items()]
         self._arrow_schema = schema_to_pyarrow(schema, include_field_ids=True)
 
     def __call__(self, decoded: Decoded, chunk: Chunk) -> Decoded:
-        """The rows with these columns; a record whose key or header cannot fill its column is a rejection."""
+        """Return the rows with these columns; reject records whose key or header cannot fill its column."""
         if not self._fields:
             return decoded
         columns: dict[str, BinaryColumn] = {}

@@ -1,4 +1,4 @@
-"""Byte strings of records as Arrow columns, without a Python object for each."""
+"""Converts byte strings of records to Arrow columns without creating a Python object for each."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def gather(
     offsets: NDArray[np.int64],
     to: NDArray[np.uint8],
 ) -> None:
-    """Copy values to where their offsets say."""
+    """Copy values into `to`, each at its offset."""
     for i in range(len(starts)):
         if lengths[i] > 0:
             memcpy(to.ctypes.data + offsets[i], data.ctypes.data + starts[i], lengths[i])
@@ -37,7 +37,7 @@ def gather(
 def find_invalid_utf8(
     data: NDArray[np.uint8], starts: NDArray[np.int64], lengths: NDArray[np.int64], found: NDArray[np.int64]
 ) -> None:
-    """Where each value has its first byte that is not UTF-8; -1 if it has none. A newline follows each value."""
+    """Store the position of each value's first byte that is not UTF-8, or -1. A newline follows each value."""
     address = np.int64(data.ctypes.data)
     for i in range(len(starts)):
         found[i] = -1
@@ -56,14 +56,14 @@ def find_invalid_utf8(
 
 
 def invalid_utf8(values: BinaryColumn) -> NDArray[np.int64]:
-    """Where each value has its first byte that is not UTF-8; -1 if it has none."""
+    """Position of the first byte in each value that is not UTF-8; -1 if the value is valid."""
     found = np.empty(len(values), np.int64)
     find_invalid_utf8(*fixed(values), found)
     return found
 
 
 def arrow_binary(values: BinaryColumn, kind: pa.DataType) -> pa.Array:
-    """The values as an Arrow array of `large_binary` or `large_string`, which is not checked to be UTF-8."""
+    """The values as a `large_binary` or `large_string` array, without checking that they are UTF-8."""
     lengths = np.maximum(values.lengths, 0)
     offsets = np.zeros(len(values) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
@@ -75,9 +75,9 @@ def arrow_binary(values: BinaryColumn, kind: pa.DataType) -> pa.Array:
 
 
 def failures(values: BinaryColumn, field: NestedField, *, what: str) -> dict[int, tuple[str, str]]:
-    """Values that a `string` or `binary` column cannot hold: each with the class and the text of its error.
+    """Error class and text of each value that a `string` or `binary` column cannot hold.
 
-    `what` names the part of a record that the values are of.
+    `what` names the part of the record, such as its key.
     """
     found: dict[int, tuple[str, str]] = {}
     if field.required:
@@ -92,7 +92,7 @@ def failures(values: BinaryColumn, field: NestedField, *, what: str) -> dict[int
 
 
 def fixed(values: BinaryColumn) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
-    """The columns as the types that the loops are compiled for: contiguous and read-only."""
+    """Starts, lengths and data with the array types that the loops are compiled for: contiguous and read-only."""
     return read_only(values.data), read_only(values.starts), read_only(values.lengths)
 
 

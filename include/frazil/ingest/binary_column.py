@@ -1,4 +1,4 @@
-"""Many byte strings in one buffer: values and keys of records, without a Python object for each."""
+"""Many byte strings in one buffer: record values and keys without a Python object for each."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 NULL = -1
-"""The length of a value that is null, as on Kafka's wire."""
+"""The length of a null value, as in Kafka's protocol."""
 _NEWLINE = b"\n"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BinaryColumn(Sequence[bytes | None]):
-    """A sequence of `bytes` or None: value i is `data[starts[i] : starts[i] + lengths[i]]`, or None of length `NULL`.
+    """A sequence of `bytes` or None: value i is `data[starts[i] : starts[i] + lengths[i]]`, or None if its length is
+    `NULL`.
 
-    A newline follows each value, even a null or an empty one, so that a loop over bytes finds the end without its
-    length. A slice shares the buffer.
+    A newline follows each value, even a null or empty one, so that a loop over bytes finds the end without the length.
+    A slice shares the buffer.
     """
 
     data: NDArray[np.uint8]
@@ -56,9 +57,9 @@ class BinaryColumn(Sequence[bytes | None]):
             yield None if length == NULL else self.data[start : start + length].tobytes()
 
     def take(self, places: NDArray[np.int64]) -> Self:
-        """The values at these places, in their order; the buffer is shared."""
+        """The values at these positions, in this order; shares the buffer."""
         return type(self)(self.data, self.starts[places], self.lengths[places])
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickle these values alone, not the whole buffer."""
+        """Pickle only these values, not the whole buffer."""
         return type(self).of, ([*self],)

@@ -1,4 +1,4 @@
-"""Finds dates and times that readers cannot represent: Iceberg's and Python's calendars have the years 1 to 9999."""
+"""Finds dates and times outside the years 1 to 9999, which Iceberg's and Python's calendars cannot represent."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from frazil.spec.type_ends import DAYS, MICROSECONDS
 
 MILLISECONDS = (MICROSECONDS[0] // 1000, MICROSECONDS[1] // 1000)
 OUT_OF_RANGE = "OutOfRange"
-"""The error class of a record with such a value."""
+"""Error class of a record with such a value."""
 _OUTSIDE = "outside the years 1 to 9999"
 
 
@@ -21,18 +21,18 @@ class Beyond(NamedTuple):
     """A moment out of range."""
 
     path: tuple[str, ...]
-    """The names that lead to it; an entry of a list is `element`, of a map `key` or `value`."""
+    """Names that lead to the value; a list entry is `element`, a map entry `key` or `value`."""
     number: int
     unit: str
 
     def text(self, sent: str | None) -> str:
-        """The error text; `sent` is the value as the record has it, if that is known."""
+        """The error text; `sent` is the value as the record has it, or None if unknown."""
         name = ".".join(self.path)
         return said(name, self.number, self.unit) if sent is None else f"{name}: {sent} is {_OUTSIDE}"
 
 
 def out_of_range(rows: pa.Table) -> dict[int, Beyond]:
-    """Rows with a timestamp or date outside the years 1 to 9999 in UTC, even nested, with the first of each row."""
+    """The first timestamp or date of each row, nested ones included, that is outside the years 1 to 9999 in UTC."""
     found: dict[int, Beyond] = {}
     for field, column in zip(rows.schema, rows.columns, strict=True):
         if _has_moments(field.type) and _beyond(chunk := column.combine_chunks()):
@@ -59,7 +59,7 @@ def _limits(kind: pa.DataType) -> tuple[int, int] | None:
 
 
 def _beyond(array: pa.Array) -> bool:
-    """Whether any value is out of range, hidden ones included: cheap, and nearly always enough."""
+    """Whether any value, including hidden ones, is out of range: a cheap check that is nearly always enough."""
     if limits := _limits(array.type):
         ends = pc.min_max(_numbers(array)).as_py()
         return bool(ends["min"] is not None and (ends["min"] < limits[0] or ends["max"] > limits[1]))
@@ -101,7 +101,7 @@ def _entries(array: pa.Array, path: tuple[str, ...]) -> dict[int, Beyond]:
 
 
 def _enclosing(array: pa.Array) -> NDArray[np.int64]:
-    """For each value of a list's or a map's child array, the entry that it is in; -1 if no entry has it."""
+    """The entry index of each value in a list's or map's child array; -1 if no entry contains it."""
     found = np.full(len(_parts(array)[0]), -1, np.int64)
     offsets = array.offsets.to_numpy()
     for entry in np.flatnonzero(array.is_valid().to_numpy(zero_copy_only=False)).tolist():

@@ -1,4 +1,4 @@
-"""What a record does to the table of an upsert stream: the columns that change files have beside the table's."""
+"""Reads what records change in the table of an upsert stream, into the extra columns of change files."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ from frazil.ingest.contract import ChangeRules
 from frazil.ingest.decode import Decoded, Decoder, Rejection
 
 CHANGE = "_frazil_change"
-"""What a change does, an int: `UPSERT` or `DELETE`."""
+"""The kind of change, an int: `UPSERT` or `DELETE`."""
 KEPT = "_frazil_kept"
-"""Field ids, a list of int, of the columns whose value the change does not tell: the table's row keeps its own. Null or
-empty for most. A row that is inserted has null in them."""
+"""Field ids (list of int) of columns that the change leaves unchanged: the table's row keeps its values.
+
+Null or empty for most changes. An inserted row has null in these columns.
+"""
 UPSERT, DELETE = 0, 1
 CHANGE_COLUMNS = frozenset({CHANGE, KEPT})
 
@@ -37,7 +39,7 @@ _COORDINATES = (
 
 
 def change_schema(table: Schema, key: tuple[str, ...]) -> Schema:
-    """The columns of a change file: the table's, of which only the key is required, the record's place, and our own."""
+    """Columns of a change file: the table's (only the key is required), the record's coordinates, and ours."""
     there = {field.name for field in table.fields}
     columns = [field if field.name in key else field.model_copy(update={"required": False}) for field in table.fields]
     places = [field for field in _COORDINATES if field.name not in there]
@@ -45,15 +47,15 @@ def change_schema(table: Schema, key: tuple[str, ...]) -> Schema:
 
 
 class ChangeReader:
-    """Tells deletes from upserts. An upsert lacks no required column; a delete needs its key alone."""
+    """Distinguishes deletes from upserts. An upsert needs all required columns; a delete needs only its key."""
 
     def __init__(self, rules: ChangeRules, keys: Decoder | None = None) -> None:
-        """`keys` decodes the keys of records without a value, if their fields are the table's key."""
+        """`keys` decodes the keys of records without a value; None unless those keys have fields."""
         self._rules, self._keys = rules, keys
         self._deletes = pa.array(rules.delete_values) if rules.delete_values else None
 
     def with_tombstones(self, decoded: Decoded, chunk: Chunk) -> Decoded:
-        """Where tombstones delete, a record without a value is a row of its key and of nulls, not a rejection."""
+        """Turn records without a value into rows of key and nulls, instead of rejections, if tombstones delete."""
         if not self._rules.tombstones or not decoded.rejections:
             return decoded
         absent = chunk.values.lengths == NULL
@@ -70,10 +72,10 @@ class ChangeReader:
         ]
         rows = pa.concat_tables([decoded.rows, pa.Table.from_arrays(columns, schema=decoded.rows.schema)])
         kept = np.concatenate([decoded.kept, told.kept])
-        return Decoded(rows, kept, [*rest, *told.rejections], decoded.sighted)
+        return Decoded(rows, kept, [*rest, *told.rejections], decoded.drift)
 
     def __call__(self, decoded: Decoded, chunk: Chunk) -> Decoded:
-        """The rows with what each does; an upsert without a required value is a rejection."""
+        """Return the rows with the change that each makes; reject upserts that miss a required value."""
         told = CHANGE in decoded.rows.column_names  # by the envelope
         deletes = self._told(decoded.rows) if told else self._of_deletes(decoded.rows)
         if self._rules.tombstones:
@@ -88,13 +90,13 @@ class ChangeReader:
         if not told:
             rows = rows.append_column(CHANGE, pa.array(np.where(deletes, DELETE, UPSERT).astype(np.int32)))
             rows = rows.append_column(KEPT, pa.nulls(rows.num_rows, pa.list_(pa.int32())))
-        found = Decoded(rows, decoded.kept, decoded.rejections, decoded.sighted)
+        found = Decoded(rows, decoded.kept, decoded.rejections, decoded.drift)
         if not rejections:
             return found
         good = np.ones(rows.num_rows, np.bool_)
         good[list(rejections)] = False
         all_told = [*decoded.rejections, *(rejections[row] for row in sorted(rejections))]
-        return Decoded(rows.filter(pa.array(good)), decoded.kept[good], all_told, decoded.sighted)
+        return Decoded(rows.filter(pa.array(good)), decoded.kept[good], all_told, decoded.drift)
 
     @staticmethod
     def _told(rows: pa.Table) -> NDArray[np.bool_]:
@@ -109,14 +111,14 @@ class ChangeReader:
 
 
 def as_letters(decoded: Decoded, records: int) -> Decoded:
-    """The same, where records that tell no change are rejections: those that are replayed are letters already."""
-    text = "the record tells no change of a row, and the writer skips such records: discard this letter"
+    """Reject records that change nothing: a replayed record must become a row or stay a dead letter."""
+    text = "the record changes no row, and the writer skips such records: discard this dead letter"
     more = [Rejection(index, "NoChange", text) for index in np.flatnonzero(decoded.neither(records)).tolist()]
     return dataclasses.replace(decoded, rejections=[*decoded.rejections, *more])
 
 
 def with_others(rows: pa.Table, decoded: pa.Table) -> pa.Table:
-    """The rows, with what a decoder tells of each beside its columns: what it changes."""
+    """Add the decoder's extra columns, which describe the change, to the rows."""
     for name in CHANGE_COLUMNS & set(decoded.column_names):
         rows = rows.append_column(name, decoded.column(name))
     return rows

@@ -1,4 +1,4 @@
-"""Records as they were read, before their bytes are decoded."""
+"""Records as they were read, before they are decoded."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from frazil.ingest.binary_column import BinaryColumn
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Columns of equal length: records of several ranges as they arrived; within a range, in the order of offsets."""
+    """Columns of equal length: records of several ranges in order of arrival, which within a range is offset order."""
 
     values: BinaryColumn
     keys: BinaryColumn
     range_index: NDArray[np.int32]
-    """Which of the reader's ranges each record belongs to."""
+    """Index of the range that each record belongs to."""
     offsets: NDArray[np.int64]
     timestamps_ms: NDArray[np.int64]
-    """Kafka's timestamps, milliseconds since the epoch; -1 where a record has none."""
+    """Kafka timestamps, milliseconds since the epoch; -1 if a record has none."""
     headers: BinaryColumn | None = field(default=None, kw_only=True)
-    """As `frazil.ingest.headers` packs them; null where a record has none, and None if no record has any."""
+    """Headers as packed by `frazil.ingest.headers`. A record without headers has null; None if no record has any."""
 
     @classmethod
     def of_values(cls, values: Sequence[bytes | None]) -> Chunk:
-        """Values without keys or coordinates, as one range from offset 0."""
+        """A chunk of values without keys or coordinates, as one range from offset 0."""
         return cls.of_column(BinaryColumn.of(values))
 
     @classmethod
     def of_column(cls, values: BinaryColumn) -> Chunk:
-        """As `of_values`."""
+        """Like `of_values`, from a `BinaryColumn`."""
         count = len(values)
         return Chunk(
             values,
@@ -48,7 +48,7 @@ class Chunk:
         return len(self.values)
 
     def piece(self, start: int, end: int) -> Self:
-        """Records `[start, end)` of it."""
+        """Records `[start, end)` of the chunk."""
         columns: dict[str, Any] = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         parts: dict[str, Any] = {name: column[start:end] for name, column in columns.items() if column is not None}
         return dataclasses.replace(self, **parts)

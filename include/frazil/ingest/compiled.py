@@ -1,15 +1,14 @@
 """Compiles loops over records' bytes with Numba: the decorator, its cache, and access to raw memory.
 
-Numba compiles a function when it is first called, which takes a second or more. The code is kept in a folder that all
-worker processes of a user share. The folder is `compiled/<digest>` below the user's cache, or below a folder of the
-user's own in the system's temporary folder. The digest covers Numba's version, the flags of Numba that change the code,
-and all sources that compiled code has anything of, because one module's compiled code contains functions and constants
-of others. It is taken when this module
-is imported: a process that runs on after an upgrade must not keep its old code as that of the new sources. If neither
-folder can be written, each process compiles in memory, and logs one warning.
+Numba compiles a function at its first call, which takes a second or more. All worker processes of a user share the
+compiled code in the folder `compiled/<digest>`, below the user's cache or below a folder of the user's own in the
+system's temporary folder. The digest covers Numba's version, the Numba flags that change the code, and all sources that
+can be compiled into it: one module's code contains functions and constants of others. The digest is taken when this
+module is imported, so that a process that outlives an upgrade cannot store old code as that of the new sources. If
+neither folder can be written, each process compiles in memory and logs one warning.
 """
 
-# ruff: noqa: ARG001 - an intrinsic declares its arguments, and generates code for what they are when it is called
+# ruff: noqa: ARG001 - an intrinsic declares its arguments and generates code from their types
 
 from __future__ import annotations
 
@@ -47,24 +46,24 @@ log = logging.getLogger(__name__)
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 KEPT_WITH_PYTHON = Path("share", "frazil", "compiled")
-"""Below Python's own prefix, where `frazil package` and images keep compiled code."""
+"""Folder below Python's prefix where `frazil package` and images keep compiled code."""
 OLD_S = 30 * 86_400
 SOURCES = ("frazil.ingest", "frazil.kafka")
-"""Packages whose functions and constants are in compiled code: of `frazil.kafka`, how a message is laid out."""
+"""Packages whose functions and constants are in compiled code; `frazil.kafka` holds the layout of a message."""
 FLAGS = ("BOUNDSCHECK", "OPT", "DEBUGINFO_DEFAULT")
-"""Numba's own key of cached code has none of NUMBA_BOUNDSCHECK, NUMBA_OPT and NUMBA_DEBUGINFO."""
+"""Flags that Numba's own cache key ignores: NUMBA_BOUNDSCHECK, NUMBA_OPT and NUMBA_DEBUGINFO."""
 _saving = threading.Lock()
 _warned = False
 _notice: str | None = None
 
 
 def compiled(function: Function, *, allocates: bool = True) -> Function:
-    """Compile the function when it is first called with these argument types, or take the code from the cache.
+    """Compile the function at its first call with these argument types, or load the code from the cache.
 
-    It runs without the GIL, checks no index, and divides as NumPy does. Nothing happens when a module is imported.
-    Always pass arrays of the same type: a read-only or non-contiguous array is another type, and costs another
-    compilation. An address (`array.ctypes.data`) is an int64, whatever the array. A function that allocates nothing,
-    and calls none that does, needs no reference counts of its arrays, which can cost more than its work.
+    The code runs without the GIL, checks no index, and divides as NumPy does. Nothing happens at import. Always pass
+    arrays of the same type: a read-only or non-contiguous array is another type, and costs another compilation. An
+    address (`array.ctypes.data`) is an int64, whatever the array. A function that allocates nothing, and calls none
+    that does, needs no reference counts of its arrays, which can cost more than its work.
     """
     dispatcher: Any = numba.njit(nogil=True, error_model="numpy", _nrt=allocates)(function)
     dispatcher._cache = _Cache(function)  # what `cache=True` sets, to a cache that cannot fail
@@ -72,18 +71,18 @@ def compiled(function: Function, *, allocates: bool = True) -> Function:
 
 
 def compiler_notices() -> tuple[str, ...]:
-    """What people should know of the compiling that this process had to do; nothing if it found all code."""
+    """Notices about compilation in this process; empty if all code was cached."""
     return () if _notice is None else (_notice,)
 
 
 def start_compiler() -> None:
-    """Load what Numba loads at its first call (0.3 core-seconds), and compile nothing: forked processes share it."""
+    """Load Numba's compiler (0.3 core-seconds) without compiling, so that forked processes share it."""
     cpu_target.typing_context.refresh()
     cpu_target.target_context.refresh()
 
 
 class _Cache(caching.NullCache):  # type: ignore[misc]
-    """Numba's cache of one function. If it fails in any way, the function is compiled in memory."""
+    """Numba's cache for one function. If the cache fails in any way, the function is compiled in memory."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
@@ -103,7 +102,7 @@ class _Cache(caching.NullCache):  # type: ignore[misc]
             return None
 
     def save_overload(self, sig: Any, cres: Any) -> None:
-        global _notice  # noqa: PLW0603 - as below
+        global _notice  # noqa: PLW0603 - see `_warn`
         _notice = _notice or (
             "the loops over records had to be compiled while a batch waited: some seconds of CPU, once for each user, "
             "host and version; `python -m frazil.ingest.precompile` compiles them beforehand"
@@ -122,12 +121,12 @@ class _Cache(caching.NullCache):  # type: ignore[misc]
 
 
 class _Locator(caching.UserProvidedCacheLocator):  # type: ignore[misc]
-    """Keeps code below `code_folder`, and finds sources that are in an archive."""
+    """Keeps code below `code_folder`, and finds sources inside archives."""
 
     def __init__(self, py_func: Any, _: str) -> None:
         self._function = py_func
         self._lineno = py_func.__code__.co_firstlineno
-        # By the module's name, and not where its file is: code is also taken where a package was unpacked.
+        # Use the module's name, not the file's path: an unpacked package may be elsewhere.
         self._cache_path = str((code_folder() or Path()) / py_func.__module__)
 
     @classmethod
@@ -148,9 +147,9 @@ class _FunctionCache(caching.Cache):  # type: ignore[misc]
 
 @cache
 def code_folder() -> Path | None:
-    """The folder of compiled code, created if it is missing; None if no folder can be used.
+    """The folder of compiled code, created if missing; None if no folder can be used.
 
-    A folder that Python itself has for it comes first, whoever owns it: it is trusted as the packages beside it are.
+    A folder inside Python's own prefix comes first, no matter who owns it: it is trusted like the installed packages.
     """
     if (own := _kept_with_python()) is not None:
         return own
@@ -174,7 +173,7 @@ def code_folder() -> Path | None:
 
 
 def _kept_with_python() -> Path | None:
-    """The folder below Python's prefix, if that has one for compiled code, and code of these sources can be in it."""
+    """The folder below Python's prefix, if it exists and may hold code of these sources."""
     base = Path(sys.prefix) / KEPT_WITH_PYTHON
     folder = base / _DIGEST
     if base.is_dir():
@@ -184,7 +183,7 @@ def _kept_with_python() -> Path | None:
 
 
 def _remove_old(base: Path) -> None:
-    """Remove the code of versions to which nothing was added for `OLD_S`."""
+    """Remove the code of versions that have had no additions for `OLD_S` seconds."""
     for folder in base.iterdir():
         with suppress(OSError):  # another process removes it
             if time.time() - folder.stat().st_mtime > OLD_S:
@@ -200,7 +199,7 @@ def _check_own(folder: Path) -> None:
 
 
 def _is_private(group: int) -> bool:
-    """Whether it is the user's own group, as most distributions make one for each user."""
+    """Whether the group is the user's own, as most distributions create one for each user."""
     try:
         user, named = pwd.getpwuid(os.getuid()), grp.getgrgid(group)
     except KeyError:
@@ -230,7 +229,7 @@ _DIGEST = _digest()
 
 @contextmanager
 def _one_at_a_time(folder: Path) -> Iterator[None]:
-    """Numba numbers a function's files by its index: two processes that save at once would take the same number."""
+    """Hold a lock while saving: Numba numbers files by an index, and two processes would take the same number."""
     with _saving, (folder / "lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
@@ -239,11 +238,11 @@ def _one_at_a_time(folder: Path) -> Iterator[None]:
 def _cannot_be_kept(reason: object) -> None:
     global _notice, _warned  # noqa: PLW0603 - once a process
     _notice = (
-        "compiled code cannot be kept, and each Python process that reads records spends seconds of CPU to compile its "
-        f"own: {reason}. Let XDG_CACHE_HOME of writer and executors name a folder that their user can write to"
+        "compiled code cannot be cached, and each Python process that reads records spends seconds of CPU to compile "
+        f"it: {reason}. Set XDG_CACHE_HOME of writer and executors to a folder that their user can write to"
     )
     if not _warned:
-        log.warning("compiled code cannot be kept, and each process compiles its own: %s", reason)
+        log.warning("compiled code cannot be cached, and each process compiles its own: %s", reason)
     _warned = True
 
 
@@ -283,7 +282,7 @@ def memcpy(_: Any, to: types.Integer, source: types.Integer, count: types.Intege
 
 @intrinsic  # type: ignore[untyped-decorator]
 def call(_: Any, function: types.Integer, argument: types.Integer) -> Any:
-    """Call the C function `void f(void *)` at an address; as the address is an argument, the caller can be cached."""
+    """Call the C function `void f(void *)` at an address. The address is an argument, so the caller can be cached."""
 
     def generate(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
         pointer = ir.FunctionType(ir.VoidType(), [_byte]).as_pointer()
@@ -295,8 +294,7 @@ def call(_: Any, function: types.Integer, argument: types.Integer) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def call_for_three(_: Any, function: types.Integer, of: types.Integer, index: types.Integer, to: types.Integer) -> Any:
-    """Call `int f(void *, size_t, void **, void **, size_t *)` at an address; what it gives is written to three int64s
-    at another."""
+    """Call `int f(void *, size_t, void **, void **, size_t *)`; write its three results as int64 to address `to`."""
 
     def generate(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
         word = ir.IntType(64)

@@ -1,6 +1,6 @@
-"""What passes between the driver and its executors: plain frozen values that pickle and turn into JSON.
+"""Values exchanged between the driver and its executors: frozen, picklable, convertible to JSON.
 
-One batch has one `StageContext`, and a `StageTask` for each Spark task; a task answers with a `StageResult`.
+One batch has one `StageContext`, and one `StageTask` per Spark task; each task returns a `StageResult`.
 No record returns to the driver.
 """
 
@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from frazil.ingest.sightings import NOTHING_SIGHTED, Sightings
+from frazil.ingest.schema_drift import NO_DRIFT, SchemaDrift
 from frazil.offsets.spans import TopicPartition
 
 Target = str
-"""A table of a batch: "main", "dead-letters", or the identifier of a table of the stream's route, which has a dot."""
+"""A table of a batch: "main", "dead-letters", or the identifier (with a dot) of a table that the stream routes to."""
 
 
 def is_routed(target: Target) -> bool:
@@ -23,17 +23,20 @@ def is_routed(target: Target) -> bool:
 
 
 Content = Literal["data", "candidates", "changes", "position-deletes"]
-"""What a staged file holds: rows of its target; rows of which those that repeat others are dropped when they are
-committed; changes of rows, which no table ever has; or the places of rows that are deleted."""
+"""Content of a staged file.
+
+`data`: rows of its target. `candidates`: rows that are dropped at commit if they repeat others. `changes`: changes of
+rows, which never enter a table. `position-deletes`: positions of deleted rows.
+"""
 
 
 PartitionKey = tuple[str | None, ...]
-"""A table partition: one value per partition field, each an Iceberg single-value serialisation in base64."""
+"""A table partition: per partition field, an Iceberg single-value serialisation in base64."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class OffsetRange:
-    """Records `[start, end)` of one topic-partition; offsets in it may be missing (compaction, transactions)."""
+    """Records `[start, end)` of one topic-partition. Offsets may be missing (compaction, transactions)."""
 
     topic: str
     partition: int
@@ -43,7 +46,7 @@ class OffsetRange:
 
 @dataclass(frozen=True, slots=True)
 class StageTask:
-    """The ranges that one Spark task reads: many Kafka partitions may share a task, and so a file."""
+    """The ranges that one Spark task reads. Several Kafka partitions may share a task, and thus a file."""
 
     index: int
     ranges: tuple[OffsetRange, ...]
@@ -57,25 +60,25 @@ class StageTask:
 
 
 LETTERS = ".letters"
-"""Copies of dead letters, as Parquet: their bytes are decoded as Kafka's would be."""
+"""Suffix of Parquet files with copies of dead letters, whose bytes are decoded as if they came from Kafka."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordFile:
-    """A file of records that a backfill reads instead of Kafka, as it was when it was listed."""
+    """A file of records that a backfill reads instead of Kafka, as listed."""
 
     path: str
     bytes: int
     modified_ms: int
     ranges: tuple[OffsetRange, ...]
-    """From the first to the last of its records, for each topic-partition."""
+    """First to last record of each topic-partition."""
 
 
 @dataclass(frozen=True, slots=True)
 class TargetTable:
-    """A table to write files for, as its metadata stood when the batch began.
+    """A table to write files for, as its metadata was when the batch began.
 
-    `schema_json`, `spec_json` and `sort_order_json` are Iceberg's own JSON forms; `folder` is this batch's own
+    `schema_json`, `spec_json` and `sort_order_json` use Iceberg's JSON. `folder` belongs to this batch alone:
     `<data>/<stream>/<epoch>/<batch>`, without a trailing slash.
     """
 
@@ -86,12 +89,12 @@ class TargetTable:
     folder: str
     target_file_bytes: int
     io: Mapping[str, str] = field(default_factory=dict)
-    """PyIceberg FileIO properties of this table alone: vended credentials open no other table's files."""
+    """PyIceberg FileIO properties for this table only: vended credentials open no other table's files."""
 
 
 @dataclass(frozen=True, slots=True)
-class Routes:
-    """How a batch's rows are shuffled to as many writers as it has tasks; see `frazil.ingest.routes`."""
+class Shuffle:
+    """How a batch's rows are shuffled to as many writers as it has tasks; see `frazil.ingest.shuffle`."""
 
     writers: int
     shares: Mapping[PartitionKey, tuple[tuple[int, float], ...]] = field(default_factory=dict)
@@ -101,115 +104,120 @@ class Routes:
 
 @dataclass(frozen=True, slots=True)
 class ChangeRules:
-    """How records change the table of an upsert stream. Columns have the names that they have in the table."""
+    """How records change the table of an upsert stream. Columns are named as in the table."""
 
     key: tuple[str, ...]
     required: tuple[str, ...] = ()
-    """Columns that a row must have, and that are no key: a delete needs none of them."""
+    """Required columns outside the key; a delete needs none of them."""
     delete_column: str | None = None
     delete_values: tuple[str | int | bool, ...] = ()
     tombstones: bool = False
     """Whether a record without a value deletes its key."""
     key_fields: tuple[str, ...] = ()
-    """The key columns that fields of such a record's key fill; none where the whole key is the column."""
+    """Key columns filled by fields of such a record's key; empty if the whole key is the column."""
 
 
 @dataclass(frozen=True, slots=True)
 class Destinations:
-    """Which rows go to which tables, where the stream has a route; see `frazil.ingest.destinations`."""
+    """Assigns rows to the tables of a routed stream; see `frazil.ingest.destinations`."""
 
     by: Literal["topic", "field", "header"]
     name: str
-    """Of the column or of the header that has a record's value; empty for the topic."""
+    """The column or header that selects the table; empty means the topic."""
     targets: Mapping[str, Target]
-    """By value; their tables are those of the context."""
+    """Targets by value; their tables are in the context."""
     to_main: bool
-    """Whether rows without a value go to the main table, and those with an unknown one, unless tables are made."""
+    """Whether rows without a value go to the main table; also rows with unknown values, unless tables are created."""
     makes: bool = False
-    """Whether unknown values may get tables: then they are reported."""
+    """Whether unknown values may get tables; if so, they are reported."""
     allow: tuple[str, ...] = ()
-    """Patterns of the values that get tables."""
+    """Patterns of the values that may get tables."""
     refused: Mapping[str, str] = field(default_factory=dict)
-    """Why some values get none."""
+    """Values that get no table, with the reasons."""
     full: str = ""
-    """Why no further table can be made; empty if one can."""
+    """Why no further table can be created; empty if one can."""
 
 
 @dataclass(frozen=True, slots=True)
 class StageContext:
-    """All that the tasks of one batch have in common."""
+    """What all tasks of one batch share."""
 
     stream: str
     epoch: int
     batch: int
     kafka: Mapping[str, str]
-    """librdkafka properties. All but the brokers are as declared: executors resolve references in their own
-    environment, and no secret travels."""
+    """librdkafka properties as declared, except for the brokers: executors resolve references in their own environment,
+    so no secret travels.
+    """
     format: str | Mapping[str, Any]
-    """As `frazil.spec.formats.plain_format` gives it."""
+    """The result of `frazil.spec.formats.plain_format`."""
     event_time_column: str
     coordinates: bool
     targets: Mapping[Target, TargetTable]
-    """Where files of each target go."""
+    """Tables to write files for, by target."""
     topic_ids: Mapping[str, str]
     units: Mapping[str, str] = field(default_factory=dict)
     """The unit of each column that arrives as a number of time since the epoch: s, ms, us or ns."""
     beside_value: Mapping[str, str | None] = field(default_factory=dict)
-    """The columns that a record's value does not fill, with the header that does; None for the key."""
+    """Columns that are not filled from a record's value, with the name of their header; None means the key."""
     max_future_us: int = 600_000_000
     """How far an event time may be ahead of its record's Kafka timestamp and still advance the watermark."""
     window_us: int | None = None
-    """The length of a window of event time; None if windows never complete, so that rows are not counted by window."""
+    """Length of an event-time window; None if windows never complete and rows are not counted by window."""
     dead_letters_held: Mapping[TopicPartition, bytes] = field(default_factory=dict)
-    """Offsets of records that are dead letters already, as a serialised `pyroaring.BitMap64`. They are counted as
-    rejected and written to neither table, whatever the schema makes of them now."""
+    """Offsets of records that already are dead letters, as serialised `pyroaring.BitMap64`. They count as rejected and
+    are written to neither table, whatever the schema makes of them now.
+    """
     rejects_accepted: Mapping[TopicPartition, int] = field(default_factory=dict)
-    """Rejected records before these offsets do not count for the circuit: a person accepted them."""
+    """Offsets before which rejected records no longer count for the circuit breaker: an operator accepted them."""
     event_times_us: tuple[int, int] | None = None
-    """For a backfill: only rows of `[from, to)` are kept, and no dead letters, which have no event time."""
+    """Range `[from, to)` of a backfill: only rows in it are kept, and no dead letters, which have no event time."""
     files: tuple[RecordFile, ...] = ()
-    """For a backfill: if there are any, they are read instead of Kafka."""
+    """Files that a backfill reads instead of Kafka; empty when Kafka is read."""
     aliases: Mapping[str, int] = field(default_factory=dict)
-    """Fields of records that fill a column of another name: its field id."""
+    """Record fields that fill a column of another name, with that column's field id."""
     evolution: Literal["off", "additive", "full"] = "off"
-    """What tasks look for in records beyond the table's columns, for the driver to evolve the table."""
+    """Differences between records and columns that the tasks report, so that the driver can evolve the table."""
     sensitive: Mapping[str, Any] = field(default_factory=dict)
-    """`fields`: by the column's full name in the table, `as` and `keep-last`; `dropped`: full names; `secret`: a
-    reference; `dead-letters`: omit, encrypt or keep. Nothing if no field is sensitive."""
+    """Sensitive fields; empty if there are none.
+
+    `fields`: by the column's full name in the table, `as` and `keep-last`; `dropped`: full names; `secret`: a
+    reference; `dead-letters`: omit, encrypt or keep.
+    """
     changes: ChangeRules | None = None
-    """For an upsert: records are changes, and "main" is where change files go."""
+    """Rules of an upsert stream: records are changes, and change files go to "main"."""
     drops_repeats: bool = False
-    """Whether the rows of "main" are candidates."""
-    routes: Routes | None = None
+    """Whether the rows of "main" are candidates that may repeat others."""
+    shuffle: Shuffle | None = None
     """How rows are shuffled between decoding and writing; None if each task writes what it reads."""
     destinations: Destinations | None = None
-    """Which rows go to other tables than the main one; None if all go there."""
+    """Assigns rows to tables other than the main one; None if all rows go there."""
 
     def named(self) -> dict[str, Any]:
-        """Its values by name, in built-in types alone, which another version of this class can read."""
+        """The values by name, in built-in types only, so that another version of this class can read them."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_named(cls, value: Mapping[str, Any]) -> StageContext:
-        """The inverse of `named`. Raises TypeError or KeyError for a name that is unknown here, or missing."""
+        """The inverse of `named`. Raises TypeError or KeyError for an unknown or missing name."""
         files = tuple(
             RecordFile(**{**file, "ranges": tuple(OffsetRange(**r) for r in file["ranges"])}) for file in value["files"]
         )
         targets = {target: TargetTable(**table) for target, table in value["targets"].items()}
-        routes = Routes(**value["routes"]) if value["routes"] else None
+        shuffle = Shuffle(**value["shuffle"]) if value["shuffle"] else None
         changes = ChangeRules(**value["changes"]) if value["changes"] else None
         destinations = Destinations(**value["destinations"]) if value["destinations"] else None
-        made = {"files": files, "targets": targets, "routes": routes, "changes": changes, "destinations": destinations}
-        return cls(**{**value, **made})
+        made = {"files": files, "targets": targets, "shuffle": shuffle}
+        return cls(**{**value, **made, "changes": changes, "destinations": destinations})
 
     @property
     def record_format(self) -> str | Mapping[str, Any]:
-        """How the records that are read are encoded: a line of a backfill's file is JSON, whatever the topic has."""
+        """The format of the records that are read. Lines of a backfill's file are JSON, whatever the topic uses."""
         return self.format if self._as_in_kafka else "json"
 
     @property
     def beside(self) -> Mapping[str, str | None]:
-        """`beside_value` of the records that are read: a backfill's files have keys and headers as columns."""
+        """`beside_value` for the records that are read: files of a backfill have keys and headers as columns."""
         return self.beside_value if self._as_in_kafka else {}
 
     @property
@@ -232,9 +240,9 @@ class StageContext:
 
 @dataclass(frozen=True, slots=True)
 class StagedFile:
-    """One Parquet file that no table knows yet, with all that a manifest entry needs.
+    """One Parquet file that no table refers to yet, with everything a manifest entry needs.
 
-    Bounds, and `partition` (one value per partition field), are Iceberg single-value serialisations in base64.
+    Bounds and `partition` (one value per partition field) are Iceberg single-value serialisations in base64.
     """
 
     target: Target
@@ -256,7 +264,7 @@ class StagedFile:
     content: Content = "data"
 
     def to_json(self) -> dict[str, Any]:
-        """Data files have no `content`: earlier versions neither wrote nor read it."""
+        """Convert to JSON. Data files omit `content`, as earlier versions did."""
         value = dataclasses.asdict(self)
         if self.content == "data":
             del value["content"]
@@ -264,9 +272,9 @@ class StagedFile:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> StagedFile:
-        """Restores integer keys and tuples, which JSON lacks.
+        """Restore integer keys and tuples, which JSON does not have.
 
-        Raises ValueError for a content that this version does not know, rather than commit it as another.
+        Raises ValueError for an unknown content instead of committing it as another.
         """
         content = value.get("content", "data")
         if content not in get_args(Content):
@@ -280,7 +288,7 @@ class StagedFile:
 
 @dataclass(frozen=True, slots=True)
 class RangeProgress:
-    """What became of one range: `records` landed rows, `rejected` dead letters (those held already included)."""
+    """Result of one range: `records` rows landed; `rejected` are dead letters, including existing ones."""
 
     topic: str
     partition: int
@@ -291,7 +299,7 @@ class RangeProgress:
     max_event_time_us: int | None
     """Microseconds since the epoch, UTC; None if no row with a credible event time landed."""
     future: int = 0
-    """Rows that landed with an event time too far in the future."""
+    """Rows that landed although their event time is too far in the future."""
 
     @property
     def topic_partition(self) -> TopicPartition:
@@ -300,7 +308,7 @@ class RangeProgress:
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """A rejected record, with the text of its dead letter."""
+    """A rejected record and the text of its dead letter."""
 
     topic: str
     partition: int
@@ -311,14 +319,14 @@ class Reject:
 
 @dataclass(frozen=True, slots=True)
 class Rejects:
-    """The new dead letters of a task or of a batch, summed up; not those that a person has accepted."""
+    """Summary of a task's or batch's new dead letters, except those that an operator accepted."""
 
     counts: Mapping[str, int] = field(default_factory=dict)
-    """By error class."""
+    """Counts by error class."""
     first: tuple[Reject, ...] = ()
-    """The first of each topic-partition."""
+    """First reject of each topic-partition."""
     samples: tuple[Reject, ...] = ()
-    """A few of each error class."""
+    """A few rejects of each error class."""
 
     @property
     def total(self) -> int:
@@ -335,16 +343,16 @@ class StageResult:
     files: tuple[StagedFile, ...]
     progress: tuple[RangeProgress, ...]
     windows: Mapping[int, int] | None = None
-    """Rows by the start of their window, in microseconds since the epoch; None where they were not counted."""
+    """Row counts by the window's start, in microseconds since the epoch; None if not counted."""
     notices: tuple[str, ...] = ()
-    """What people should know about how the task ran: see `NoticeGiven`."""
+    """Notices for operators about how the task ran; see `NoticeGiven`."""
     rejects: Rejects = Rejects()
-    sighted: Sightings = NOTHING_SIGHTED
-    """What records have beyond the table's columns; nothing unless the stream's table may evolve."""
+    drift: SchemaDrift = NO_DRIFT
+    """What records have beyond the table's columns; nothing unless the table may evolve."""
     other_events: int = 0
-    """Events of a captured database that tell no change of a row, such as heartbeats; no tombstones."""
+    """Events of a captured database that change no row, such as heartbeats, but not tombstones."""
     values: tuple[str, ...] = ()
-    """Values of records that may get a table. Rows with them were not written: the batch is staged again."""
+    """Values of records that may get a table. Their rows were not written: the batch is staged again."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -353,7 +361,7 @@ class StageResult:
             "windows": None if self.windows is None else dict(self.windows),
             "notices": list(self.notices),
             "rejects": dataclasses.asdict(self.rejects),
-            "sighted": self.sighted.to_json(),
+            "sighted": self.drift.to_json(),
             "other-events": self.other_events,
             "values": list(self.values),
         }
@@ -366,7 +374,7 @@ class StageResult:
             None if value["windows"] is None else {int(start): rows for start, rows in value["windows"].items()},
             tuple(value.get("notices", ())),
             Rejects.from_json(value["rejects"]) if "rejects" in value else Rejects(),
-            Sightings.from_json(value["sighted"]) if "sighted" in value else NOTHING_SIGHTED,
+            SchemaDrift.from_json(value["sighted"]) if "sighted" in value else NO_DRIFT,
             value.get("other-events", 0),
             tuple(value.get("values", ())),
         )

@@ -1,4 +1,4 @@
-"""Where a record came from, as columns of its row: topic, partition, offset and Kafka's timestamp."""
+"""Adds a record's origin to its row: topic, partition, offset and Kafka timestamp."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NAMES = ("kafka_topic", "kafka_partition", "kafka_offset", "kafka_timestamp")
 
 
 def record_schema(schema: Schema, coordinates: bool) -> Schema:
-    """The columns of the table that a record's own bytes fill."""
+    """The table's columns that are filled from a record's own bytes."""
     if not coordinates:
         return schema
     added = {*NAMES, LINE, *CHANGE_COLUMNS}
@@ -33,7 +33,7 @@ class Coordinates:
     """Completes decoded rows to the table's schema."""
 
     def __init__(self, schema: Schema, ranges: Sequence[OffsetRange], *, wanted: bool, lines: bool = False) -> None:
-        """`lines`: a record may be several rows, which are numbered; in a table that others number, ours are not."""
+        """`lines`: a record may become several rows, which are then numbered."""
         self._schema = schema_to_pyarrow(schema, include_field_ids=True)
         self._wanted = wanted
         self._lines = lines
@@ -41,7 +41,7 @@ class Coordinates:
         self._partitions = np.array([r.partition for r in ranges], np.int32)
 
     def complete(self, rows: pa.Table, chunk: Chunk, kept: NDArray[np.int64]) -> pa.Table:
-        """`rows` with the coordinates of the chunk's records `kept`, in the table's order of columns."""
+        """Return `rows` with the coordinates of the chunk's records `kept`, in the table's column order."""
         if not self._wanted:
             return rows
         whole = len(kept) == len(chunk) and bool((kept == np.arange(len(chunk))).all())
@@ -57,7 +57,7 @@ class Coordinates:
         return pa.Table.from_arrays(arrays, schema=self._schema)
 
     def out_of_range(self, chunk: Chunk, kept: NDArray[np.int64]) -> dict[int, str]:
-        """The rows whose Kafka timestamp is wanted and out of range, with the error text."""
+        """Error texts of rows whose Kafka timestamp is wanted but out of range, by row."""
         if not self._wanted or "kafka_timestamp" not in self._schema.names:
             return {}
         stamps = chunk.timestamps_ms[kept]

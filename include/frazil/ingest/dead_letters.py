@@ -39,11 +39,11 @@ COLUMNS = (
 
 
 Seal = Callable[[bytes | None, str], bytes | None]
-"""What is kept of a record's part, by its place."""
+"""Returns what is kept of a record's part, given its coordinates."""
 
 
 class HeldLetters:
-    """Finds the records of a chunk that are dead letters already, by coordinates, whatever they would be today."""
+    """Finds the records of a chunk that already are dead letters, by coordinates, whatever they would be today."""
 
     def __init__(self, ranges: Sequence[OffsetRange], held: Mapping[TopicPartition, bytes]) -> None:
         """`held`: the offsets of each topic-partition, as a serialised `BitMap64`."""
@@ -51,11 +51,11 @@ class HeldLetters:
         self._held = {i: BitMap64.deserialize(offsets) for i, offsets in found.items() if offsets}
 
     def offsets(self, index: int) -> BitMap64:
-        """The held offsets of a range, by the range's index."""
+        """Offsets of a range's existing dead letters, by the range's index."""
         return self._held.get(index, BitMap64())
 
     def __call__(self, chunk: Chunk) -> NDArray[np.bool_]:
-        """Whether each record of the chunk is held."""
+        """Whether each record of the chunk already is a dead letter."""
         there = np.zeros(len(chunk), np.bool_)
         for index, held in self._held.items():
             places = np.flatnonzero(chunk.range_index == index)
@@ -75,11 +75,11 @@ class DeadLetterTable:
         topic_ids: Mapping[str, str],
         seal: Seal | None = None,
     ) -> None:
-        """Raises SpecError if the table has a required column that frazil cannot fill."""
+        """Raises SpecError if the table has a required column that frazil does not fill."""
         strange = [f.name for f in schema.fields if f.required and f.name not in COLUMNS]
         if strange:
             raise SpecError(
-                f"the dead-letter table's column {strange[0]} is required, and frazil has nothing to put there. Make "
+                f"the dead-letter table's column {strange[0]} is required, but frazil does not fill it. Make "
                 "it optional, or give it its old name again"
             )
         self._schema = schema_to_pyarrow(schema, include_field_ids=True)
@@ -132,12 +132,12 @@ class DeadLetterTable:
 
 
 def _unheld(rejection: Rejection, stamp_ms: int) -> str:
-    """A Kafka timestamp that its column cannot hold, as text after the reason: it is kept nowhere else."""
+    """Text about a Kafka timestamp that its column cannot hold: appended to the reason, so that it is not lost."""
     if stamp_ms <= MILLISECONDS[1] or rejection.error.startswith("kafka_timestamp: "):
         return ""
     return f"; {said('kafka_timestamp', stamp_ms, 'milliseconds')}"
 
 
 def _text(text: str) -> str:
-    """The text as a string column can hold it: an error may quote half of a surrogate pair."""
+    """Replace half surrogate pairs, which an error may quote and a string column cannot hold."""
     return text[:MAX_ERROR_CHARACTERS].encode("utf-8", "backslashreplace").decode()

@@ -1,4 +1,4 @@
-"""Which table of the stream's route gets a row: by the record's topic, a header of it, or a column of its row."""
+"""Chooses the table of each row of a routed stream: by the record's topic, a header, or a column."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from frazil.ingest.headers import header_column
 from frazil.spec.route import refusal
 
 NO_TABLE = "NoTable"
-"""The error class of a record for whose value there is no table."""
+"""Error class of a record whose value has no table."""
 MAIN: Target = "main"
 MAX_REPORTED = 10_000
-"""So many values without a table are reported at most: there are never as many tables."""
+"""Values without a table that one task reports, far more than the tables a route may have."""
 MAX_KNOWN = 100_000
-"""So many values are remembered: records may have endlessly many."""
+"""Values remembered by a task: records may have endlessly many."""
 MAX_QUOTED = 100
 
 _Verdict = Target | Rejection | None
-"""Where a value's rows go; a rejection without a place; or None if they wait for a table."""
+"""The table of a value's rows; a rejection without coordinates; or None if they wait for a table."""
 
 
 @dataclass(frozen=True, slots=True)
 class Divided:
-    """Rows with their targets. Those that wait for a table are left out."""
+    """Rows with their targets, without those that wait for a table."""
 
     decoded: Decoded
     targets: tuple[Target, ...]
@@ -52,18 +52,18 @@ class Divided:
 
 
 class Divider:
-    """Divides the rows of one task among tables. What becomes of a row depends on its record alone."""
+    """Divides the rows of one task among tables. A row's table depends on its record alone."""
 
     def __init__(
         self, destinations: Destinations, ranges: Sequence[OffsetRange], *, quote: Callable[[str], str] = repr
     ) -> None:
-        """`quote` shows a value in the text of a dead letter."""
+        """`quote` formats a value for the text of a dead letter."""
         self._quote = quote
         self._to = destinations
         self._ranges = ranges
         self._verdicts: dict[str | bytes | None, _Verdict] = {}
         self.values: set[str] = set()
-        """Those met so far that may get a table."""
+        """Values found so far that may get a table."""
 
     def __call__(self, chunk: Chunk, decoded: Decoded) -> Divided:
         codes, values = self._coded(chunk, decoded)
@@ -79,12 +79,12 @@ class Divider:
         rows, kept = decoded.rows, decoded.kept
         if not stays.all():
             rows, kept, codes = rows.filter(pa.array(stays)), kept[stays], codes[stays]
-        # A target without a row of its own: rejected and waiting values have none, and no code names them.
+        # A target without rows: rejected and waiting values have no target, and no code refers to one.
         targets = tuple(verdict if isinstance(verdict, str) else MAIN for verdict in verdicts)
-        return Divided(Decoded(rows, kept, rejections, decoded.sighted), targets, codes)
+        return Divided(Decoded(rows, kept, rejections, decoded.drift), targets, codes)
 
     def _coded(self, chunk: Chunk, decoded: Decoded) -> tuple[NDArray[np.int64], list[str | bytes | None]]:
-        """Each row's value as an index into the distinct ones."""
+        """Each row's value as an index into the distinct values."""
         if self._to.by == "topic":
             found, codes = np.unique(chunk.range_index[decoded.kept], return_inverse=True)
             return codes, [self._ranges[index].topic for index in found]
@@ -127,5 +127,5 @@ class Divider:
 
 
 def _text(value: str | bytes | None) -> str:
-    """Raises UnicodeDecodeError for bytes that are no UTF-8."""
+    """Raises UnicodeDecodeError for bytes that are not UTF-8."""
     return value.decode() if isinstance(value, bytes) else value or ""

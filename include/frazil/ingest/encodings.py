@@ -1,8 +1,8 @@
-"""Chooses how a Parquet file encodes each column, from the first rows that go to it.
+"""Chooses how a Parquet file encodes each column, from its first rows.
 
-The Parquet format has two generations of encodings. Every reader knows dictionaries and plain values (v1). Differences
-of neighbours (DELTA_BINARY_PACKED) and split bytes (BYTE_STREAM_SPLIT) are v2: some readers lack them, so that the
-table says whether they may be used. Figures are in docs/explanation/performance.md.
+Parquet has two generations of encodings. Every reader supports dictionaries and plain values (v1). Delta
+(DELTA_BINARY_PACKED) and split bytes (BYTE_STREAM_SPLIT) are v2: some readers do not support them, so a table property
+allows them. Figures are in docs/explanation/performance.md.
 """
 
 from __future__ import annotations
@@ -17,20 +17,22 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 SAMPLED_ROWS = 8_192
-"""Also the most elements, keys or values of lists and maps that are looked at."""
+"""Rows sampled; also the limit of sampled elements, keys and values of lists and maps."""
 BATCH_VALUES, BATCH_BYTES = 1_024, 2**20
-"""The most that Parquet's writer encodes before it looks whether a page is full. It counts values, 1,024 by default: of
-100 KB each they make a page of 100 MB, for which it takes three times as much memory."""
+"""Values and bytes that Parquet's writer encodes before it checks whether a page is full.
+
+Its default of 1,024 values makes a page of 100 MB from values of 100 KB, which takes three times that memory.
+"""
 MINIBLOCK = 32
-"""Values of DELTA_BINARY_PACKED that share a width; four of them share a minimum."""
+"""Values of DELTA_BINARY_PACKED that share a bit width; four miniblocks share a minimum."""
 RUN = 8
-"""Values that a dictionary's indices pack together unless all are equal (Parquet's RLE/bit-packing hybrid)."""
+"""Indices that a dictionary page packs together unless all are equal (Parquet's RLE/bit-packing hybrid)."""
 DELTA, SPLIT = "DELTA_BINARY_PACKED", "BYTE_STREAM_SPLIT"
 
 
 @dataclass(frozen=True, slots=True)
 class Encodings:
-    """How `pyarrow.parquet.ParquetWriter` is to encode columns, by their paths in the file."""
+    """Arguments of `pyarrow.parquet.ParquetWriter`: encodings by column path."""
 
     use_dictionary: list[str]
     column_encoding: dict[str, str]
@@ -38,10 +40,10 @@ class Encodings:
 
 
 def choose(rows: pa.Table, *, modern: bool) -> Encodings:
-    """The encodings that suit these rows; `modern` allows those of v2.
+    """Choose encodings for these rows; `modern` allows those of v2.
 
-    A column of numbers or times gets a dictionary only if a dictionary is smaller; all other columns always do, and
-    Parquet's writer gives it up where it grows too large.
+    A number or time column gets a dictionary only if that is smaller. All other columns always get one, and Parquet's
+    writer abandons it if it grows too large.
     """
     use_dictionary: list[str] = []
     column_encoding: dict[str, str] = {}
@@ -64,7 +66,7 @@ def choose(rows: pa.Table, *, modern: bool) -> Encodings:
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    """Whether values are texts or bytes of any length."""
+    """Whether values are strings or bytes of any length."""
     return any(
         is_one(kind)
         for is_one in (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
@@ -89,7 +91,7 @@ def _leaves(path: str, array: pa.Array) -> Iterator[tuple[str, pa.Array]]:
 
 
 def _instead_of_a_dictionary(array: pa.Array) -> str | None:
-    """The encoding that takes fewer bits than a dictionary; None if a dictionary is best, or nothing is known."""
+    """The encoding that takes fewer bits than a dictionary; None if a dictionary is best or nothing is known."""
     kind: Any = array.type
     real = pa.types.is_float32(kind) or pa.types.is_float64(kind)
     if not (real or pa.types.is_integer(kind) or pa.types.is_temporal(kind)):
@@ -104,7 +106,7 @@ def _instead_of_a_dictionary(array: pa.Array) -> str | None:
 
 
 def _dictionary_bits(words: NDArray[Any]) -> float:
-    """Bits a value: indices of one width, of which runs of equal ones cost nothing, and the values that are new."""
+    """Bits per value with a dictionary: indices of one width, where runs are free, plus each distinct value once."""
     half = len(words) // 2
     before, distinct = (int(pc.count_distinct(pa.array(some)).as_py()) for some in (words[:half], words))
     changes = int(np.count_nonzero(words[1:] != words[:-1]))
@@ -113,8 +115,8 @@ def _dictionary_bits(words: NDArray[Any]) -> float:
 
 
 def _delta_bits(words: NDArray[Any]) -> float:
-    """Bits a value: each miniblock has the width of its greatest difference above its block's least."""
-    # Differences wrap around as Parquet's do; so may what they exceed the least by, which is unsigned.
+    """Bits per value with deltas: each miniblock has the width of its largest difference above the block's minimum."""
+    # Differences wrap around as Parquet's do, and so may their distance from the minimum, which is unsigned.
     differences = np.diff(words)
     blocks = len(differences) // (4 * MINIBLOCK)
     if blocks == 0:

@@ -1,7 +1,7 @@
-"""The headers of records in one column of bytes, so that a record without headers costs nothing.
+"""Packs record headers into one column of bytes, so that a record without headers costs nothing.
 
-A record's headers follow each other in its bytes: the length of the name and of the value (two little-endian int32;
-`NULL` for a value that is null), the name in UTF-8, the value, and a newline.
+Headers of a record are concatenated. Each is the length of the name and of the value (two little-endian int32; `NULL`
+for a null value), the name in UTF-8, the value, and a newline.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def unpacked(data: bytes | None) -> list[tuple[str, bytes | None]]:
 
 
 def header_column(headers: BinaryColumn | None, name: str, count: int) -> BinaryColumn:
-    """The last header of this name of each of `count` records; the bytes are shared."""
+    """The last header of this name in each of `count` records; shares the bytes."""
     if headers is None:
         return BinaryColumn.nulls(count)
     places = np.empty((2, count), np.int64)
@@ -61,7 +61,7 @@ def find_last(
     name: NDArray[np.uint8],
     places: NDArray[np.int64],
 ) -> None:
-    """Write where the value of each record's last header of this name starts, and its length."""
+    """Write start and length of the value of each record's last header of this name."""
     address = np.int64(data.ctypes.data)
     for i in range(len(starts)):
         places[0, i], places[1, i] = 0, NULL

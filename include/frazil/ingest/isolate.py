@@ -1,15 +1,15 @@
-"""Decodes in a child process, so that a record that kills the process is found and set aside.
+"""Decodes in a child process, so that a record that kills the process is found and rejected.
 
 A native crash inside a decoder (a parser's bug, triggered by one record) kills the whole worker, and would kill every
-retry. So later attempts decode here: when the child dies, the chunk is halved until the killing record is alone, and
-that one is rejected as `DecoderCrashed`. Everything else lands.
+retry. Later attempts therefore decode here: when the child dies, the chunk is halved until the killing record is alone
+and is rejected as `DecoderCrashed`. Everything else lands.
 
-A child may also die because of its host (no memory, no disk, a kill). So each new child first decodes a known record,
-and a record is blamed only if it kills a child that has just decoded a known one of the same length. If no child can do
-that, the machine is at fault.
+A child may also die because of its host (memory, disk, a kill). Each new child therefore first decodes a known record,
+and a record is blamed only if it kills a child that has just decoded a known record of the same length. If no child can
+do that, the machine is at fault.
 
-The child is a fresh interpreter, not a fork: the worker has librdkafka's threads. It gets pickled frames on its
-standard input (first the function that makes the decoder, then chunks) and answers on its standard output.
+The child is a fresh interpreter, not a fork: the worker has librdkafka's threads. It reads pickled frames from standard
+input (first the function that makes the decoder, then chunks) and answers on standard output.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ _LENGTH = struct.Struct("<Q")
 
 
 class IsolatedDecoder:
-    """A decoder that works in a child process, which it replaces when it dies. `close` ends the child."""
+    """A decoder that works in a child process and replaces it when it dies. `close` ends the child."""
 
     def __init__(self, make: Callable[[], Decoder]) -> None:
-        """`make` must pickle; it is called in the child, and once here, for the result of an empty chunk."""
+        """`make` must pickle; it is called in the child, and once here for the result of an empty chunk."""
         self._make = make
         self._nothing = make()(Chunk.of_values([]))
         self._child: subprocess.Popen[bytes] | None = None
 
     def __call__(self, chunk: Chunk) -> Decoded:
-        """As the decoder itself. Raises what the decoder raises, and EnvironmentUnusable where no child can decode."""
+        """Raises what the decoder raises, and EnvironmentUnusable if no child can decode."""
         answer = self._ask(chunk)
         if isinstance(answer, int) and len(chunk) == 1:
             self._prove(self._child or self._start(), known_record(len(chunk.values[0] or b"")))
@@ -63,7 +63,7 @@ class IsolatedDecoder:
         )
 
     def close(self) -> None:
-        """End the child, if there is one."""
+        """End the child, if one runs."""
         if self._child is not None:
             self._child.kill()
             self._reap(self._child)
@@ -90,7 +90,7 @@ class IsolatedDecoder:
         return child
 
     def _prove(self, child: subprocess.Popen[bytes], *frames: Any) -> None:
-        """Let the child decode a record that kills no decoder: any answer will do."""
+        """Let the child decode a record that kills no decoder; any answer is fine."""
         *before, known = frames
         try:
             for frame in before:
@@ -100,7 +100,7 @@ class IsolatedDecoder:
         except (EOFError, BrokenPipeError):
             raise EnvironmentUnusable(
                 f"a new process for decoding died before any record reached it (exit code {self._reap(child)}). Its "
-                "last words are above. Is there memory, room on the disk, and leave to start one more process?"
+                "last output is above. Check memory, disk space and the limit of processes"
             ) from None
 
     def _reap(self, child: subprocess.Popen[bytes]) -> int:
@@ -113,7 +113,7 @@ class IsolatedDecoder:
 
 
 def known_record(size: int = 0) -> bytes:
-    """A record of about this many bytes that every decoder decodes or rejects."""
+    """A record of about this size that every decoder decodes or rejects."""
     return b"{" + b" " * (size - 2) + b"}"
 
 
@@ -153,8 +153,8 @@ def serve(questions: BinaryIO, answers: BinaryIO) -> None:
 
 if __name__ == "__main__":
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what a library prints must not get among the answers
+    os.dup2(2, 1)  # a library's output must not mix with the answers
     try:
         serve(sys.stdin.buffer, answers)
-    except BrokenPipeError:  # whoever asked was killed: nobody reads the answers, nor a traceback
-        os._exit(1)  # an orderly exit would write what is left once more, and complain
+    except BrokenPipeError:  # the parent was killed: nothing reads the answers or a traceback
+        os._exit(1)  # an orderly exit would try to flush again, and complain

@@ -1,8 +1,7 @@
-"""Reads offset ranges of many topic-partitions with one consumer: what both ways of reading have in common.
+"""Reads offset ranges of many topic-partitions with one consumer: the shared part of both readers.
 
-Offsets may be missing, so a range ends with its last offset, or with a record or an end of partition behind that.
-`kafka_columns` makes no Python object for a record; `kafka_messages` is used where that is impossible; `readers`
-chooses.
+Offsets may be missing, so a range ends with its last offset, or at a later record or an end of partition.
+`kafka_columns` makes no Python object per record; `kafka_messages` is the fallback; `readers` chooses.
 """
 
 from __future__ import annotations
@@ -26,22 +25,25 @@ from frazil.offsets.spans import TopicPartition
 log = logging.getLogger(__name__)
 
 CHUNK_RECORDS = 50_000
-"""Parsing costs the same per record from 20,000 on; smaller chunks need less memory, and more of it stays cached."""
+"""Records of a chunk. Parsing cost per record is flat from 20,000 on; smaller chunks need less memory and more
+cache.
+"""
 CHUNK_BYTES = 32 * 2**20
 CONSUME_RECORDS = 2_000
-"""Messages asked for at once: enough to amortise the call, few enough that their memory is still in the CPU's cache."""
+"""Messages fetched at once: enough to amortise the call, few enough that they stay in the CPU's cache."""
 CONSUME_BYTES = 16 * 2**20
 POLL_S = 0.1
 UNREACHABLE_LIMIT_S = 120.0
 WATERMARKS_TIMEOUT_S = 10.0
 FETCHES_THROTTLED = 2
-"""Fetches in a row that a quota may let wait before that counts as silence."""
+"""Consecutive fetches that a quota may delay before that counts as silence."""
 MAX_THROTTLED_S = 900.0
 LOGGED_THROTTLE_S = 5.0
 
 TUNING = {"fetch.queue.backoff.ms": "5", "queued.max.messages.kbytes": "32768", "log_level": "2"}
-"""Overridable: librdkafka's default back-off is a whole second once its queue is full, and it logs a line for each
-failed connection, twenty a second; our error quotes the last one."""
+"""Overridable defaults: librdkafka backs off a whole second once its queue is full, and logs a line for each failed
+connection, twenty a second; our error quotes the last one.
+"""
 
 EXACTNESS = {
     "isolation.level": "read_committed",
@@ -50,11 +52,11 @@ EXACTNESS = {
     "enable.auto.commit": "false",
     "enable.auto.offset.store": "false",
 }
-"""Not overridable: without one of these, records are lost, or read although they were never committed."""
+"""Properties that cannot be overridden: otherwise records would be lost, or uncommitted ones read."""
 
 _GONE = frozenset({KafkaError._UNKNOWN_TOPIC, KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_PARTITION})
 _CONSEQUENCES = frozenset({KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT})
-"""What follows from other errors, and says nothing of their cause. Connections come and go: they are not logged."""
+"""Consequences of other errors, without their cause. Connections come and go, so these are not logged."""
 _NOT_THERE = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._LOG_TRUNCATION})
 """An offset that retention deleted, or that a log lost while it was read."""
 
@@ -65,7 +67,7 @@ def consumer_properties(properties: Mapping[str, str]) -> dict[str, str]:
 
 
 def partition_lookup(ranges: Sequence[OffsetRange]) -> tuple[dict[str, tuple[int, int]], NDArray[np.int32]]:
-    """Each topic's first place in the lookup and its number of places; and the lookup: each partition's range.
+    """Each topic's first place and number of places in the lookup; and the lookup: each partition's range.
 
     The range of a partition that is not read is -1.
     """
@@ -86,9 +88,9 @@ class RangeReader(ABC):
     """
 
     notice: str | None = None
-    """What people should know about how it reads."""
+    """Notice for operators about how the reader reads."""
     on_read: Callable[[int], None] = staticmethod(lambda _: None)
-    """Gets, after each fetch, how many records were read that no chunk has yet."""
+    """Called after each fetch with the number of records read that are not yet in a chunk."""
 
     def __init__(
         self,
@@ -111,7 +113,7 @@ class RangeReader(ABC):
         }
         self._failure: FrazilError | None = None
         self._troubles: dict[int, str] = {}
-        """What Kafka's client said last of each kind of trouble, since a record arrived."""
+        """The client's last message for each kind of error since the last record."""
         self._logged: set[int | str] = set()
         self._throttled_s = 0.0
         self._bytes_per_record = 1024.0
@@ -123,10 +125,10 @@ class RangeReader(ABC):
         self.close()
 
     def __iter__(self) -> Iterator[Chunk]:
-        """Chunks of about `CHUNK_RECORDS` or `CHUNK_BYTES`, whichever is less.
+        """Yield chunks of about `CHUNK_RECORDS` or `CHUNK_BYTES`, whichever is less.
 
-        Raises OffsetGap where a range begins before what Kafka still has, AccessDenied, TopicMissing, and
-        KafkaUnavailable when no range gets further for the limit although one has not ended.
+        Raises OffsetGap if a range begins before Kafka's first offset, AccessDenied, TopicMissing, and KafkaUnavailable
+        if no open range advances within the limit.
         """
         self._assign((*tp, int(self._positions[i])) for tp, i in self._open.items())
         advanced_at = self._monotonic()
@@ -137,13 +139,13 @@ class RangeReader(ABC):
                 raise self._failure
             for chunk in self._chunks() if arrived else ():
                 yield chunk
-                advanced_at = self._monotonic()  # the time that its taker needed is not Kafka's
+                advanced_at = self._monotonic()  # the consumer's own time does not count as Kafka's
             self.on_read(self._pending())
             if self._progress() != before:
                 advanced_at = self._monotonic()
                 for code in earlier:
                     del self._troubles[code]
-            elif self._monotonic() - advanced_at > self._patience_s():  # a partition may answer with errors alone
+            elif self._monotonic() - advanced_at > self._silence_limit_s():  # a partition may answer with errors alone
                 raise self._failure or self._stalled()
         yield from self._rest()
 
@@ -151,19 +153,19 @@ class RangeReader(ABC):
         """Changes when a range ends, and when a record or an end of partition moves a position."""
         return len(self._open), int(self._positions.sum())
 
-    def _patience_s(self) -> float:
-        """How long no range need get further. A quota may let the next fetch wait, and the one after it."""
+    def _silence_limit_s(self) -> float:
+        """Time without any progress after which reading fails. A quota may delay the next fetches."""
         return self._limit_s + min(FETCHES_THROTTLED * self._throttled_s, MAX_THROTTLED_S)
 
     def _on_throttle(self, milliseconds: int) -> None:
-        """A broker lets the next fetch wait, by a quota; or no longer."""
+        """Note that a quota of the broker delays the next fetch, or no longer does."""
         self._throttled_s = milliseconds / 1000
         if self._throttled_s >= LOGGED_THROTTLE_S and "throttle" not in self._logged:
             self._logged.add("throttle")
             log.warning("%s: %s", self._place(), self._throttle_words())
 
     def _throttle_words(self) -> str:
-        return f"a quota of the brokers lets each fetch wait for {self._throttled_s:.0f} s"
+        return f"a quota of the brokers delays each fetch by {self._throttled_s:.0f} s"
 
     def _place(self) -> str:
         return ", ".join(sorted({r.topic for r in self._ranges}))
@@ -173,33 +175,33 @@ class RangeReader(ABC):
 
     @abstractmethod
     def _assign(self, places: Iterable[tuple[str, int, int]]) -> None:
-        """Read these topic-partitions from these offsets on."""
+        """Read these topic-partitions, starting at these offsets."""
 
     @abstractmethod
     def _fetch(self, wanted: int, timeout_s: float) -> int:
-        """Take up to `wanted` messages and events from the consumer. Returns how many there are."""
+        """Take up to `wanted` messages and events from the consumer. Returns their number."""
 
     @abstractmethod
     def _chunks(self) -> Iterator[Chunk]:
-        """Process what was fetched; yield the chunks that are full."""
+        """Process what was fetched; yield full chunks."""
 
     @abstractmethod
     def _pending(self) -> int:
-        """Records that were read, and are in no chunk yet."""
+        """Number of records that were read and are not in a chunk yet."""
 
     @abstractmethod
     def _rest(self) -> Iterator[Chunk]:
-        """Yield what is left, as a last chunk."""
+        """Yield the remaining records as a last chunk."""
 
     @abstractmethod
     def _unassign(self, partitions: Sequence[TopicPartition]) -> None: ...
 
     @abstractmethod
     def _watermarks(self, of: OffsetRange) -> tuple[int, int]:
-        """The first offset that Kafka has of the range's log, and the log's end. Raises KafkaException."""
+        """First offset and end of a range's log in Kafka. Raises KafkaException."""
 
     def _wanted(self) -> int:
-        """At most what is left: a fetch for more waits its whole timeout for messages that will not come."""
+        """Number of messages to fetch, limited to what remains: a larger fetch waits its whole timeout."""
         open_ranges = list(self._open.values())
         left = int((self._ends[open_ranges] - self._positions[open_ranges]).sum())
         return max(1, min(CONSUME_RECORDS, left, int(CONSUME_BYTES / self._bytes_per_record)))
@@ -212,9 +214,9 @@ class RangeReader(ABC):
             self._unassign(ended)
 
     def _on_partition(self, code: int, text: str, place: TopicPartition, offset: int) -> None:
-        """An event of one topic-partition: its end, or an error."""
+        """Handle an event of one topic-partition: its end, or an error."""
         index = self._open.get(place)
-        if index is None:  # about a range that has ended
+        if index is None:  # the range has already ended
             return
         if code == KafkaError._PARTITION_EOF:
             self._positions[index] = max(self._positions[index], min(offset, self._ends[index]))
@@ -231,7 +233,7 @@ class RangeReader(ABC):
         place = where or self._place()
         if code not in _CONSEQUENCES and code not in self._logged:
             self._logged.add(code)
-            log.warning("%s: Kafka's client says: %s", place, text)
+            log.warning("%s: Kafka's client reports: %s", place, text)
         refused = refusal(code, text, what=f"access to {place}", stream=self._stream, servers=self._servers)
         if refused:
             self._failure = refused
@@ -243,10 +245,10 @@ class RangeReader(ABC):
             low, high = self._watermarks(r)
             available = f"it has {low} to {high}"
         except KafkaException as error:
-            available = f"what it has cannot be asked now: {error.args[0].str()}"
+            available = f"its offsets cannot be fetched now: {error.args[0].str()}"
         return OffsetGap(
             f"{r.topic}[{r.partition}]: offset {position} (of the range {r.start} to {r.end}) is not in Kafka: "
-            f"{available}. `frazil reset` says what would be skipped and moves the stream past it."
+            f"{available}. `frazil reset` shows what would be skipped and moves the stream past it."
         )
 
     def _stalled(self) -> KafkaUnavailable:
@@ -256,8 +258,8 @@ class RangeReader(ABC):
         todo = "" if causes else " Are the brokers reachable?"
         if self._throttled_s:
             said.append(self._throttle_words())
-            todo = " Raise the quota, or let producers send smaller batches: one must fit into what it allows in 10 s."
+            todo = " Raise the quota, or let producers send smaller batches: one must fit into the quota of 10 s."
         return KafkaUnavailable(
-            f"no record arrived for {self._patience_s():.0f} s and {len(self._open)} ranges have not ended, among them "
-            f"{topic}[{partition}] at {self._positions[i]} of {self._ends[i]}: {'; '.join(said)}.{todo}"
+            f"no record arrived for {self._silence_limit_s():.0f} s and {len(self._open)} ranges have not ended, among "
+            f"them {topic}[{partition}] at {self._positions[i]} of {self._ends[i]}: {'; '.join(said)}.{todo}"
         )

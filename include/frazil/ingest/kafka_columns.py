@@ -1,10 +1,10 @@
 """Reads offset ranges into columns: librdkafka's C API, and a compiled loop over the messages that it returns.
 
-No Python object is made for a record. The loop copies a message into the columns of the chunk and destroys it at once;
-it then zeroes the address in `_messages`, so that each message is destroyed exactly once, whatever is raised in
-between. The loop stops at an event (an end of partition, an error), at a record that does not fit, and at a topic that
-it does not know; Python handles that, and the loop continues. librdkafka calls back into Python only for errors of the
-client; its log lines go to a queue of their own, which is emptied after each fetch.
+No Python object is made for a record. The loop copies a message into the columns of the chunk, destroys it, and
+zeroes its address in `_messages`, so that each message is destroyed exactly once, whatever is raised in between. The
+loop stops at an event (an end of partition, an error), at a record that does not fit, and at an unknown topic;
+Python handles it, and the loop continues. librdkafka calls back into Python only for errors of the client; its log
+lines go to a separate queue, which is emptied after each fetch.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ from frazil.offsets.spans import TopicPartition
 log = logging.getLogger(__name__)
 
 _LOG_LEVELS = {4: logging.WARNING, 5: logging.INFO, 6: logging.INFO, 7: logging.DEBUG}
-"""By syslog's levels; lower ones are errors."""
+"""Log levels by syslog's levels; lower ones are errors."""
 _ROOM_BYTES = 2**20
-"""Room for a first chunk's values, and for its keys; later chunks begin with what the previous one needed."""
+"""Room for a first chunk's values, and for its keys; later chunks start with what the previous one needed."""
 
 
 def compile_now() -> None:
-    """Compile the loop, or load it from the cache: if that fails, it fails before any message is held."""
+    """Compile the loop, or load it from the cache, so that a failure comes before any message is held."""
     empty, no_words = _Columns(0, 0, 0), np.zeros(0, np.int64)
     rows, index = np.zeros((0, 3), np.int64), np.zeros(0, np.int32)
     take(no_words, np.zeros(9, np.int64), rows, index, rows, index, *empty.arrays(), no_words, 0, 0, 0, 0, 0)
@@ -91,9 +91,9 @@ class ColumnReader(RangeReader):
         self._queue = self._library.queue_get_consumer(self._client)
 
     def close(self) -> None:
-        """Takes bounded time, whatever the brokers do: there is no group to leave, and no offset to commit."""
+        """Close in bounded time, whatever the brokers do: there is no group to leave and no offset to commit."""
         client, self._client = self._client, None
-        if client is None or os.getpid() != self._pid:  # a forked process has none of librdkafka's threads
+        if client is None or os.getpid() != self._pid:  # a forked process does not have librdkafka's threads
             return
         for address in self._messages[self._messages != 0].tolist():
             self._library.message_destroy(address)
@@ -144,7 +144,7 @@ class ColumnReader(RangeReader):
                 self._learn_topic()
         records, size = self._taken() - before
         if records:
-            self._bytes_per_record = max(1.0, size / records - 2)  # its value and its key have a newline each
+            self._bytes_per_record = max(1.0, size / records - 2)  # value and key are each followed by a newline
 
     def _rest(self) -> Iterator[Chunk]:
         if self._at[RECORDS]:
@@ -215,11 +215,11 @@ class ColumnReader(RangeReader):
         self._topics = np.array(rows, np.int64).reshape(-1, 3)
 
     def _on_trouble(self, _: int, code: int, text: bytes, __: int) -> None:
-        """librdkafka's callback, called in this thread while it is polled."""
+        """librdkafka's error callback, called in this thread while it polls."""
         self._on_error(code, text.decode(errors="replace"))
 
     def _on_wait(self, _: int, __: bytes, ___: int, milliseconds: int, ____: int) -> None:
-        """librdkafka's callback, as above."""
+        """librdkafka's throttle callback, called like the one above."""
         self._on_throttle(milliseconds)
 
     def _pending(self) -> int:
@@ -250,7 +250,7 @@ class _Columns:
         self.places = np.empty((2, CHUNK_RECORDS), np.int64)
 
     def arrays(self) -> tuple[Any, Any, Any, Any, Any, Any, Any, Any]:
-        """In the order of the loop's arguments."""
+        """The arrays, in the order of the loop's arguments."""
         of_values, of_keys = (self.values, self.value_places), (self.keys, self.key_places)
         return (*of_values, *of_keys, self.headers, self.header_places, self.index, self.places)
 

@@ -1,9 +1,9 @@
-"""Compiled: copies the messages that librdkafka returned into the columns of a chunk, and destroys them.
+"""Compiled: copies librdkafka's messages into the columns of a chunk, and destroys them.
 
-Asking librdkafka for headers that are not there would cost a third of all that reading costs. In Kafka's record format
-2, the number of headers is the byte behind the value, in the same buffer: where it is zero, the loop does not ask. It
-asks nevertheless at each `_SURE_EVERY`th offset: if librdkafka ever keeps values elsewhere, the loop finds out, and
-asks for every record from then on.
+Asking librdkafka for headers of a record without any would cost a third of all reading. In Kafka's record format 2, the
+number of headers is the byte after the value, in the same buffer: if it is zero, the loop does not ask. It still asks
+at each `_SURE_EVERY`th offset. If librdkafka ever keeps values elsewhere, the loop notices and asks for every record
+from then on.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from frazil.ingest.headers import put32
 from frazil.ingest.kafka import CHUNK_BYTES
 from frazil.kafka.librdkafka import Message
 
-# Why the loop stops.
+# Reasons why the loop stops.
 ALL_TAKEN, CHUNK_FULL, NO_ROOM, NO_RECORD, UNKNOWN_TOPIC = range(5)
-# Where the loop stands: the slots of its `at`.
+# The loop's state: the slots of its `at`.
 NEXT, COUNT, RECORDS, VALUES_END, KEYS_END, ENDED, HEADERS_END, HEADERS_NEEDED, ASKS = range(9)
 _SURE_EVERY = 64
 ENDS = [VALUES_END, KEYS_END, HEADERS_END]
@@ -35,7 +35,7 @@ _KEY, _KEY_LENGTH, _OFFSET = Message.key.offset, Message.key_len.offset, Message
 
 @compiled
 def length_of_text(address: Any) -> Any:
-    """Of the C string at an address."""
+    """Length of the C string at an address."""
     length = np.int64(0)
     while load8(address + length) != 0:
         length += 1
@@ -44,7 +44,7 @@ def length_of_text(address: Any) -> Any:
 
 @compiled
 def size_of_headers(headers: Any, get: int, work: Any) -> Any:
-    """How many bytes a record's headers need; `work` has room for three words."""
+    """Bytes that a record's headers need; `work` has room for three words."""
     index, size = np.int64(0), np.int64(0)
     while call_for_three(get, headers, index, work.ctypes.data) == 0:
         size += 9 + length_of_text(work[0])
@@ -73,7 +73,7 @@ def copy_headers(headers: Any, get: int, work: Any, to: Any, at: Any) -> None:
 
 @compiled
 def has_no_headers(message: Any, leader_epoch: int) -> bool:
-    """Whether the byte behind the value says so. Only records of format 2 have a leader's epoch, and that byte."""
+    """Whether the byte after the value is zero. Only records of format 2 have a leader epoch, and that byte."""
     payload = load64(message + _PAYLOAD)
     if payload == 0 or call64(leader_epoch, message, 0) & 0x80000000 != 0:
         return False
@@ -105,11 +105,11 @@ def take(  # noqa: PLR0912, PLR0913, PLR0915, PLR0917 - one loop, which is all t
 ) -> int:
     """Copy records into columns. Returns why the loop stopped.
 
-    `messages` are addresses of `rd_kafka_message_t`, from `at[NEXT]` to `at[COUNT]`; `ranges`, `topics` and `lookup`
-    say which records are wanted; `ended` receives the ranges that end here. `values`, `keys` and `headers` are bytes;
-    the rows of `value_places`, `key_places` and `header_places` are starts and lengths in them, those of `places` are
-    offsets and timestamps. `work` has room for three words. `destroy`, `timestamp`, `leader_epoch`, `headers_of` and
-    `get_header` are the addresses of librdkafka's functions.
+    `messages` are addresses of `rd_kafka_message_t`, from `at[NEXT]` to `at[COUNT]`. `ranges`, `topics` and `lookup`
+    select the wanted records; `ended` receives the ranges that end here. `values`, `keys` and `headers` are bytes;
+    `value_places`, `key_places` and `header_places` hold starts and lengths in them, `places` offsets and timestamps.
+    `work` has room for three words. `destroy`, `timestamp`, `leader_epoch`, `headers_of` and `get_header` are addresses
+    of librdkafka's functions.
     """
     capacity = index.shape[0]
     i, count, record = at[NEXT], at[COUNT], at[RECORDS]

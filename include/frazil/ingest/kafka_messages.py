@@ -1,7 +1,7 @@
 """Reads offset ranges as confluent-kafka's message objects, where `kafka_columns` cannot be used.
 
-A statement of Python for each record costs too much. So messages are consumed in batches, `map` calls the C methods
-that read their attributes, and NumPy decides from a batch's offsets which ranges have ended and where the others stand.
+A Python statement for each record costs too much. Messages are therefore consumed in batches, `map` calls the C methods
+that read their attributes, and NumPy finds which ranges ended and the positions of the others.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class MessageReader(RangeReader):
     def __init__(self, properties: Mapping[str, str], ranges: Sequence[OffsetRange], **limits: Any) -> None:
         super().__init__(properties, ranges, **limits)
         self._topic_rows = {topic: row for row, topic in enumerate(self._partitions)}
-        # The last row is that of unknown topics, which have no partitions.
+        # The last row is for unknown topics, which have no partitions.
         self._firsts, self._sizes = np.array([*self._partitions.values(), (0, 0)], np.int32).T
         self._batch: list[Message] = []
         self._unfinished = _Pending()
@@ -59,11 +59,11 @@ class MessageReader(RangeReader):
         return len(self._batch)
 
     def _on_trouble(self, error: KafkaError) -> None:
-        """librdkafka's own callback."""
+        """librdkafka's error callback."""
         self._on_error(error.code(), error.str())
 
     def _on_wait(self, event: Any) -> None:
-        """librdkafka's callback."""
+        """librdkafka's throttle callback."""
         self._on_throttle(round(event.throttle_time * 1000))
 
     def _pending(self) -> int:
@@ -109,7 +109,7 @@ class MessageReader(RangeReader):
         if (last := wanted & (offsets >= ends - 1)).any():
             self._finish(np.unique(index[last]).tolist())
         inside = wanted & (offsets < ends)
-        if not inside.all():  # of no range, or fetched ahead, past the end of one
+        if not inside.all():  # of no range, or fetched beyond a range's end
             batch = [m for m, keep in zip(batch, inside.tolist(), strict=True) if keep]
             index, offsets = index[inside], offsets[inside]
         self._positions[index] = offsets + 1  # the last of a range's offsets in a batch is the highest
@@ -126,7 +126,7 @@ class MessageReader(RangeReader):
 
 
 class _Pending:
-    """Collects batches until they make a chunk."""
+    """Collects batches until they fill a chunk."""
 
     def __init__(self) -> None:
         self.records = 0
@@ -139,7 +139,7 @@ class _Pending:
         self._timestamps: list[NDArray[np.int64]] = []
 
     def add(self, messages: list[Message], index: NDArray[np.int32], offsets: NDArray[np.int64]) -> None:
-        """Copy what is needed out of the messages, so that they are freed while they are still in the CPU's cache."""
+        """Copy the needed attributes, so that messages are freed while they are still in the CPU's cache."""
         values, keys = list(map(Message.value, messages)), list(map(Message.key, messages))
         found: Iterable[Any] = map(Message.headers, messages)
         headers = [packed(some) if some else None for some in found]

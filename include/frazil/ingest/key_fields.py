@@ -1,4 +1,4 @@
-"""The key columns of a record without a value, from the fields of its key, which is encoded as values are."""
+"""Decodes the key columns of a record without a value from the fields of its key, encoded like values."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from frazil.ingest.decode import Decoded, Decoder, Rejection
 from frazil.ingest.formats import decoder
 
 PAYLOAD_ID, PAYLOAD_IDS = 300_000_000, 300_000_001
-"""Field ids of what is around the fields where Kafka Connect writes JSON with its schema, and of the first of them."""
+"""Field ids of Kafka Connect's wrapper around JSON with a schema, and of the first field in it."""
 
 
 def key_decoder(context: StageContext, schema: Schema) -> Decoder | None:
-    """Decodes the keys of records without a value; None if no fields of these are wanted."""
+    """Return a decoder for keys of records without a value; None if none of their fields is wanted."""
     if context.changes is None or not context.changes.key_fields:
         return None
     key = schema.select(*context.changes.key_fields)
@@ -35,12 +35,12 @@ def key_decoder(context: StageContext, schema: Schema) -> Decoder | None:
 
 
 class KeyFields:
-    """Decodes keys, as a chunk whose values they are, to rows of the key columns."""
+    """Decodes keys, passed as a chunk's values, to rows of the key columns."""
 
     def __init__(self, make: Make, key: Schema, units: Mapping[int, str]) -> None:
         plain = [field.model_copy(update={"required": False}) for field in key.fields]
         inner = [field.model_copy(update={"field_id": PAYLOAD_IDS + n}) for n, field in enumerate(plain)]
-        # Beside a column of this name, a key with its schema cannot be told from one without.
+        # With a column of this name, a key with its schema looks the same as one without.
         self._wrapped = "payload" not in key.column_names
         payload = [NestedField(PAYLOAD_ID, "payload", StructType(*inner), required=False)] * self._wrapped
         of_inner = {PAYLOAD_IDS + n: units[f.field_id] for n, f in enumerate(plain) if f.field_id in units}
@@ -66,6 +66,6 @@ class KeyFields:
         if not self._wrapped:
             return own
         within = pc.struct_field(rows.column("payload").combine_chunks(), name)
-        if isinstance(own, pa.ExtensionArray):  # a UUID, which no function of Arrow takes
+        if isinstance(own, pa.ExtensionArray):  # a UUID, which Arrow's functions do not accept
             return pa.ExtensionArray.from_storage(own.type, pc.coalesce(own.storage, within.storage))
         return pc.coalesce(own, within)

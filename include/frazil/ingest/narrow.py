@@ -1,6 +1,6 @@
-"""Finds the single records that make a piece of work fail.
+"""Finds the single records that make an operation fail.
 
-The cause need not be known (a value overflows a transform, fits no statistic, or meets a bug of a library): halves are
+The cause may be unknown (a value overflows a transform, fits no statistic, or triggers a library's bug): halves are
 tried until the record stands alone.
 """
 
@@ -29,11 +29,11 @@ def is_environment(error: Exception) -> bool:
 
 
 def narrowed(count: int, attempt: Callable[[int, int], T]) -> Iterator[tuple[int, int, T | Exception]]:
-    """Records `[0, count)` in pieces `(start, end, what attempt(start, end) returned)`, in order.
+    """Yield records `[0, count)` in order, in pieces `(start, end, result of attempt(start, end))`.
 
     A piece that raises is halved; a record that raises alone is a piece whose result is the exception. Errors of the
-    environment are raised. With b bad records of n, that is at most 2b·log2(n) + 1 attempts, and no record is tried
-    more than log2(n) + 2 times, however many are bad.
+    environment are raised. With b bad records of n, this takes up to 2b·log2(n) + 1 attempts, and tries each record up
+    to log2(n) + 2 times.
     """
     if count == 0:
         return

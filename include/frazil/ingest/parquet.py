@@ -1,17 +1,15 @@
-"""Writes one Parquet file of a table, and gathers what its manifest entry needs."""
+"""Writes one Parquet file of a table, and collects what its manifest entry needs."""
 
 from __future__ import annotations
 
 import base64
 import io as memory
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pyiceberg.io.pyarrow
 from pyiceberg.conversions import to_bytes
 from pyiceberg.io import FileIO
 from pyiceberg.io.pyarrow import (
@@ -25,6 +23,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER, SortOrder
 from pyiceberg.types import IcebergType
 
+import frazil.pyiceberg_fixes.data_files  # noqa: F401 - writes bounds of texts
 from frazil.errors import SpecError
 from frazil.ingest.contract import PartitionKey, StagedFile, Target, TargetTable
 from frazil.ingest.encodings import Encodings
@@ -37,12 +36,12 @@ PAGE_ROWS = 20_000
 DICTIONARY_BYTES = 2 * 2**20
 """Iceberg's own defaults for the table properties that `FileLayout.of` reads."""
 FORMAT_VERSION = "write.parquet.format-version"
-"""Of the encodings: v2 where a table says so, as new ones do. Pages are v1 always."""
+"""Version of the encodings: v2 where the table property sets it, as in new tables. Pages are always v1."""
 
 
 @dataclass(frozen=True)
 class FileLayout:
-    """How files of a table are written: parsed once for all files of a task."""
+    """How files of a table are written, parsed once for all files of a task."""
 
     target: Target
     schema: Schema
@@ -52,16 +51,16 @@ class FileLayout:
     row_group_bytes: int
     row_group_rows: int
     modern: bool
-    """Whether encodings may be used that the first generation of Parquet's readers lacks."""
+    """Whether encodings of v2 may be used."""
     writer_options: Mapping[str, Any]
     statistics: Mapping[int, Any]
-    """Which statistics PyIceberg keeps of each column, by field id."""
+    """Statistics that PyIceberg keeps of each column, by field id."""
     column_ids: Mapping[str, int]
     """Field ids by the columns' paths in the file."""
     partition_types: tuple[IcebergType, ...]
 
     def retained_bytes(self, written: int) -> int:
-        """About how many bytes an open file keeps after a row group of `written` Arrow bytes: pages and dictionaries.
+        """Approximate bytes that an open file keeps after a row group of `written` Arrow bytes: pages and dictionaries.
 
         Parquet's writer frees them when the next row group begins. Measured with pyarrow 26.
         """
@@ -71,7 +70,7 @@ class FileLayout:
 
     @classmethod
     def of(cls, table: TargetTable, target: Target) -> FileLayout:
-        """Raises SpecError where a table property cannot be used."""
+        """Raises SpecError for a table property that cannot be used."""
         schema = Schema.model_validate_json(table.schema_json)
         spec = PartitionSpec.model_validate_json(table.spec_json)
         properties = table.properties
@@ -125,25 +124,8 @@ def _writer_options(properties: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def _upper_bound(text: str, length: int | None) -> str | None:
-    """A text of at most `length` characters that is no less than `text`; None if no such text exists.
-
-    PyIceberg 0.12 steps from U+D7FF to half of a surrogate pair, which no file can hold.
-    """
-    start = text[:length]
-    if start == text:
-        return text
-    for end in range(len(start), 0, -1):
-        if (last := ord(start[end - 1])) < sys.maxunicode:
-            return start[: end - 1] + chr(0xE000 if last == 0xD7FF else last + 1)
-    return None
-
-
-pyiceberg.io.pyarrow.truncate_upper_bound_text_string = _upper_bound  # type: ignore[attr-defined, assignment]
-
-
 class ParquetFile:
-    """A file that grows by row groups until it is closed, or removed; without `io` it is only in memory."""
+    """A file that grows by row groups until it is closed or removed; without `io` it exists only in memory."""
 
     def __init__(
         self, io: FileIO | None, path: str, layout: FileLayout, partition: tuple[Any, ...], *, encodings: Encodings
@@ -170,19 +152,19 @@ class ParquetFile:
         return size
 
     def write(self, rows: pa.Table) -> None:
-        """One sorted run of rows, as one or more row groups."""
+        """Write a sorted run of rows as one or more row groups."""
         self._sorted_runs += 1
         self._writer.write_table(revealed(rows), row_group_size=self._layout.row_group_rows)
 
     def close(self) -> StagedFile:
-        """Finish the file; only now does it exist for readers."""
+        """Finish the file; readers can open it only now."""
         self._writer.close()
         size = self.bytes
         self._stream.close()
         return self._staged(self._writer.writer.metadata, size)
 
     def remove(self) -> None:
-        """Close and delete, whatever the file's state; errors are the caller's to ignore."""
+        """Close and delete the file in any state; the caller may ignore errors."""
         try:
             self._writer.close()
         finally:

@@ -1,4 +1,4 @@
-"""Checks by name and type whether a Parquet file's columns fit a table, and casts them."""
+"""Checks a Parquet file's columns against a table by name and type, and casts them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _FAMILIES: tuple[_Test, ...] = (
 
 
 def check_columns(path: str, file: ds.ParquetFileFragment, *schemas: Schema) -> set[str]:
-    """The names of the file's columns. Raises SpecError for one that is required and missing, or has a wrong type."""
+    """Return the file's column names. Raises SpecError for a missing required column or a wrong type."""
     columns = file.metadata.schema
     int96 = {columns.column(i).path for i in range(len(columns)) if columns.column(i).physical_type == "INT96"}
     found = {field.name: field.type for field in file.physical_schema}
@@ -43,7 +43,7 @@ def check_columns(path: str, file: ds.ParquetFileFragment, *schemas: Schema) -> 
                         f"{path} has no column {name}, which every record must have. Files can be backfilled whose "
                         "records have the table's required columns, and kafka_topic, kafka_partition and kafka_offset"
                     )
-            # INT96 is always an instant, though Arrow reads it as a time without a zone.
+            # INT96 is always an instant, although Arrow reads it as a time without a zone.
             elif not fits(pa.timestamp("us", "UTC") if name in int96 else kind, field.type):
                 raise SpecError(
                     f"{path}: column {name} is {kind}, and cannot become the table's {declared.field_type}. "
@@ -53,7 +53,7 @@ def check_columns(path: str, file: ds.ParquetFileFragment, *schemas: Schema) -> 
 
 
 def cast_columns(path: str, rows: pa.Table, schema: Schema) -> pa.Table:
-    """The rows with the schema's columns and types; columns that the file lacks are null.
+    """Cast the rows to the schema's columns and types; columns missing from the file become null.
 
     Raises SpecError for a null in a required column, and ArrowInvalid for a value that a type cannot hold.
     """
@@ -65,7 +65,7 @@ def cast_columns(path: str, rows: pa.Table, schema: Schema) -> pa.Table:
             continue
         column = rows[field.name]
         if declared.required and column.null_count:
-            raise SpecError(f"{path}: column {field.name} has nulls, and is required. Leave those records out")
+            raise SpecError(f"{path}: column {field.name} is required, but has nulls. Remove those records")
         # Nanoseconds are truncated to the table's microseconds, as in JSON.
         safe = not pa.types.is_timestamp(field.type)
         arrays.append(column.cast(field.type, safe=safe))
@@ -73,7 +73,7 @@ def cast_columns(path: str, rows: pa.Table, schema: Schema) -> pa.Table:
 
 
 def fits(found: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether every value of `found` is a value of `wanted`, apart from nanoseconds."""
+    """Whether every value of `found` fits `wanted`, except for nanoseconds."""
     if pa.types.is_dictionary(found):
         return fits(found.value_type, wanted)
     if pa.types.is_nested(wanted):

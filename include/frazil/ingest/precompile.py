@@ -1,7 +1,7 @@
 """Compile the loops over records before the first batch needs them: `python -m frazil.ingest.precompile`.
 
-`make setup` and the image's build run it. Without it, the first task of a user on a host compiles for about 15
-CPU seconds, once for each version of frazil and of Numba.
+`make setup` and the image's build run it. Otherwise a user's first task on a host compiles for about 15 CPU seconds,
+once for each version of frazil and of Numba.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ COMPILED: tuple[PlainFormat, ...] = (
     {"type": "avro", "schema-text": '{"type": "record", "name": "R", "fields": [{"name": "s", "type": "string"}]}'},
     {"type": "protobuf", "schema-text": 'syntax = "proto3"; message R { string s = 1; int64 l = 2; }'},
 )
-"""Formats whose decoders are compiled; each decodes or rejects the record below."""
+"""Formats to compile; each decoder decodes or rejects the record below."""
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Counts what became of each range: rows, dead letters, and the newest event time."""
+"""Counts each range's rows and dead letters, and finds its newest event time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ NEVER = np.iinfo(np.int64).min
 MAX_PLACES = 10_000
 MAX_WINDOWS = 1_000
 """Rows of more windows are not counted by window: a commit's summary has no room for them, and scattered event times
-would fill memory and journals."""
+would fill memory and journals.
+"""
 
 
 class ProgressCounter:
@@ -26,7 +27,7 @@ class ProgressCounter:
         self._max_future_us = max_future_us
         self._window_us = window_us
         self.windows: Counter[int] | None = None if window_us is None else Counter()
-        """Rows that have an event time, by their window's start; None if they are not counted."""
+        """Rows with an event time, by their window's start; None if not counted."""
         self._records = np.zeros(len(ranges), np.int64)
         self._rejected = np.zeros(len(ranges), np.int64)
         self._future = np.zeros(len(ranges), np.int64)
@@ -47,11 +48,11 @@ class ProgressCounter:
         records: NDArray[np.bool_] | None = None,
         of_windows: NDArray[np.bool_] | None = None,
     ) -> None:
-        """Rows with the range that each came from, their event times and their records' Kafka timestamps.
+        """Count rows, given each row's range, event time and record's Kafka timestamp.
 
-        Event times are microseconds since the epoch, UTC, and may be null. A Kafka timestamp is the producer's own
-        clock on most topics, so this host's time limits it; one below 0 is missing. `records` are the rows that count
-        as one: where a record may be several rows, each one's first. `of_windows` are the rows that count by window.
+        Event times are microseconds since the epoch, UTC, and may be null. A Kafka timestamp is usually the producer's
+        own clock, so this host's time limits it; one below 0 is missing. `records` masks the first row of each record,
+        if a record may be several rows. `of_windows` masks the rows that count by window.
         """
         if len(range_index) == 0:
             return
@@ -93,7 +94,7 @@ class ProgressCounter:
 
 
 def _by_window(times: NDArray[np.int64], window_us: int) -> dict[int, int]:
-    """Rows by window start. Most chunks lie in few windows: counting by place costs a tenth of sorting."""
+    """Rows by window start. Most chunks span few windows: counting by position costs a tenth of sorting."""
     if len(times) == 0:
         return {}
     numbers = times // window_us

@@ -1,4 +1,4 @@
-"""Reads several offset ranges of one topic-partition, in as few turns as possible."""
+"""Reads several offset ranges of one topic-partition in the fewest possible passes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from frazil.offsets.spans import TopicPartition
 
 
 class TurnReader:
-    """Reads `[start, end)` of each range once; a `RangeReader` reads one range of a topic-partition at a time.
+    """Reads `[start, end)` of each range once, although a `RangeReader` reads one range of a topic-partition at a time.
 
     Between dead letters, a backfill reads many small ranges: one task reads them all into one file.
     """
@@ -33,7 +33,7 @@ class TurnReader:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Each turn's reader is closed when it ends."""
+        """Do nothing: each pass closes its reader when it ends."""
 
     def __iter__(self) -> Iterator[Chunk]:
         """Raises what `RangeReader` raises."""
@@ -46,7 +46,7 @@ class TurnReader:
 
 
 def turns(ranges: Sequence[OffsetRange]) -> list[list[int]]:
-    """The ranges' indexes in turns, each with at most one range of a topic-partition. Pure."""
+    """Group the ranges' indexes into passes, each with at most one range of a topic-partition. Pure."""
     seen: dict[TopicPartition, int] = defaultdict(int)
     found: list[list[int]] = []
     for index, r in enumerate(ranges):

@@ -18,14 +18,14 @@ from frazil.kafka.librdkafka import LibraryUnfit, librdkafka
 log = logging.getLogger(__name__)
 
 FORCED = "FRAZIL_KAFKA_READER"
-"""An environment variable of executors: with `messages`, records are read as message objects."""
+"""Environment variable of executors: `messages` makes them read records as message objects."""
 EACH_RECORD = "records of Kafka are read one by one, which costs more CPU"
 
 
 def kafka_reader(
     properties: Mapping[str, str], ranges: Sequence[OffsetRange], *, stream: str | None = None
 ) -> RangeReader | TurnReader:
-    """A reader of these ranges; a topic-partition may have several. Errors name the stream. Raises SpecError."""
+    """Return a reader of these ranges, even several of a topic-partition. Errors name the stream. Raises SpecError."""
     reason = why_messages(properties)
     open_ranges: Callable[[Sequence[OffsetRange]], RangeReader]
     if reason is None:
@@ -41,9 +41,9 @@ def kafka_reader(
 
 
 def why_messages(properties: Mapping[str, str]) -> str | None:
-    """Why records must be read as message objects; None if they need not."""
+    """Why records must be read as message objects; None if they need not be."""
     if os.environ.get(FORCED) == "messages":
-        return f"the executor's {FORCED} asks for it"
+        return f"the executor's {FORCED} requests it"
     return _unfit() or _unfit_properties(properties)
 
 
@@ -56,13 +56,13 @@ def _unfit_properties(properties: Mapping[str, str]) -> str | None:
         library = librdkafka()
         library.conf_destroy(library.configured(consumer_properties(properties)))
     except KafkaException as error:
-        return f"librdkafka's C API does not take source.properties: {error.args[0].str()}"
+        return f"librdkafka's C API does not accept source.properties: {error.args[0].str()}"
     return None
 
 
 @cache
 def _unfit() -> str | None:
-    """Why this process cannot read columns; found once, and logged."""
+    """Why this process cannot read columns; determined and logged once."""
     try:
         librdkafka()
         from frazil.ingest.kafka_columns import compile_now  # noqa: PLC0415 - importing it may fail, and takes a moment

@@ -1,7 +1,7 @@
-"""Reads records from files as if Kafka had sent them: each has its coordinates as further columns.
+"""Reads records from files as if Kafka had sent them; their coordinates are additional columns.
 
-JSON lines go through the stream's own decoder, so that what it rejects becomes a dead letter. Parquet has types
-already: a file whose columns do not fit the table is refused as a whole, because its rows have no bytes to keep.
+JSON lines go through the stream's decoder, and rejected ones become dead letters. Parquet is already typed: a file
+whose columns do not fit the table is refused as a whole, because its rows have no bytes to keep.
 """
 
 from __future__ import annotations
@@ -50,21 +50,21 @@ _COORDINATES = Schema(
 
 @dataclass(frozen=True, slots=True)
 class RowChunk(Chunk):
-    """Records that are rows already, with the columns that decoding would fill; they have no values."""
+    """Records that already are rows, with the columns that decoding would fill; they have no values."""
 
     rows: pa.Table
 
 
 @dataclass(frozen=True, slots=True)
 class FileRecords:
-    """Some records of one file, in its order."""
+    """Some records of one file, in file order."""
 
     coordinates: pa.Table
     """`kafka_topic`, `kafka_partition`, `kafka_offset` and `kafka_timestamp`."""
     lines: list[bytes] | None = None
     rows: pa.Table | None = None
     letters: pa.Table | None = None
-    """`key`, `value` and `headers` of records as they came."""
+    """`key`, `value` and `headers` of dead letters, unchanged."""
 
 
 def is_record_file(path: str) -> bool:
@@ -72,7 +72,7 @@ def is_record_file(path: str) -> bool:
 
 
 def coordinates(path: str, io: FileIO, schema: Schema) -> Iterator[pa.Table]:
-    """The coordinates of a file's records, a piece at a time; `schema` has the columns that decoding fills.
+    """Yield the coordinates of a file's records in pieces; `schema` has the columns that decoding fills.
 
     Raises SpecError for a file, column or line that cannot be used: a file that passes can be staged.
     """
@@ -89,7 +89,7 @@ def coordinates(path: str, io: FileIO, schema: Schema) -> Iterator[pa.Table]:
 
 
 class FileReader:
-    """Reads from files the records of ranges; a topic-partition may have several. Iterate it once."""
+    """Reads the records of ranges from files; a topic-partition may have several ranges. Iterate it once."""
 
     notice: str | None = None
     on_read: Callable[[int], None] = staticmethod(lambda _: None)
@@ -113,10 +113,10 @@ class FileReader:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Each file is closed when it ends."""
+        """Do nothing: each file is closed when it ends."""
 
     def __iter__(self) -> Iterator[Chunk]:
-        """Raises SpecError where a file is not what it was when its coordinates were read."""
+        """Raises SpecError if a file changed since its coordinates were read."""
         for file in self._files:
             if not any(self._may_hold(r) for r in file.ranges):
                 continue
@@ -140,7 +140,7 @@ class FileReader:
         return bool(((starts < some.end) & (some.start < ends)).any())
 
     def _find(self, table: pa.Table) -> NDArray[np.int32]:
-        """The index of the range that each record lies in, -1 for none."""
+        """The index of each record's range, or -1."""
         partitions, offsets = (table[name].to_numpy() for name in IDENTITY[1:])
         found = np.full(len(table), -1, np.int32)
         for (topic, partition), (starts, ends, index) in self._ranges.items():
@@ -183,7 +183,7 @@ def _unsealed(letters: list[dict[str, Any]], coordinates: pa.Table, unseal: Unse
 def _parquet(
     path: str, io: FileIO, schema: Schema, *, wanted: Sequence[str] | None = None, within: ds.Expression | None = None
 ) -> Iterator[FileRecords]:
-    """`wanted` are the columns to read beside the coordinates; by default, all of the schema."""
+    """`wanted` are the columns to read in addition to the coordinates; by default, all of the schema."""
     with io.new_input(path).open() as source:
         fragment = ds.ParquetFileFormat(coerce_int96_timestamp_unit="us").make_fragment(source)
         names = [f.name for f in schema.fields] if wanted is None else [*wanted]
@@ -203,7 +203,7 @@ def _letters(path: str, io: FileIO) -> Iterator[FileRecords]:
 
 
 def _packed(headers: list[list[dict[str, Any]] | None]) -> list[bytes | None]:
-    from frazil.ingest.headers import packed  # noqa: PLC0415 - Numba, which only a reader's process has
+    from frazil.ingest.headers import packed  # noqa: PLC0415 - loads Numba, which only a reader's process has
 
     return [packed((header["name"], header["value"]) for header in of or ()) for of in headers]
 
@@ -217,8 +217,8 @@ def _json_lines(path: str, io: FileIO) -> Iterator[FileRecords]:
         if decoded.rejections:
             first = min(decoded.rejections, key=lambda r: r.index)
             raise SpecError(
-                f"{path}, line {number + numbers[first.index]:,}: the record has no coordinates that can be read "
-                f"({first.error}): a line is a JSON object with {', '.join(IDENTITY)}. Fix the line, or leave it out"
+                f"{path}, line {number + numbers[first.index]:,}: the record's coordinates cannot be read "
+                f"({first.error}): a line is a JSON object with {', '.join(IDENTITY)}. Fix the line or remove it"
             )
         if lines:
             yield FileRecords(decoded.rows, lines=lines)
@@ -226,7 +226,7 @@ def _json_lines(path: str, io: FileIO) -> Iterator[FileRecords]:
 
 
 def _lines(path: str, io: FileIO) -> Iterator[list[bytes]]:
-    """Whole lines, in one list for each block that is read."""
+    """Whole lines, in one list per block read."""
     rest = b""
     with io.new_input(path).open() as source:
         while block := source.read(CHUNK_BYTES):
@@ -240,4 +240,4 @@ def _named(path: str) -> Iterator[None]:
     try:
         yield
     except (pa.ArrowException, OSError) as error:
-        raise SpecError(f"{path} cannot be read: {error}. Fix the file, or leave it out") from error
+        raise SpecError(f"{path} cannot be read: {error}. Fix the file or leave it out") from error

@@ -1,4 +1,4 @@
-"""Sums up the new dead letters of a task, for the driver to decide whether the batch may be committed."""
+"""Summarises the new dead letters of a task, from which the driver decides whether the batch may be committed."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from frazil.safe_text import safe
 SAMPLES = 3
 """Samples of each error class."""
 MAX_SAMPLE_CHARACTERS = 300
-"""Characters of a sample's text: a dead letter itself has more."""
+"""Characters of a sample's text; the dead letter itself has more."""
 
 
 class RejectCounter:
     """Adds up chunks."""
 
     def __init__(self, ranges: Sequence[OffsetRange], accepted: Mapping[TopicPartition, int]) -> None:
-        """`accepted`: rejected records before these offsets are not counted."""
+        """`accepted`: offsets before which rejected records are not counted."""
         self._ranges = ranges
         self._from = [accepted.get((r.topic, r.partition), 0) for r in ranges]
         self._counts: Counter[str] = Counter()
@@ -53,7 +53,7 @@ class RejectCounter:
 
 
 def join_rejects(parts: Iterable[Rejects]) -> Rejects:
-    """The dead letters of several tasks, each topic-partition in offset order."""
+    """Join the dead letters of several tasks, each topic-partition in offset order."""
     counts: Counter[str] = Counter()
     first: dict[TopicPartition, Reject] = {}
     samples: dict[str, list[Reject]] = {}
@@ -77,5 +77,5 @@ def _place(reject: Reject) -> tuple[str, int, int]:
 
 
 def _one_line(text: str) -> str:
-    """The text as a log can hold it."""
+    """The text without characters that break a log line."""
     return safe(text[:MAX_SAMPLE_CHARACTERS].replace("\n", " "), lines=False)

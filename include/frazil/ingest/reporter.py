@@ -12,7 +12,7 @@ REPORT_EVERY_S = 1.0
 
 
 class Reporter:
-    """Reports how far the task is. If a report fails, the task continues."""
+    """Reports the task's progress. If a report fails, the task continues."""
 
     def __init__(self, on_progress: Callable[[int], None]) -> None:
         self._on_progress = on_progress
@@ -29,5 +29,5 @@ class Reporter:
             self._on_progress(records)
         except Exception as error:
             if not self._warned:
-                log.warning("the task's progress cannot be reported, and it goes on: %s", error)
+                log.warning("cannot report the task's progress; the task continues: %s", error)
             self._warned = True

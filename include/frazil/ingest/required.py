@@ -1,6 +1,6 @@
-"""Hides nulls in required fields from Parquet's writer where the enclosing value is null itself.
+"""Hides nulls in required fields from Parquet's writer where the enclosing value is null.
 
-Arrow's fields of a null struct are null too. If such a field is required, the Parquet writer refuses the column,
+In Arrow, the fields of a null struct are null too. Parquet's writer refuses the column if such a field is required,
 although the format stores nothing there.
 """
 
@@ -12,9 +12,9 @@ import pyarrow as pa
 
 
 def revealed(rows: pa.Table) -> pa.Table:
-    """The same rows, without nulls in required fields of values that are null themselves.
+    """Return the rows without nulls in required fields of null values.
 
-    Raises ArrowInvalid if a required value is null and all that encloses it is there.
+    Raises ArrowInvalid if a required value is null although everything that encloses it is present.
     """
     if not any(_has_required(field.type) for field in rows.schema):
         return rows
@@ -54,7 +54,7 @@ def _has_required(kind: pa.DataType) -> bool:
 
 
 def _array(array: pa.Array, seen: pa.Array, kind: pa.DataType) -> pa.Array:
-    """`seen` are the array's entries that no null encloses."""
+    """Reveal one array; `seen` masks the entries that no null encloses."""
     if not _has_required(kind):
         return array
     if array.offset:
@@ -81,7 +81,7 @@ def _part(array: pa.Array, seen: pa.Array, field: pa.Field) -> pa.Array:
 
 
 def _without_nulls(array: pa.Array) -> pa.Array:
-    """The array with nulls replaced by whatever its buffers hold there."""
+    """The array with nulls replaced by whatever its buffers hold."""
     if isinstance(array, pa.ExtensionArray):
         return pa.ExtensionArray.from_storage(array.type, _without_nulls(array.storage))
     kind: Any = array.type

@@ -20,8 +20,8 @@ from frazil.ingest.write import BUFFER_BYTES, UNSPLIT_BYTES, TableWriter, held_b
 class RoutedWriters:
     """One `TableWriter` for each table of the route that gets rows.
 
-    Rows wait until there are many, and are then divided at once: a table's part of a single chunk may be a few rows,
-    which cost as much as hundreds.
+    Rows are buffered and then divided at once: a table's part of a single chunk may be a few rows, which cost as much
+    as hundreds.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class RoutedWriters:
         self._held = 0
 
     def add(self, divided: Divided) -> None:
-        """Take the rows of tables other than the main one."""
+        """Add the rows of all tables except the main one."""
         for target in divided.targets:
             self._codes.setdefault(target, len(self._codes))
         codes = np.array([self._codes[target] for target in divided.targets], np.int64)[divided.codes]
@@ -76,7 +76,7 @@ class RoutedWriters:
             self._held += largest.held
 
     def rehearse(self, divided: Divided) -> None:
-        """Do in memory what `add` and `finish` would do with these rows alone. Raises what they would raise."""
+        """Do in memory what `add` and `finish` would do with these rows. Raises what they would raise."""
         for code, rows in _parts(divided.decoded.rows, divided.codes):
             if (target := divided.targets[code]) != MAIN:
                 writer = self._writer(target)
@@ -91,7 +91,7 @@ class RoutedWriters:
         return self._writers[target]
 
     def _layout(self, table: TargetTable, target: Target) -> FileLayout:
-        """Parsed once for all tables that are alike: that costs more than writing a few rows."""
+        """The layout of a table, parsed once for all similar tables: parsing costs more than writing a few rows."""
         properties = sorted((name, text) for name, text in table.properties.items() if not name.startswith("frazil."))
         alike = (table.schema_json, table.spec_json, table.sort_order_json, *properties)
         if alike not in self._layouts:
@@ -105,18 +105,18 @@ class RoutedWriters:
         return self._ios[alike]
 
     def finish(self) -> list[StagedFile]:
-        """Write what is left and close every file."""
+        """Write the buffered rows and close every file."""
         self._divide()
         return [file for writer in self._writers.values() for file in writer.finish()]
 
     def abort(self) -> None:
-        """Remove every file, as far as that can be done now."""
+        """Remove every file, as far as possible now."""
         for writer in self._writers.values():
             writer.abort()
 
 
 def _parts(rows: pa.Table, codes: NDArray[np.int64]) -> list[tuple[int, pa.Table]]:
-    """The rows of each code, in their order. Each part is a copy, which keeps no other part in memory."""
+    """The rows of each code, in order. Each part is a copy, so it keeps no other part in memory."""
     if len(codes) == 0:
         return []
     order = np.argsort(codes, kind="stable")
@@ -131,7 +131,7 @@ def _parts(rows: pa.Table, codes: NDArray[np.int64]) -> list[tuple[int, pa.Table
 
 
 def fitted(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Rows of the main table as another table has them: columns by name, null where the main table has none."""
+    """Fit rows of the main table to another table: columns by name, null where the main table has no such column."""
     if rows.schema.equals(schema, check_metadata=True):
         return rows
     there = set(rows.column_names)

@@ -1,7 +1,8 @@
-"""Hashes, tokens and encryption under a stream's secret, by the package `cryptography`.
+"""Hashes, tokens and encryption with a stream's secret, using the package `cryptography`.
 
-Each purpose has a key of its own, derived from the secret (HKDF-SHA-256). Equal texts have equal hashes and tokens in
-all columns, streams and tables with the same secret, so that they can be joined. A sealed value is bound to its place.
+Each purpose has its own key, derived from the secret (HKDF-SHA-256). Equal texts have equal hashes and tokens in all
+columns, streams and tables with the same secret, so that they can be joined. A sealed value is bound to its
+coordinates.
 """
 
 from __future__ import annotations
@@ -19,21 +20,21 @@ from frazil.spec.model import StreamSpec
 from frazil.spec.references import resolve
 
 MIN_SECRET_CHARACTERS = 16
-"""Characters of a secret."""
+"""Minimum length of a secret."""
 RESERVED = b"frazil\0"
-"""Begins what stands for a value."""
+"""Prefix of everything that replaces a value."""
 OMITTED = RESERVED + b"omitted"
-"""Stands for a value that a dead letter does not keep."""
+"""Replaces a value that a dead letter omits."""
 SEALED = RESERVED + b"sealed1"
-"""Begins a value that is encrypted: then come a nonce of 12 bytes, and AES-256-GCM's output."""
+"""Prefix of an encrypted value; a nonce of 12 bytes and AES-256-GCM's output follow."""
 NONCE = 12
 
 
 class Secret:
-    """What is derived from a stream's secret."""
+    """Keys derived from a stream's secret."""
 
     def __init__(self, text: str) -> None:
-        """Raises SpecError for a text that is too short, and MissingExtra."""
+        """Raises SpecError for a text that is too short, and MissingExtra without `cryptography`."""
         require("cryptography")
         if len(text) < MIN_SECRET_CHARACTERS:
             raise SpecError(f"sensitive.secret is shorter than {MIN_SECRET_CHARACTERS} characters; use a longer one")
@@ -41,7 +42,7 @@ class Secret:
 
     @classmethod
     def of(cls, reference: str, environment: Mapping[str, str]) -> Secret:
-        """Raises SpecError if the reference leads nowhere."""
+        """Resolve the secret. Raises SpecError if the reference cannot be resolved."""
         try:
             return cls(resolve(reference, environment))
         except SpecError as error:
@@ -75,27 +76,27 @@ class Secret:
 
     def token(self, text: str) -> str:
         """The text encrypted with AES-SIV, in URL-safe base64 without padding."""
-        # AES-SIV takes no empty text: what stands before each text makes it one of at least a byte.
+        # AES-SIV accepts no empty text, so every text gets a prefix.
         return base64.urlsafe_b64encode(self._siv.encrypt(b"t" + text.encode(), None)).decode().rstrip("=")
 
     def revealed(self, token: str) -> str:
-        """The text of a token. Raises ValueError if it was not made with this secret."""
+        """The text of a token. Raises ValueError if it was made with another secret."""
         from cryptography.exceptions import InvalidTag  # noqa: PLC0415 - an extra's
 
         try:
             data = base64.urlsafe_b64decode(token + "=" * (-len(token) % 4))
             text: bytes = self._siv.decrypt(data, None)
         except (InvalidTag, binascii.Error, ValueError):
-            raise ValueError("is no token of this secret") from None
+            raise ValueError("is not a token of this secret") from None
         return text[1:].decode()
 
     def sealed(self, value: bytes, place: str) -> bytes:
-        """The value encrypted, for this place alone."""
+        """Encrypt the value, bound to these coordinates."""
         nonce = os.urandom(NONCE)
         return SEALED + nonce + bytes(self._gcm.encrypt(nonce, value, place.encode()))
 
     def unsealed(self, sealed: bytes, place: str) -> bytes:
-        """The inverse of `sealed`. Raises SpecError for another secret, or another place."""
+        """The inverse of `sealed`. Raises SpecError for another secret or other coordinates."""
         from cryptography.exceptions import InvalidTag  # noqa: PLC0415 - an extra's
 
         nonce, data = sealed[len(SEALED) : len(SEALED) + NONCE], sealed[len(SEALED) + NONCE :]
@@ -103,24 +104,24 @@ class Secret:
             return bytes(self._gcm.decrypt(nonce, data, place.encode()))
         except (InvalidTag, ValueError):
             raise SpecError(
-                f"the dead letter of {place} was encrypted with another secret than sensitive.secret has today; let "
-                "it name that one while you read or replay such letters"
+                f"the dead letter of {place} was encrypted with another secret than today's sensitive.secret; set "
+                "the old secret while you read or replay such dead letters"
             ) from None
 
 
 class Unsealer:
-    """Reads the parts of records that dead letters keep."""
+    """Decrypts the parts of records that dead letters keep."""
 
     def __init__(self, reference: str | None, *, sensitive: bool) -> None:
-        """`reference` is that of the secret; it is resolved when a sealed part is met.
+        """`reference` is that of the secret; it is resolved when a sealed part is found.
 
-        Of a stream that is not `sensitive`, every part is as it came: anybody can send what looks sealed.
+        For a stream that is not `sensitive`, parts are returned unchanged: any producer can send what looks sealed.
         """
         self._reference, self._sensitive = reference, sensitive
         self._secret: Secret | None = None
 
     def __call__(self, value: bytes | None, place: str) -> bytes | None:
-        """The part as it came. Raises SpecError if it is sealed, and the secret is missing or another."""
+        """The original part. Raises SpecError if it is sealed and the secret is missing or wrong."""
         if not self._sensitive or value is None or not value.startswith(SEALED):
             return value
         if self._reference is None:
@@ -140,7 +141,7 @@ def check_secret(spec: StreamSpec) -> None:
 
 
 def place_of(topic: str, partition: int, offset: int, part: str) -> str:
-    """Where a part of a record is from: its `key`, its `value`, or a `header_part`."""
+    """Coordinates of a record's part: its `key`, its `value`, or a `header_part`."""
     return f"{topic}[{partition}]@{offset} {part}"
 
 

@@ -1,7 +1,7 @@
-"""Protects the sensitive values of a stream's records before anything of them is staged, logged or kept.
+"""Protects the sensitive values of a stream's records before anything is staged, logged or kept.
 
-Columns are changed after decoding: masked with Arrow, hashed and tokenized once for each distinct text of a chunk. What
-a rejection says of a record is cut to the column's name, because the rest may quote a value.
+Columns are changed after decoding: masked with Arrow, hashed and tokenized once per distinct text of a chunk. A
+rejection's text is reduced to the column's name, because the rest may quote a value.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Protector:
     """Protects the records of one task."""
 
     def __init__(self, context: StageContext) -> None:
-        """Raises SpecError if the secret is missing, or a column is, or one is there that is to be dropped.
+        """Raises SpecError if the secret or a column is missing, or if a dropped field still has a column.
 
         Nothing may pass unprotected.
         """
@@ -49,7 +49,7 @@ class Protector:
     def _change(self, how: str, keep_last: int) -> Change:
         if how == "mask":
             return partial(_masked, keep_last=keep_last)
-        assert self._secret is not None, "a rule of the declaration"
+        assert self._secret is not None, "the declaration's rules require a secret"
         return partial(_each, self._secret.hashed if how == "hash" else self._secret.token)
 
     def __call__(self, rows: pa.Table) -> pa.Table:
@@ -62,7 +62,7 @@ class Protector:
         return rows
 
     def told(self, rejections: Sequence[Rejection]) -> list[Rejection]:
-        """What may be said of them."""
+        """The rejections without texts that may quote a value."""
         return [r._replace(error=self._told(r.error)) for r in rejections]
 
     def _told(self, error: str) -> str:
@@ -70,49 +70,49 @@ class Protector:
         return WITHHELD if name is None else f"{name}: {WITHHELD}"
 
     def letter(self, value: bytes | None, place: str) -> bytes | None:
-        """What a dead letter keeps of the value of a record's part."""
+        """What a dead letter keeps of a record's part."""
         if value is None:
             return None
         if self._letters == "keep" and not value.startswith(RESERVED):
             return value
-        if self._letters != "encrypt":  # or somebody wrote what looks like ours
+        if self._letters != "encrypt":  # or a producer wrote what looks like ours
             return OMITTED
-        assert self._secret is not None, "a rule of the declaration"
+        assert self._secret is not None, "the declaration's rules require a secret"
         return self._secret.sealed(value, place)
 
 
 def speakable(error: Exception, context: StageContext) -> Exception:
-    """The error as it may be raised and logged: one that is not ours may quote a record."""
+    """The error in a form that may be raised and logged: one that is not ours may quote a record."""
     if not context.sensitive or isinstance(error, FrazilError):
         return error
     return RuntimeError(f"{type(error).__name__}: {WITHHELD}")
 
 
 def _check_dropped(dropped: Sequence[str], schema: Schema, aliases: Iterable[str]) -> None:
-    """Raises SpecError if the table has a column for a dropped field, in any case of letters."""
+    """Raises SpecError if the table has a column for a dropped field, in upper or lower case."""
     there = {name.lower(): name for name in (*aliases, *schema.column_names)}
     for name in dropped:
         if (column := there.get(name.lower())) is not None:
             raise SpecError(
-                f"the sensitive field {name!r} is dropped, and the table has the column {column!r}, which records "
-                f"would fill: nothing is written. Drop it there first: frazil evolve STREAM --drop {column}"
+                f"the sensitive field {name!r} is dropped, but the table has the column {column!r}, which records "
+                f"would fill. Nothing was written. Drop the column first: frazil evolve STREAM --drop {column}"
             )
 
 
 def _steps(schema: Schema, name: str) -> list[str]:
-    """The column and the way within it. Raises SpecError if the table has no such column."""
+    """The column and the path within it. Raises SpecError if the table does not have the column."""
     try:
         schema.find_field(name)
     except ValueError:
         raise SpecError(
-            f"the sensitive field {name!r} is not a column of the table, under this name: nothing is written, because "
-            "it might be unprotected. Let sensitive.fields name the column as the table does"
+            f"the sensitive field {name!r} is not a column of the table. Nothing was written, because the value "
+            "might be unprotected. Change sensitive.fields to the column's name in the table"
         ) from None
     return name.split(".")
 
 
 def _changed(array: pa.Array, steps: Sequence[str], change: Change) -> pa.Array:
-    """The array with the texts at the end of these steps changed. Nulls stay null at every level."""
+    """The array with the texts at this path changed. Nulls stay null at every level."""
     if not steps:
         return change(array).cast(array.type)
     first, rest = steps[0], steps[1:]
@@ -134,7 +134,7 @@ def _changed(array: pa.Array, steps: Sequence[str], change: Change) -> pa.Array:
 
 
 def _compact(array: pa.Array) -> pa.Array:
-    """The same without an offset, which `from_arrays` does not take with a mask."""
+    """The array without an offset, which `from_arrays` does not accept with a mask."""
     return pa.concat_arrays([array]) if not array.offset else array.take(pa.array(range(len(array))))
 
 
@@ -147,7 +147,7 @@ def _masked(texts: pa.Array, *, keep_last: int) -> pa.Array:
 
 
 def _each(make: Callable[[str], str], texts: pa.Array) -> pa.Array:
-    """Made once for each distinct text."""
+    """Apply `make` once to each distinct text."""
     encoded = texts.dictionary_encode()
     made = pa.array([None if text is None else make(text) for text in encoded.dictionary.to_pylist()], pa.string())
     return made.take(encoded.indices)

@@ -1,4 +1,4 @@
-"""Turns a chunk of records into rows that the table can hold; all other records are rejections."""
+"""Turns a chunk of records into rows that the table can hold; all other records become rejections."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from frazil.ingest.decode import Decoded, Decoder, Rejection, whole_records
 from frazil.ingest.formats import Quoter, has_lines, quoter
 from frazil.ingest.key_fields import key_decoder
 from frazil.ingest.record_files import RowChunk
+from frazil.ingest.schema_drift import SchemaDrift, joined_drift
 from frazil.ingest.sensitive import Protector
-from frazil.ingest.sightings import Sightings, joined_sightings
 from frazil.ingest.split import column_of
 from frazil.spec.coordinates import LINE
 from frazil.spec.type_ends import ends_of
 
 
 class Shaper:
-    """What becomes of a record depends on no other record."""
+    """Shapes chunks; a record's result depends on no other record."""
 
     def __init__(
         self,
@@ -57,11 +57,11 @@ class Shaper:
         self._within = context.event_times_us
         self._quote = quoter(context.record_format)
         self._units = context.units
-        self.sighted = Sightings()
+        self.drift = SchemaDrift()
         """What the records so far have beyond the schema."""
 
     def __call__(self, chunk: Chunk) -> Decoded:
-        """Rows of the table's schema. A record that a backfill does not want is neither row nor rejection.
+        """Return rows of the table's schema. A record outside a backfill's range is neither row nor rejection.
 
         A record of several rows lands whole or not at all: its offset is in one table, once.
         """
@@ -85,20 +85,20 @@ class Shaper:
         return whole_records(found) if self._lines else found
 
     def records_of(self, rows: pa.Table) -> NDArray[np.bool_] | None:
-        """The rows that are their records' first; None where each record is one row."""
+        """Mask of the first row of each record; None if each record is one row."""
         return pc.equal(rows.column(LINE), 0).to_numpy() if self._lines else None
 
     def _decoded(self, chunk: Chunk) -> Decoded:
         if isinstance(chunk, RowChunk):
             if self._protect:
                 raise SpecError(
-                    "rows of Parquet files cannot be backfilled into a stream with sensitive fields: nothing tells "
-                    "whether their values are protected already. Backfill from Kafka, or from JSON lines"
+                    "rows of Parquet files cannot be backfilled into a stream with sensitive fields: their values may "
+                    "or may not be protected already. Backfill from Kafka, or from JSON lines"
                 )
             return Decoded(chunk.rows, np.arange(len(chunk)))
         decoded = self._decode(chunk)
-        if decoded.sighted:
-            self.sighted = joined_sightings([self.sighted, decoded.sighted])
+        if decoded.drift:
+            self.drift = joined_drift([self.drift, decoded.drift])
         if self._changes:
             decoded = self._changes.with_tombstones(decoded, chunk)
         whole = self._beside(decoded, chunk)
@@ -124,12 +124,12 @@ class Shaper:
         return found
 
     def event_times(self, rows: pa.Table) -> pa.Array:
-        """Microseconds since the epoch."""
+        """Event times in microseconds since the epoch."""
         return rows.column(self._event_time).combine_chunks().cast(pa.int64())
 
 
 def told(moment: Beyond, record: bytes | None, *, quote: Quoter, units: Mapping[str, str]) -> str:
-    """The error text for a moment out of range; it quotes the record if that has bytes.
+    """The error text for a moment out of range; quotes the record if it has bytes.
 
     `units` has the unit of each column that arrives as a number.
     """
@@ -139,7 +139,7 @@ def told(moment: Beyond, record: bytes | None, *, quote: Quoter, units: Mapping[
 
 
 def least_truncatable(schema: Schema, spec: PartitionSpec) -> Iterator[tuple[PartitionField, int | Decimal]]:
-    """Partition fields that truncate numbers, each with the least value whose truncation the type can hold."""
+    """Partition fields that truncate numbers, each with the minimum whose truncation the type can hold."""
     for field in spec.fields:
         kind = schema.find_type(field.source_id)
         if isinstance(field.transform, TruncateTransform) and (ends := ends_of(kind)):
@@ -153,7 +153,7 @@ def _scaled(number: int, kind: DecimalType) -> Decimal:
 
 
 def _without(shaped: Decoded, wrong: Mapping[int, str]) -> Decoded:
-    """The same, with these rows as rejections."""
+    """The same result with these rows as rejections."""
     rows = np.array(sorted(wrong))
     good = np.ones(len(shaped.kept), bool)
     good[rows] = False

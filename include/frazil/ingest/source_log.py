@@ -1,8 +1,8 @@
-"""Where an event lies in the log of its source, as a text that is greater for a later event of the same log.
+"""Encodes an event's position in its source's log as a text that sorts later events of the same log higher.
 
-The text ends with the time at which the source made the change, and with the server that made it. Within one log the
-position alone counts: a binlog has the times at which statements began, which go back. Time and server reveal a new
-log: another server, a restored one, `RESET MASTER`.
+The text ends with the time of the change at the source, and with the server. Within one log only the position counts: a
+binlog has the start times of statements, which are not monotonic. Time and server reveal a new log: another server, a
+restored one, `RESET MASTER`.
 """
 
 from __future__ import annotations
@@ -25,33 +25,33 @@ POSITIONS: Mapping[str, IcebergType] = {
     "ts_ms": LongType(),
     "server_id": LongType(),
 }
-"""The fields of `source` that tell an event's place in the log of PostgreSQL, or of MySQL, its time and its server."""
+"""Fields of `source` with an event's position in PostgreSQL's or MySQL's log, its time and its server."""
 MIN_NEW_LOG_GAP_MS = 3_600_000
-"""A lower position that is later by this is of a new log. No statement should take as long."""
+"""A lower position that is later by this much belongs to a new log. No statement should take as long."""
 MAX_FILE_CHARACTERS = 255
-"""The longest name of a binlog that file systems allow."""
+"""The longest binlog name that file systems allow."""
 _TIME_DIGITS = 13
 _LAYOUT = (
     r"^(?:(?P<name>.*?)(?:\.[a-d]?[0-9]+)?/[0-9]+/[0-9]+|[0-9]+)"
     rf"@(?P<ms>[0-9]{{{_TIME_DIGITS}}})(?:#(?P<server>[0-9]{{1,18}}))?$"
 )
-"""The layout of a text with a time."""
+"""The layout of a position with a time."""
 _PARTS = re.compile(_LAYOUT)
 _LONG_NUMBERS = (7, 8, 9, 10)
-"""Digits of a binlog's number beyond the six to which MySQL and MariaDB pad it; it ends at 2**31."""
+"""Digits of a binlog number beyond the six to which MySQL and MariaDB pad it; it ends at 2**31."""
 
 
 class Logs(NamedTuple):
-    """The time of positions in milliseconds since 1970, and which log they are in; 0 and empty texts if unknown."""
+    """Times of positions in milliseconds since 1970, and their logs; 0 and empty texts if unknown."""
 
     ms: NDArray[np.int64]
     name: pa.Array
-    """The name of the binlog's files without their number."""
+    """The name of the binlog files without their number."""
     server: pa.Array
 
 
 def positions(source: Mapping[str, pa.Array]) -> pa.Array:
-    """A text for each event; null for one that tells no position, such as those of an incremental snapshot.
+    """A position for each event; null for an event without one, such as those of an incremental snapshot.
 
     `source` has the fields of `POSITIONS`.
     """
@@ -62,12 +62,12 @@ def positions(source: Mapping[str, pa.Array]) -> pa.Array:
     ms = pc.utf8_lpad(_whole(time).cast(pa.string()), _TIME_DIGITS, "0")
     of_time = pc.coalesce(pc.binary_join_element_wise(at, ms, "@"), at)
     server = _whole(server)
-    known = pc.if_else(pc.greater(server, 0), server, None).cast(pa.string())  # a snapshot's rows have 0
+    known = pc.if_else(pc.greater(server, 0), server, None).cast(pa.string())  # snapshot rows have server 0
     return pc.coalesce(pc.binary_join_element_wise(of_time, pc.if_else(ms.is_valid(), known, None), "#"), of_time)
 
 
 def began_anew(new: pa.Array, old: pa.Array) -> NDArray[np.bool_]:
-    """Mask of first positions that are in a log which began after the second ones: later by far, or elsewhere."""
+    """Mask of positions in `new` whose log began after the one in `old`: much later, or another server."""
     one, other = logs(new), logs(old)
     moved = _differ(one.name, other.name) | _differ(one.server, other.server)
     found: NDArray[np.bool_] = (other.ms > 0) & (one.ms >= other.ms + np.where(moved, 1, MIN_NEW_LOG_GAP_MS))
@@ -75,7 +75,7 @@ def began_anew(new: pa.Array, old: pa.Array) -> NDArray[np.bool_]:
 
 
 def is_after(one: str | None, other: str | None) -> bool:
-    """Whether the first position lies behind the second one in the same log, or in a newer log."""
+    """Whether the first position is after the second one in the same log, or in a newer log."""
     if one is None or other is None:
         return False
     if one > other:
@@ -88,7 +88,7 @@ def is_after(one: str | None, other: str | None) -> bool:
 
 
 def is_before(one: str | None, other: str | None) -> bool:
-    """Whether the first position lies before the second one in the same log."""
+    """Whether the first position is before the second one in the same log."""
     return one is not None and other is not None and one != other and not is_after(one, other)
 
 
@@ -107,10 +107,9 @@ def _differ(one: pa.Array, other: pa.Array) -> NDArray[np.bool_]:
 
 
 def _in_order(file: pa.Array) -> pa.Array:
-    """Names of binlogs as texts in their order; null for an empty one, and for what is no name.
+    """Names of binlogs as texts that sort in log order; null for an empty or invalid name.
 
-    A letter before a number of seven digits or more sorts it behind the shorter ones, which stay as they are: tables
-    have them.
+    A letter before a number of seven digits or more sorts it after shorter ones, which tables have unchanged.
     """
     is_name = pc.and_(pc.not_equal(file, ""), pc.less_equal(pc.utf8_length(file), MAX_FILE_CHARACTERS))
     file = pc.if_else(is_name, file, None)
@@ -120,7 +119,7 @@ def _in_order(file: pa.Array) -> pa.Array:
 
 
 def _whole(numbers: pa.Array) -> pa.Array:
-    """A field that a column may read as well, with a type of its own: times in milliseconds, null for other types."""
+    """A field that a column may read as well, with another type: times in milliseconds, null for other types."""
     if pa.types.is_timestamp(numbers.type):
         numbers = pc.floor_temporal(numbers, unit="millisecond").cast(pa.timestamp("ms", numbers.type.tz))
         numbers = numbers.cast(pa.int64())

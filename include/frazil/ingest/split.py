@@ -19,14 +19,14 @@ from pyiceberg.types import BinaryType, IcebergType
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Rows of one partition value: one value per partition field, as Python values of the transforms' result."""
+    """Rows of one partition value: one value per partition field, as Python values of the transforms' results."""
 
     values: tuple[Any, ...]
     rows: pa.Table
 
 
 def column_of(table: pa.Table, schema: Schema, field_id: int) -> pa.Array:
-    """A field's column, nested ones included, in one piece; UUIDs as their 16 bytes."""
+    """A field's column, even a nested one, in one piece; UUIDs as their 16 bytes."""
     path = schema.accessor_for_field(field_id)
     array = table.column(path.position).combine_chunks()
     while path.inner is not None:
@@ -42,15 +42,15 @@ def transformed(array: pa.Array, transform: Transform[Any, Any], source: Iceberg
     if isinstance(transform, VoidTransform):
         return pa.nulls(len(array), array.type)
     if isinstance(transform, TruncateTransform) and isinstance(source, BinaryType):
-        return pc.binary_slice(array, 0, transform.width)  # PyIceberg's refuses Arrow's large binary
+        return pc.binary_slice(array, 0, transform.width)  # PyIceberg's transform refuses Arrow's large binary
     return transform.pyarrow_transform(source)(array)
 
 
 def split(table: pa.Table, schema: Schema, spec: PartitionSpec) -> Iterator[Part]:
-    """The table's rows as one part per partition value; each part keeps the rows' order.
+    """Yield the table's rows as one part per partition value; each part keeps the rows' order.
 
-    Most chunks have one value, and are not copied. Otherwise each part is a copy of its rows: a slice would keep the
-    whole chunk in memory while its rarest value waits.
+    Most chunks have one value and are not copied. Otherwise each part is a copy of its rows: a slice would keep the
+    whole chunk in memory while its rarest value is buffered.
     """
     if table.num_rows == 0:
         return
@@ -72,7 +72,7 @@ def split(table: pa.Table, schema: Schema, spec: PartitionSpec) -> Iterator[Part
 
 
 def group(table: pa.Table, schema: Schema, spec: PartitionSpec) -> tuple[NDArray[np.int64], list[tuple[Any, ...]]]:
-    """Each row's partition value as an index into the list of the distinct values."""
+    """Each row's partition value as an index into the list of distinct values."""
     encoded = [_codes(table, schema, field.source_id, field.transform) for field in spec.fields]
     if len(encoded) == 1:
         code, dictionary = encoded[0]
@@ -88,7 +88,7 @@ def group(table: pa.Table, schema: Schema, spec: PartitionSpec) -> tuple[NDArray
 def _codes(
     table: pa.Table, schema: Schema, source_id: int, transform: Transform[Any, Any]
 ) -> tuple[np.ndarray[Any, Any], pa.Array]:
-    """Each row's value as an index into the distinct values: nulls and NaNs are values like any other."""
+    """Each row's value as an index into the distinct values; nulls and NaNs are ordinary values."""
     source = schema.find_type(source_id)
     array = transformed(column_of(table, schema, source_id), transform, source)
     encoded = array.dictionary_encode(null_encoding="encode")
@@ -96,7 +96,7 @@ def _codes(
 
 
 def sort(table: pa.Table, schema: Schema, order: SortOrder) -> pa.Table:
-    """Rows in the table's sort order: each key's own direction and place of nulls, NaN above every number."""
+    """Rows in the table's sort order: per key a direction and a position of nulls; NaN sorts above every number."""
     keys: dict[str, pa.Array] = {}
     directions: list[tuple[str, str]] = []
 

@@ -1,7 +1,7 @@
-"""Stages one task of a batch on an executor: from Kafka or a backfill's files to Parquet that no table has yet.
+"""Stages one task of a batch on an executor: from Kafka or a backfill's files to Parquet outside any table.
 
-The same parts are composed in two ways: `stage` is a whole task, and `read` and `write` are the tasks on the two sides
-of a shuffle.
+The same parts are composed in two ways: `stage` is a whole task, and `read` and `write` are the tasks before and after
+a shuffle.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ from frazil.ingest.rejects import RejectCounter
 from frazil.ingest.reporter import Reporter
 from frazil.ingest.required import plain_row
 from frazil.ingest.routed_writers import RoutedWriters
-from frazil.ingest.routes import Parcel, Router, unpacked
 from frazil.ingest.sensitive import Protector, speakable
 from frazil.ingest.shape import Shaper
+from frazil.ingest.shuffle import Parcel, Shuffler, unpacked
 from frazil.ingest.write import file_namer
 
 log = logging.getLogger(__name__)
 
 UNWRITABLE = "Unwritable"
-"""The error class of a record that cannot be written even alone, for whatever reason."""
+"""Error class of a record that cannot be written even alone, for whatever reason."""
 
 
 def _now_us() -> int:
@@ -55,7 +55,7 @@ def _now_us() -> int:
 
 
 class Suspect(Exception):
-    """An error that a record may have caused; raised by `read` and `write` alone."""
+    """An error that a record may have caused; only `read` and `write` raise it."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error
@@ -71,16 +71,16 @@ def stage(
 ) -> StageResult:
     """Read the task's ranges, decode, split, sort and write them.
 
-    `attempt` counts from 0; later attempts decode in a child process, in case a record killed the first. Each range is
-    in the result once, empty ones too. `on_progress` gets the records read so far, about once a second; what it raises
-    is logged, unless it is no Exception: that ends the stage.
+    `attempt` counts from 0; later attempts decode in a child process, in case a record killed the first. The result has
+    each range once, even empty ones. `on_progress` gets the records read, about once a second; an Exception that it
+    raises is logged, any other BaseException ends the stage.
 
-    A record may have caused any error that does not certainly come from the environment. The ranges are then read
+    Any error that does not certainly come from the environment may be caused by a record. The ranges are then read
     again, and each chunk is tried in memory before it is written: a record that fails alone becomes a dead letter. If
-    none does, the error recurs and is raised.
+    no record does, the error recurs and is raised.
 
     Raises OffsetGap, KafkaUnavailable, AccessDenied, SpecError, EnvironmentUnusable, and what the storage raises; the
-    files of a stage that raises are removed as far as possible.
+    files of a failed stage are removed as far as possible.
     """
 
     def run(*, tried: bool) -> StageResult:
@@ -98,7 +98,7 @@ def stage(
 
 
 def _read(run: _Stage, on_progress: Callable[[int], None], *, tried: bool) -> Generator[Parcel, None, StageResult]:
-    """Take all that the task reads, yield what is sent to writers, and return the result."""
+    """Consume everything that the task reads, yield what is sent to writers, and return the result."""
     take = run.take_tried if tried else run.take
     report = Reporter(on_progress)
     try:
@@ -135,18 +135,18 @@ def _drained(reading: Generator[Parcel, None, StageResult]) -> StageResult:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """What a task before a shuffle did, beside sending rows: `result` has the files of its dead letters alone."""
+    """Result of a task before a shuffle, other than sent rows; `result` has only the files of its dead letters."""
 
     result: StageResult
     sent: tuple[int, ...]
     """Rows by writer."""
     partitions: int
-    """How many table partitions they are of: each would be a file if the task wrote its own rows."""
+    """Number of table partitions of the rows: each would be a file if the task wrote its own rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What a task after a shuffle did."""
+    """Result of a task after a shuffle."""
 
     files: tuple[StagedFile, ...]
     received: Mapping[int, int]
@@ -161,14 +161,14 @@ def read(
     on_progress: Callable[[int], None],
     now_us: Callable[[], int] = _now_us,
 ) -> Iterator[Parcel | Read]:
-    """All that `stage` does, but rows of the main table are sent to the writers of `context.routes`.
+    """Like `stage`, but send rows of the main table to the writers of `context.shuffle`.
 
-    `Read` comes last. Raises as `stage` does, and Suspect: what was sent cannot be called back, so the whole batch must
-    be staged without a shuffle to find the record.
+    `Read` comes last. Raises what `stage` raises, and Suspect: sent rows cannot be recalled, so the whole batch must be
+    staged without a shuffle to find the record.
     """
-    run = _RoutedStage(context, task, attempt=attempt, now_us=now_us)
+    run = _ShuffledStage(context, task, attempt=attempt, now_us=now_us)
     result = yield from _read(run, on_progress, tried=False)
-    yield Read(result, tuple(run.route.sent), run.route.partitions)
+    yield Read(result, tuple(run.shuffler.sent), run.shuffler.partitions)
 
 
 def write(
@@ -181,8 +181,8 @@ def write(
 ) -> Written:
     """Write the rows that `read` sent to one writer, in any order.
 
-    `on_progress` gets the rows written so far, about once a second and at the end, as that of `stage` does. Raises
-    Suspect, what the storage raises, and what `on_progress` raises; the files are then removed.
+    `on_progress` gets the rows written, about once a second and at the end, as in `stage`. Raises Suspect, what the
+    storage raises, and what `on_progress` raises; the files are then removed.
     """
     table = open_writer(context, "main", file_namer(writer, attempt))
     received: Counter[int] = Counter()
@@ -208,7 +208,7 @@ def _notices(reader: RangeReader | TurnReader | FileReader) -> tuple[str, ...]:
 
 
 def _compiler_notices() -> tuple[str, ...]:
-    from frazil.ingest.compiled import compiler_notices  # noqa: PLC0415 - Numba, which only a reader's process has
+    from frazil.ingest.compiled import compiler_notices  # noqa: PLC0415 - loads Numba, which only a reader's process has
 
     return compiler_notices()
 
@@ -224,7 +224,7 @@ def _suspicion() -> Iterator[None]:
 
 
 class _Stage:
-    """The parts of one stage, wired."""
+    """The connected parts of one stage."""
 
     def __init__(self, context: StageContext, task: StageTask, *, attempt: int, now_us: Callable[[], int]) -> None:
         schema = Schema.model_validate_json(context.main.schema_json)
@@ -259,14 +259,14 @@ class _Stage:
         )
 
     def parcels(self) -> Iterable[Parcel]:
-        """What is sent to writers, since the last call."""
+        """What was sent to writers since the last call."""
         return ()
 
     def take(self, chunk: Chunk) -> None:
         self._land(chunk, self._shape(chunk))
 
     def take_tried(self, chunk: Chunk) -> None:
-        """As `take`, but each piece is tried first, and a record that fails alone is rejected."""
+        """Like `take`, but try each piece first, and reject a record that fails alone."""
         parts = []
         for start, end, tried in narrowed(len(chunk), lambda start, end: self._rehearsed(chunk.piece(start, end))):
             part = self._unwritable(tried) if isinstance(tried, Exception) else tried
@@ -278,7 +278,7 @@ class _Stage:
         return Decoded(no_rows(self._main.layout.arrow_schema), np.arange(0), [rejection])
 
     def check_table(self) -> None:
-        """Write a row of nulls and zeros in memory: if it raises, the table is at fault, and no record."""
+        """Write a row of nulls and zeros in memory: if that raises, the table is at fault, not a record."""
         self._main.rehearse(plain_row(self._main.layout.arrow_schema))
 
     def _rehearsed(self, chunk: Chunk) -> Decoded:
@@ -334,7 +334,7 @@ class _Stage:
         of = self._ranges[chunk.range_index[rejection.index]]
         return SpecError(
             f"the record {of.topic}[{of.partition}]@{chunk.offsets[rejection.index]} cannot be backfilled: "
-            f"{rejection.error}. Rows of Parquet files have no bytes to keep as dead letters: fix it, or leave it out"
+            f"{rejection.error}. Rows of Parquet files have no bytes to keep as dead letters: fix it or leave it out"
         )
 
     def finish(self, *, notices: tuple[str, ...]) -> StageResult:
@@ -347,7 +347,7 @@ class _Stage:
             self.progress.windows,
             notices,
             self._rejects.result(),
-            self._shape.sighted,
+            self._shape.drift,
             self._other_events,
             tuple(sorted(self._divide.values)) if self._divide else (),
         )
@@ -362,19 +362,19 @@ class _Stage:
         self._routed.abort()
 
 
-class _RoutedStage(_Stage):
+class _ShuffledStage(_Stage):
     """Sends the rows of the main table to writers."""
 
     def __init__(self, context: StageContext, task: StageTask, *, attempt: int, now_us: Callable[[], int]) -> None:
         super().__init__(context, task, attempt=attempt, now_us=now_us)
-        if context.routes is None:
-            raise AssertionError("only a batch that is shuffled is read so")
-        self.route = Router(context.routes, self._main.layout, task.ranges, task=task.index)
+        if context.shuffle is None:
+            raise AssertionError("only a batch with a shuffle is read like this")
+        self.shuffler = Shuffler(context.shuffle, self._main.layout, task.ranges, task=task.index)
         self._parcels: list[Parcel] = []
 
     def _add(self, chunk: Chunk, shaped: Decoded) -> None:
         kept = shaped.kept
-        self._parcels += self.route(shaped.rows, range_index=chunk.range_index[kept], offsets=chunk.offsets[kept])
+        self._parcels += self.shuffler(shaped.rows, range_index=chunk.range_index[kept], offsets=chunk.offsets[kept])
 
     def parcels(self) -> list[Parcel]:
         parcels, self._parcels = self._parcels, []
@@ -383,7 +383,7 @@ class _RoutedStage(_Stage):
 
 @contextmanager
 def _collector_paused() -> Iterator[None]:
-    """Hundreds of thousands of live messages, none of them cyclic, make every collection of garbage slow."""
+    """Pause garbage collection: hundreds of thousands of live messages, none cyclic, make every collection slow."""
     enabled = gc.isenabled()
     gc.disable()
     try:

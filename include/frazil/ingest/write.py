@@ -1,4 +1,4 @@
-"""Gathers a task's rows by partition value, in bounded memory, and writes them to few, large files."""
+"""Buffers a task's rows by partition value, in bounded memory, and writes them to few, large files."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from frazil.ingest.parquet import FileLayout, ParquetFile, partition_bytes
 from frazil.ingest.split import sort, split
 
 BUFFER_BYTES = 256 * 2**20
-"""Arrow bytes that a writer may hold in memory before the largest partition value is written out."""
+"""Arrow bytes that a writer may hold in memory before it writes the largest partition value."""
 OPEN_BYTES = 512 * 2**20
-"""Bytes that a writer's open files may keep before the least recently written one is closed."""
+"""Bytes that a writer's open files may retain before it closes the least recently written one."""
 FIRST_GUESS_BYTES_PER_BYTE = 3.0
-"""Arrow bytes per Parquet byte, until the first write shows it."""
+"""Arrow bytes per Parquet byte, until the first write measures it."""
 MERGED_BYTES = 2**20
-"""Larger tables of a partition value are not merged: they cost little beside their values."""
+"""Larger tables of a partition value are not merged: their overhead is small compared with their values."""
 MERGED_TABLES = 8
 UNSPLIT_BYTES = 64 * 2**20
-"""The most that waits to be split together, where each table alone would be split into crumbs."""
+"""Bytes that are buffered to be split together, if splitting each table alone would make tiny parts."""
 PART_ROWS = 512
-"""Rows that a partition value needs on average for a table to be split at once: a part costs as much as so many."""
+"""Rows per partition value, on average, from which a table is split at once: a part costs as much as these."""
 COLUMN_BYTES = 512
-"""About what a column of a table costs beside its values."""
+"""Approximate overhead of a column of a table, in addition to its values."""
 
 
 @dataclass
 class _Gathered:
-    """One partition value: rows in memory, and the file that earlier ones went to."""
+    """One partition value: its rows in memory, and the file of earlier rows."""
 
     values: tuple[Any, ...]
     rows: list[pa.Table] = field(default_factory=list)
@@ -45,10 +45,10 @@ class _Gathered:
     bytes: int = 0
     file: ParquetFile | None = None
     retained: int = 0
-    """About what the open file keeps of its last row group: Parquet's writer frees it when the next begins."""
+    """Approximate bytes that the open file keeps of its last row group, until the next row group begins."""
 
     def add(self, rows: pa.Table) -> None:
-        """Merge small tables of similar size: each costs kilobytes beside its values."""
+        """Add rows, and merge small tables of similar size: each has kilobytes of overhead."""
         self._append(rows)
         while (alike := self._alike()) >= MERGED_TABLES:
             merged = pa.concat_tables(self.rows[-alike:]).combine_chunks()
@@ -63,13 +63,13 @@ class _Gathered:
         self.bytes += size
 
     def _alike(self) -> int:
-        """How many of the last tables are small, and none much larger than the last."""
+        """Number of last tables that are small and not much larger than the last one."""
         most = min(2 * self.sizes[-1], MERGED_BYTES)
         return sum(1 for _ in takewhile(lambda size: size <= most, reversed(self.sizes)))
 
 
 def held_bytes(rows: pa.Table) -> int:
-    """Bytes that a table keeps in memory: whole buffers, even where it shows only a part, and itself."""
+    """Bytes that a table keeps in memory: whole buffers, even if it uses only a part, and its overhead."""
     buffers: int = rows.get_total_buffer_size()
     return buffers + COLUMN_BYTES * len(rows.column_names)
 
@@ -77,9 +77,9 @@ def held_bytes(rows: pa.Table) -> int:
 class TableWriter:
     """Writes a task's rows of one table.
 
-    A second file for a partition value is begun only when the first has reached the target size, or when so many are
-    open that memory is short. With a sort order, rows wait in memory until they fill a file or memory is short, so that
-    a file is one sorted run if it can be.
+    A partition value gets a second file only when the first has reached the target size, or when so many files are open
+    that memory is short. With a sort order, rows are buffered until they fill a file or memory is short, so that a file
+    is one sorted run if possible.
     """
 
     def __init__(  # noqa: PLR0913 - the two bounds are for tests
@@ -93,7 +93,7 @@ class TableWriter:
         open_bytes: int = OPEN_BYTES,
         layout: FileLayout | None = None,
     ) -> None:
-        """`layout` is the table's, if it is known."""
+        """`layout` is the table's, if known."""
         self._layout = layout or FileLayout.of(table, target)
         self._folder = table.folder
         self._target_bytes = table.target_file_bytes
@@ -104,7 +104,7 @@ class TableWriter:
         self._open_bytes = open_bytes
         self._expansion = FIRST_GUESS_BYTES_PER_BYTE
         self._parts = 0
-        """How many partition values the last split found."""
+        """Number of partition values that the last split found."""
         self._encodings = Encodings([], {})
         self._sampled = 0
         self._begin()
@@ -137,7 +137,7 @@ class TableWriter:
                 self._close(largest, largest.file)
 
     def add(self, rows: pa.Table) -> None:
-        """Take rows of the table's schema, in any order of partitions."""
+        """Add rows of the table's schema, in any order of partitions."""
         if rows.num_rows:
             self._unsplit.append(rows)
             self._unsplit_held += (size := held_bytes(rows))
@@ -148,7 +148,7 @@ class TableWriter:
             self._flush(max(self._gathered.values(), key=lambda g: g.bytes))
 
     def _split(self) -> None:
-        """Give the rows that wait to their partition values."""
+        """Move buffered rows to their partition values."""
         if not self._unsplit:
             return
         rows = pa.concat_tables(self._unsplit).combine_chunks()
@@ -166,7 +166,7 @@ class TableWriter:
                 self._flush(gathered)
 
     def rehearse(self, rows: pa.Table) -> None:
-        """Do with these rows alone, in memory, all that `add` and `finish` would do. Raises what they would raise."""
+        """Do in memory what `add` and `finish` would do with these rows. Raises what they would raise."""
         trial = copy.copy(self)
         trial._io = None
         trial._begin()
@@ -174,7 +174,7 @@ class TableWriter:
         trial.finish()
 
     def finish(self) -> list[StagedFile]:
-        """Write what is left and close every file."""
+        """Write the buffered rows and close every file."""
         self._split()
         for gathered in self._gathered.values():
             self._flush(gathered)
@@ -183,7 +183,7 @@ class TableWriter:
         return self._staged
 
     def abort(self) -> None:
-        """Remove every file of this writer, as far as that can be done now; the sweeper finds the rest."""
+        """Remove every file of this writer, as far as possible now; the sweeper finds the rest."""
         for gathered in self._gathered.values():
             if gathered.file is not None:
                 with contextlib.suppress(Exception):
@@ -221,14 +221,16 @@ class TableWriter:
             self._close(oldest, oldest.file)
 
     def _suited(self, rows: pa.Table) -> Encodings:
-        """Encodings for a file that begins with these rows: chosen anew while no earlier file began with enough."""
+        """Encodings for a file that begins with these rows; chosen again until an earlier file began with enough
+        rows.
+        """
         if self._sampled < SAMPLED_ROWS and rows.num_rows > 2 * self._sampled:
             self._sampled = rows.num_rows
             self._encodings = choose(rows, modern=self._layout.modern)
         return self._encodings
 
     def _retain(self, gathered: _Gathered, size: int) -> None:
-        """Update what the open file of a partition value keeps."""
+        """Update the retained bytes of a partition value's open file."""
         self._retained += size - gathered.retained
         gathered.retained = size
         self._open.pop(id(gathered), None)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from frazil.errors import KafkaUnavailable
-from frazil.kafka.truncation import OUTDATED_POLLS, SHORT_POLLS, Answer, LogEnd, judge
+from frazil.kafka.truncation import OUTDATED_POLLS, SHORT_POLLS, Answer, LogEnd, evaluate
 from frazil.offsets.spans import TopicPartition
 
 
@@ -44,7 +44,7 @@ class LogWatch:
         """
         ends = kafka.log_ends(offsets)
         answers = {
-            tp: judge(offsets[tp], end, known_epoch=self.leader_epochs.get(tp, epochs.get(tp)))
+            tp: evaluate(offsets[tp], end, known_epoch=self.leader_epochs.get(tp, epochs.get(tp)))
             for tp, end in ends.items()
         }
         self._check_outdated(answers)

@@ -62,7 +62,7 @@ class Answer(Enum):
     ANOTHER_LEADER = "the log may have been cut, and have grown again: it is to be asked"
 
 
-def judge(offset: int, end: LogEnd, *, known_epoch: int | None) -> Answer:
+def evaluate(offset: int, end: LogEnd, *, known_epoch: int | None) -> Answer:
     """What an answer says about an offset that the leader of `known_epoch` had. Pure."""
     if known_epoch is not None and end.leader_epoch is not None and end.leader_epoch < known_epoch:
         return Answer.OUTDATED

@@ -1,7 +1,7 @@
-"""The rules of a table's alerts: each compares a value with its threshold, and has a sentence that says what to do.
+"""The rules of a table's alerts: each compares a value with its threshold, and has a sentence with what to do.
 
-Pure. If the remedy of a rule is switched off, the sentence says so; `since-compaction` is then not judged, because
-nobody wants the table compacted. Unknown values are None.
+Pure. If a rule's remedy is switched off, the sentence says so; `since-compaction` is then not evaluated. Unknown values
+are None.
 """
 
 from __future__ import annotations
@@ -16,14 +16,17 @@ from frazil.spec.units import rounded_bytes
 from frazil.timetext import ago, utc
 
 CLEARS_AT = 0.8
-"""An alert ends when its value is at most this share of the threshold: a value near the threshold does not flap."""
+"""Share of the threshold at or below which an alert ends, so that a value near the threshold does not flap."""
 
 FEWEST_FILES = 256
-"""Manifest-list bytes are divided by at least this many files. A list begins with 4 KiB of Avro schema, so a small
-table has over a kilobyte per file although its list is one small read. By default, lists below 256 KiB never fire."""
+"""Minimum number of files by which manifest-list bytes are divided.
+
+A list begins with 4 KiB of Avro schema, so a small table has over a kilobyte per file although its list is one small
+read. By default, lists below 256 KiB never fire.
+"""
 
 INTERVALS = 2
-"""A stream is not stale before this many of its longest commit intervals, whatever `freshness` says."""
+"""Longest commit intervals that must pass before a stream can be stale, whatever `freshness` is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,15 +34,15 @@ class Reading:
     """One rule's value."""
 
     rule: str
-    """Such as `manifests`; for one of several streams, `freshness:<stream>`."""
+    """The rule's name, such as `manifests`; for one of several streams, `freshness:<stream>`."""
     value: float | None
     threshold: float
     shown: str
-    """The value in words."""
+    """The value as text."""
     sentence: str
-    """What is wrong if the value is beyond the threshold, and what to do now."""
+    """What is wrong beyond the threshold, and what to do now."""
     hold_ms: int | None = None
-    """How long the value must be beyond; None for what the table's alerts declare."""
+    """Time that the value must be beyond the threshold; None for the table's declared hold."""
 
     @property
     def is_beyond(self) -> bool:
@@ -51,7 +54,7 @@ class Reading:
 
 
 def readings(health: TableHealth, settings: Maintenance, *, now_ms: int) -> tuple[Reading, ...]:
-    """Every rule that applies to the table; none if its alerts are switched off."""
+    """Every rule that applies to the table; empty if its alerts are switched off."""
     if not settings.alerts.enabled:
         return ()
     return (*_of_metadata(health, settings), *_of_files(health, settings), *_of_streams(health, settings, now_ms))
@@ -90,7 +93,7 @@ def _of_metadata(health: TableHealth, settings: Maintenance) -> Iterator[Reading
         health.metadata_bytes,
         limits.metadata_bytes,
         f"{size} of metadata.json",
-        f"{table} has a metadata.json of {size}, which every commit reads and writes; most of it are its "
+        f"{table} has a metadata.json of {size}, which every commit reads and writes, mostly because of its "
         f"{health.snapshots:,} snapshots. {expire}",
     )
 
@@ -118,22 +121,22 @@ def _of_files(health: TableHealth, settings: Maintenance) -> Iterator[Reading]:
             health.bytes_since_compaction,
             limits.since_compaction,
             f"{added} added since the last compaction",
-            f"{table} was given {added} in {health.files_since_compaction:,} files {since}. {compact}",
+            f"{table} got {added} in {health.files_since_compaction:,} files {since}. {compact}",
         )
 
 
 def _of_deletes(health: TableHealth, limits: Alerts, compact: str) -> Iterator[Reading]:
-    table, beyond, whose = health.table, health.delete_files, "frazil writes none there, so another engine deletes rows"
+    table, beyond, whose = health.table, health.delete_files, "frazil writes no delete files, so another engine does"
     if health.merged:
         beyond = max(beyond - health.data_files, 0)
-        whose = "merges leave one for a data file at most, so others are of files that are gone, or of another engine"
+        whose = "merges leave at most one per data file, so others belong to removed files or to another engine"
     shown = f"{health.delete_files:,} delete files for {health.data_files:,} data files"
     yield Reading(
         "delete-files",
         beyond,
         limits.delete_files,
         shown,
-        f"{table} has {shown}, which every reader applies again; {whose}. {compact}",
+        f"{table} has {shown}, which every reader must apply; {whose}. {compact}",
     )
     yield Reading(
         "deleted-rows",
@@ -141,13 +144,15 @@ def _of_deletes(health: TableHealth, limits: Alerts, compact: str) -> Iterator[R
         limits.deleted_rows,
         f"{health.deleted_percent:.1f} % of the rows are deleted",
         f"of the rows in data files of {table}, {health.deleted_percent:.1f} % are deleted, {health.deleted_rows:,} in "
-        f"all: every reader reads them for nothing. {compact}. A stream with `merge: merge-on-read` leaves them to "
+        f"all: every reader reads them in vain. {compact}. A stream with `merge: merge-on-read` leaves them to "
         "compaction; `merge: auto` does not",
     )
 
 
 def _small_files(health: TableHealth, threshold: int) -> float | None:
-    """Data files, while their average is small; between small and clearly not, at most the threshold."""
+    """Number of data files while their average is small; between small and clearly not small, capped at the
+    threshold.
+    """
     if health.data_files and not health.data_bytes:
         return None
     share = health.average_file_bytes / (health.target_file_bytes / 10)
@@ -169,7 +174,7 @@ def _of_streams(health: TableHealth, settings: Maintenance, now_ms: int) -> Iter
             _staleness_s(stream, age_s, threshold_s),
             threshold_s,
             shown,
-            f"stream {stream.name} of {health.table} does not commit what waits in Kafka: {shown}. {status} says "
+            f"stream {stream.name} of {health.table} does not commit what waits in Kafka: {shown}. {status} shows "
             "whether its writer runs, is paused, or is held back and by what",
         )
         if settings.alerts.lag is not None:
@@ -178,19 +183,19 @@ def _of_streams(health: TableHealth, settings: Maintenance, now_ms: int) -> Iter
                 stream.lag,
                 settings.alerts.lag,
                 f"{waiting} records wait",
-                f"stream {stream.name} of {health.table} lags: {waiting} records wait in Kafka, more than "
+                f"{settings.alerts.lag:,}. {status} shows whether it catches up, and how long its batches take. If it "
                 f"{settings.alerts.lag:,}. {status} says whether it catches up, and how long its batches take. If it "
                 "does not, give it more `resources.cores` or topic-partitions",
             )
 
 
 def stale_after_ms(settings: Maintenance, longest_interval_ms: int) -> int:
-    """How old the last commit may be while records wait: one commit in time must clear what a missed one raised."""
+    """Age that the last commit may have while records wait: one timely commit must clear what a missed one raised."""
     return max(settings.alerts.freshness // timedelta(milliseconds=1), INTERVALS * longest_interval_ms)
 
 
 def _staleness_s(stream: StreamHealth, age_s: float | None, threshold_s: float) -> float | None:
-    """How long records have waited at most. A young commit is fresh, whether or not the lag is known."""
+    """Upper bound of the time that records have waited. A recent commit is fresh, even if the lag is unknown."""
     if stream.lag == 0:
         return 0
     return None if stream.lag is None and age_s is not None and age_s > threshold_s else age_s
@@ -199,7 +204,7 @@ def _staleness_s(stream: StreamHealth, age_s: float | None, threshold_s: float) 
 def _remedy(table: str, action: str, enabled: bool, procedure: str) -> str:
     if enabled:
         return (
-            f"`frazil maintain {table} --actions {action}` does it now; the DAG frazil_maintenance should have: see "
-            "what its last run says"
+            f"`frazil maintain {table} --actions {action}` does it now. The DAG frazil_maintenance should have: check "
+            "its last run"
         )
     return f"`maintenance.{action}` is off for this table: switch it on, or call {procedure} yourself"

@@ -1,7 +1,7 @@
-"""When an alert fires and when it resolves: a value must be beyond its threshold for a while, and well below it to end.
+"""Fires and resolves alerts: a value must be beyond its threshold for a while, and well below it to resolve.
 
-Pure. A small JSON value (`AlertStates`) is kept from one measurement to the next, in whatever process that is. For
-each rule the first match wins:
+Pure. A small JSON value (`AlertStates`) is passed from one measurement to the next, in whatever process. For each rule
+the first match wins:
 
   1. the rule no longer applies (alerts were switched off, the stream or the table is gone): it resolves;
   2. the value is unknown: nothing changes;
@@ -25,28 +25,28 @@ from frazil.maintenance.rules import runbook_of
 from frazil.spec.maintenance import Alerts, Maintenance
 
 GAPS = 3
-"""A pause of up to this many usual gaps does not restart the hold, even if the hold is shorter."""
+"""Usual gaps that a pause may last without restarting the hold, even if the hold is shorter."""
 USUAL_MS = 300_000
-"""The usual gap between measurements until one has been seen: five minutes."""
+"""The usual gap between measurements until one is known: five minutes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """One rule of one subject that somebody should know about."""
+    """One rule of one subject that needs attention."""
 
     rule: str
     table: str
     value: str
-    """The value in words, as measured last."""
+    """The last measured value, as text."""
     since_ms: int
-    """When the value was first seen beyond the threshold."""
+    """Time at which the value was first beyond the threshold."""
     sentence: str
     """What is wrong and what to do now; for a resolved alert, that it is over."""
     alone: bool = True
-    """Whether people are told of it by itself, where they have an incident for each alert; see `told_alone`."""
+    """Whether it is reported on its own, if each alert opens an incident; see `told_alone`."""
 
     def to_json(self) -> dict[str, Any]:
-        """With the place in the runbook that says what to do."""
+        """Convert to JSON, with the runbook's section about it."""
         return {**asdict(self), "runbook": runbook_of(self.rule)}
 
 
@@ -58,32 +58,32 @@ class AlertState:
     active: bool
     """Whether it has fired and not resolved since."""
     seen_ms: int | None = None
-    """When it was last seen beyond before it fired; None in a state written by an earlier version."""
+    """Time at which it was last beyond before it fired; None in a state of an earlier version."""
     gap_ms: int = 0
-    """The gap between the last two measurements that saw it beyond."""
+    """Gap between the last two measurements that were beyond."""
     alone: bool = True
-    """As in its alert: what was told alone is over alone. Earlier versions did not know."""
+    """Copied from its alert: what was reported alone also ends alone. Earlier versions did not store it."""
 
 
 @dataclass(frozen=True, slots=True)
 class AlertStates:
-    """The states of one subject by rule; a rule that is fine has none."""
+    """States of one subject by rule; a healthy rule has no state."""
 
     rules: Mapping[str, AlertState] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """What was told alone is written as the version before reads it: a rollback forgets no such alert."""
+        """Convert to JSON. Alerts reported alone keep the previous version's form, so that a rollback keeps them."""
         written = {rule: list(astuple(state)) for rule, state in sorted(self.rules.items())}
         return {rule: values[:-1] if self.rules[rule].alone else values for rule, values in written.items()}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any] | None) -> Self:
-        """None stands for no states yet; anything that is not a state is dropped."""
+        """Parse stored states; None means no states yet, and anything that is not a state is dropped."""
         return cls({rule: AlertState(*kept) for rule, kept in (value or {}).items() if _is_state(kept)})
 
 
 def _is_state(kept: object) -> bool:
-    """In a form that `to_json` writes, with four values or five; earlier versions wrote the first two too."""
+    """Whether it has a form of `to_json`, with four or five values; earlier versions also wrote the first two only."""
     if not isinstance(kept, list) or not 2 <= len(kept) <= 5:
         return False
     since_ms, active, *rest = kept
@@ -96,7 +96,7 @@ def _is_state(kept: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class AlertStep:
-    """What one measurement changed, and what is active now; `fired` is part of `active`."""
+    """Result of one measurement, and the active alerts; `fired` is part of `active`."""
 
     states: AlertStates
     fired: tuple[Alert, ...]
@@ -105,7 +105,7 @@ class AlertStep:
 
 
 def step(previous: AlertStates, health: TableHealth, settings: Maintenance, *, now_ms: int) -> AlertStep:
-    """Update the states of a table with one more measurement."""
+    """Update a table's states with one more measurement."""
     seen = readings(health, settings, now_ms=now_ms)
     return step_readings(previous, health.table, seen, settings.alerts, now_ms=now_ms)
 
@@ -113,7 +113,7 @@ def step(previous: AlertStates, health: TableHealth, settings: Maintenance, *, n
 def step_readings(
     previous: AlertStates, subject: str, seen: Iterable[Reading], alerts: Alerts, *, now_ms: int
 ) -> AlertStep:
-    """Update the states of any subject with its readings."""
+    """Update any subject's states with its readings."""
     found = {r.rule: r for r in seen}
     hold_ms = alerts.hold // timedelta(milliseconds=1)
     states: dict[str, AlertState] = {}
@@ -134,7 +134,7 @@ def step_readings(
 
 
 def told_alone(steps: Mapping[str, AlertStep], most: int) -> dict[str, AlertStep]:
-    """The steps of one measurement by subject, where only the first `most` that fire are told by themselves."""
+    """The steps of one measurement by subject; only the first `most` alerts that fire are reported alone."""
     fired = [(subject, alert.rule) for subject, made in steps.items() for alert in made.fired]
     together = set(fired[most:])
 
@@ -152,7 +152,7 @@ def told_alone(steps: Mapping[str, AlertStep], most: int) -> dict[str, AlertStep
 
 
 def _next(before: AlertState | None, reading: Reading | None, *, hold_ms: int, now_ms: int) -> AlertState | None:
-    """The state of one rule after a measurement; None if it is fine."""
+    """The state of one rule after a measurement; None if it is healthy."""
     if reading is None:
         return None
     if reading.value is None:
@@ -170,5 +170,5 @@ def _next(before: AlertState | None, reading: Reading | None, *, hold_ms: int, n
 
 
 def _over(before: AlertState, rule: str, reading: Reading | None, table: str) -> Alert:
-    now = reading.shown if reading is not None else "not watched any more"
+    now = reading.shown if reading is not None else "no longer watched"
     return Alert(rule, table, now, before.since_ms, f"{table}: the alert {rule} is over: {now}", before.alone)

@@ -1,6 +1,6 @@
-"""Which partitions are being merged into: a compaction of theirs loses against each batch, and makes it work again.
+"""Finds partitions that batches merge into: compacting them loses against each batch, and makes it work again.
 
-The table tells, whatever host its writers are on: by what the newest batches of upsert streams changed, and by the
+The table shows them, whatever host its writers are on: by the changes of upsert streams' newest batches, and by the
 journals of batches that are not merged yet.
 """
 
@@ -29,13 +29,13 @@ from frazil.table.storage import open_store
 from frazil.table.tables import state_location
 
 INTERVALS = 2
-"""A partition is busy for so many of the stream's longest commit intervals after a batch has changed it."""
+"""Longest commit intervals of the stream for which a partition stays busy after a batch has changed it."""
 MAX_BATCHES = 12
-"""So many of a stream's newest batches, merged or waiting, are looked at."""
+"""Newest batches of a stream, merged or waiting, that are examined."""
 
 
 def busy_partitions(table: Table, maintained: MaintainedTable, *, now_ms: int) -> frozenset[PartitionKey]:
-    """By spec and values, as `PartitionFiles` has them; none of a table that no stream merges into."""
+    """The busy partitions, by spec and values as in `PartitionFiles`; empty if no stream merges into the table."""
     upserts = [s for s in maintained.streams if maintained.kind is TableKind.MAIN and s.mode == "upsert"]
     return frozenset(key for spec in upserts for key in _of_stream(table, spec, now_ms=now_ms))
 
@@ -55,7 +55,7 @@ def _of_stream(table: Table, spec: StreamSpec, *, now_ms: int) -> Iterator[Parti
 
 
 def _changed(snapshot: Snapshot, table: Table) -> Iterator[PartitionKey]:
-    """The partitions that a merge added data files or delete files to. One that only lost a file is not told."""
+    """Partitions to which a merge added data files or delete files. One that only lost a file is not included."""
     for manifest in snapshot.manifests(table.io):
         if manifest.added_snapshot_id == snapshot.snapshot_id and manifest.has_added_files():
             for entry in manifest.fetch_manifest_entry(table.io):
@@ -65,7 +65,7 @@ def _changed(snapshot: Snapshot, table: Table) -> Iterator[PartitionKey]:
 
 
 def _key_of(file: StagedFile, table: Table) -> PartitionKey:
-    """The partition that a change file's rows go to."""
+    """The partition of a change file's rows."""
     spec = table.metadata.specs().get(file.spec_id, PartitionSpec())
     kinds = [field.field_type for field in spec.partition_type(table.schema()).fields]
     both = zip(kinds, file.partition, strict=False)

@@ -1,7 +1,7 @@
-"""Which partitions a compaction rewrites, which it leaves, and why. Pure, from a deep measurement.
+"""Decides which partitions a compaction rewrites, which it leaves, and why. Pure, from a deep measurement.
 
 Complete partitions come first, then those with the most files removed per byte rewritten. A rewrite must at least halve
-a partition's small files; otherwise what a rewrite leaves would be rewritten again and again.
+a partition's small files; otherwise the result would be rewritten again and again.
 """
 
 from __future__ import annotations
@@ -17,44 +17,48 @@ from frazil.spec.maintenance import Compaction
 from frazil.spec.units import counted
 
 DELETES_PER_FILE = 0.1
-"""With this many shared delete files per data file, a partition is rewritten for them alone: every reader applies
-them. A delete file of one data file costs only who reads that file: there the share of deleted rows decides."""
+"""Shared delete files per data file from which a partition is rewritten: every reader applies them.
+
+A delete file of one data file only affects readers of that file: there the share of deleted rows decides.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Rewrite:
-    """One partition that is rewritten, in whole or in part."""
+    """One partition to rewrite, in whole or in part."""
 
     partition: PartitionFiles
     files: int
     bytes: int
     removed: int
-    """By how many files the partition shrinks."""
+    """Number of files by which the partition shrinks."""
     reason: str
     applies_deletes: bool = False
-    """All of its files are rewritten, and none of its delete files is left."""
+    """Whether all of its files are rewritten, so that no delete file of it is left."""
     below_bytes: int | None = None
-    """For a part of a partition: only files smaller than this are taken, so `files` times this is within the budget."""
+    """Limit for a part of a partition: only smaller files are rewritten, so `files` times this is within the budget."""
     beside_files: int = 0
-    """Files of older partition specs: Iceberg takes those too if their rows may belong to the partition."""
+    """Files of older partition specs that Iceberg also rewrites, if their rows may belong to the partition."""
     beside_bytes: int = 0
     deleted_percent: int | None = None
-    """Data files of whose rows so many percent are deleted are taken, whatever their size; None if there are none."""
+    """Percentage of deleted rows from which data files are rewritten, whatever their size; None if no file has as
+    many.
+    """
     small: bool = True
-    """Whether its small files are taken."""
+    """Whether its small files are rewritten."""
     largest_bytes: int | None = None
-    """For a part of such data files: none is larger, so `files` times this is within the budget."""
+    """Largest size for a part of such data files, so that `files` times this is within the budget."""
     busy: bool = False
-    """It is a piece of a partition that batches are merged into: it comes last, and if a batch overtakes it, again."""
+    """Whether batches merge into the partition: the piece comes last, and again if a batch overtakes it."""
 
     @property
     def in_part(self) -> bool:
-        """Only this many of its files are taken: the budget ends within it."""
+        """Whether only some of its files are rewritten, because the budget ends within it."""
         return self.below_bytes is not None or self.largest_bytes is not None
 
 
 MAX_BUSY = 8
-"""So many pieces of partitions that batches are merged into are rewritten in one run."""
+"""Pieces of busy partitions that one run rewrites."""
 
 
 class Why(StrEnum):
@@ -63,14 +67,14 @@ class Why(StrEnum):
     FEW = "too few small files"
     MARGINAL = "a rewrite would not halve them"
     OLD_SPEC = "an older partition spec"
-    BESIDE = "small files of older partition specs beside them"
+    BESIDE = "small files of older partition specs next to them"
     BUDGET = "beyond the budget"
     BUSY = "being merged into"
 
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """A partition with small files that are not rewritten now."""
+    """A partition whose small files are not rewritten now."""
 
     partition: PartitionFiles
     why: Why
@@ -83,7 +87,7 @@ class CompactionPlan:
     left: tuple[Left, ...]
     sentence: str
     dangling: tuple[str, ...] = ()
-    """Paths of delete files that are dropped, because their data files are gone."""
+    """Paths of delete files to drop, because their data files are gone."""
 
     @property
     def files(self) -> int:
@@ -102,27 +106,27 @@ def plan_compaction(
     spec_id: int,
     busy: Set[PartitionKey] = frozenset(),
 ) -> CompactionPlan:
-    """What one run rewrites of a deeply measured table.
+    """Return what one run rewrites of a deeply measured table.
 
-    Partitions whose time ends by `complete_before_us` are no longer written to; None if that is unknown. A partition
-    without an event time is always open. `spec_id` is the table's default partition spec. Partitions of older specs are
-    left, because Iceberg would spread them over any number of today's partitions. Iceberg takes their small files all
-    the same if their time is that of a chosen partition, so they count against the budget.
+    Partitions whose time ends by `complete_before_us` are no longer written to; None if unknown. A partition without an
+    event time is always open. `spec_id` is the table's default partition spec. Partitions of older specs are left,
+    because Iceberg would spread them over many of today's partitions. Iceberg still rewrites their small files if their
+    time is that of a chosen partition, so they count against the budget.
 
-    Partitions that batches are merged into, `busy`, come last and in a few pieces: each may make a batch merge again
-    what it overtook, but not more often than there are pieces.
+    `busy` partitions, which batches merge into, come last and in a few pieces: each piece may make a batch merge again,
+    but not more often than there are pieces.
     """
     target = health.target_file_bytes
     worth: list[tuple[bool, Rewrite]] = []
     left: list[Left] = []
     for partition in health.partitions or ():
         complete = is_complete(partition, complete_before_us)
-        judged = _judge(partition, settings, target=target, complete=complete, spec_id=spec_id)
-        if isinstance(judged, Rewrite):
-            is_busy = partition.key in busy and not judged.applies_deletes
-            worth.append((complete, dataclasses.replace(judged, busy=is_busy)))
-        elif judged:
-            left.append(judged)
+        evaluated = _evaluate(partition, settings, target=target, complete=complete, spec_id=spec_id)
+        if isinstance(evaluated, Rewrite):
+            is_busy = partition.key in busy and not evaluated.applies_deletes
+            worth.append((complete, dataclasses.replace(evaluated, busy=is_busy)))
+        elif evaluated:
+            left.append(evaluated)
     worth.sort(key=lambda w: (not w[0], -benefit(w[1]), w[1].partition.path))
     old = [p for p in health.partitions or () if p.spec_id != spec_id and (p.small_files or p.delete_files)]
     free = [rewrite for _, rewrite in worth if not rewrite.busy]
@@ -144,11 +148,11 @@ def benefit(rewrite: Rewrite) -> float:
     return rewrite.removed / max(rewrite.bytes, 1)
 
 
-def _judge(
+def _evaluate(
     partition: PartitionFiles, settings: Compaction, *, target: int, complete: bool, spec_id: int
 ) -> Rewrite | Left | None:
-    """The rewrite of one partition, regardless of the budget; None if it has no small files and few deleted rows."""
-    # Where all data files are gone, no reader reads what shared delete files are left.
+    """The rewrite of one partition, whatever the budget; None if it has no small files and few deleted rows."""
+    # If all data files are gone, no reader reads the remaining shared delete files.
     deletes = bool(partition.files and partition.deletes.shared) and (
         partition.deletes.shared >= DELETES_PER_FILE * partition.files
     )
@@ -162,14 +166,14 @@ def _judge(
         applied = counted(partition.deletes.shared, "delete file", "is|are")
         why = f"{applied} applied to {counted(partition.files, 'file')} by every reader"
         return Rewrite(partition, partition.files, partition.bytes, max(gone, 1), why, applies_deletes=True)
-    small = _judge_small(partition, settings, target=target, complete=complete) if partition.small_files else None
+    small = _evaluate_small(partition, settings, target=target, complete=complete) if partition.small_files else None
     if not partition.deletes.due_files:
         return small
     return _with_due(partition, small if isinstance(small, Rewrite) else None, settings.deleted_rows)
 
 
-def _judge_small(partition: PartitionFiles, settings: Compaction, *, target: int, complete: bool) -> Rewrite | Left:
-    """Whether its small files are worth a rewrite."""
+def _evaluate_small(partition: PartitionFiles, settings: Compaction, *, target: int, complete: bool) -> Rewrite | Left:
+    """Decide whether its small files are worth a rewrite."""
     least, state = (settings.min_files, "complete") if complete else (settings.open_files, "still written")
     count, removed = partition.small_files, _removed(partition.small_files, partition.small_bytes, target)
     if count < least:
@@ -203,7 +207,7 @@ def _with_due(partition: PartitionFiles, small: Rewrite | None, percent: int) ->
 
 
 def _pieces(busy: Sequence[Rewrite], *, target: int) -> tuple[list[Rewrite], list[Left]]:
-    """At most `MAX_BUSY` pieces, of several partitions if there are, and what waits for another run.
+    """Up to `MAX_BUSY` pieces, of several partitions if possible, and what waits for another run.
 
     A piece is as much as one target file, which is written in the time between two batches.
     """
@@ -222,7 +226,7 @@ def _pieces(busy: Sequence[Rewrite], *, target: int) -> tuple[list[Rewrite], lis
 
 
 def _removed(files: int, size: int, target: int) -> int:
-    """How many small files a rewrite removes; 0 if it would not halve them."""
+    """Number of small files that a rewrite removes; 0 if it would not halve them."""
     removed = files - _files_of(size, target)
     return removed if files > 1 and 2 * removed >= files else 0
 
@@ -234,9 +238,9 @@ def _files_of(size: int, target: int) -> int:
 def _within(
     budget: int, ordered: Sequence[Rewrite], old: Sequence[PartitionFiles], *, target: int
 ) -> tuple[tuple[Rewrite, ...], list[Left]]:
-    """The best rewrites that fit, then as much of the next one as fits, and nothing after it: so none waits for ever.
+    """The best rewrites that fit, then as much of the next one as fits, and nothing after it: so none waits forever.
 
-    A partition with shared delete files is taken whole or not at all; if it exceeds any budget, it is taken alone, and
+    A partition with shared delete files is taken whole or not at all. If it exceeds any budget, it is taken alone, and
     so is a file with many deleted rows. Any other rewrite is passed over if it cannot fit even alone: for its files of
     `old` specs, or because no part would be halved.
     """
@@ -281,7 +285,7 @@ def _may_share_rows(one: PartitionFiles, other: PartitionFiles) -> bool:
 
 
 def _with(rewrite: Rewrite, beside: Sequence[PartitionFiles]) -> Rewrite:
-    """All that Iceberg may rewrite together with it."""
+    """The rewrite, with everything that Iceberg may rewrite together with it."""
     if not beside:
         return rewrite
     whole = rewrite.applies_deletes  # Iceberg then takes every file that has deletes, however large
@@ -293,7 +297,7 @@ def _with(rewrite: Rewrite, beside: Sequence[PartitionFiles]) -> Rewrite:
 
 
 def _part(rewrite: Rewrite, rest: int, *, target: int) -> Rewrite | None:
-    """As many of the partition's small files as are certain to fit and to be halved; None if fewer than two are.
+    """Some of the partition's small files that are certain to fit and to be halved; None if fewer than two are.
 
     Iceberg takes all files below a size. At most `bytes / below` files are as large as `below` (Markov's inequality),
     and an even number of files below half the target size becomes half as many.
@@ -313,7 +317,7 @@ def _part(rewrite: Rewrite, rest: int, *, target: int) -> Rewrite | None:
 
 
 def _due_part(rewrite: Rewrite, files: int) -> Rewrite | None:
-    """At most so many of the partition's files with many deleted rows, and no small files; None if it is none."""
+    """Up to `files` of the partition's files with many deleted rows, and no small files; None if empty."""
     due = rewrite.partition.deletes
     files = min(files, due.due_files, rewrite.files)
     if not files:

@@ -1,6 +1,6 @@
-"""A first check, without a JVM or a manifest: which actions may be worth a run of the PySpark application.
+"""A first check, without a JVM or a manifest, of the actions that may be worth a run of the PySpark application.
 
-It does not decide what is done: the application measures deeply and decides again. Pure; it loads no PyIceberg.
+The application measures deeply and decides again. Pure; does not load PyIceberg.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from frazil.spec.units import counted, format_duration
 from frazil.timetext import ago
 
 FULL_CHECK_EVERY = timedelta(days=1)
-"""How often actions are due anyway, for what this check cannot see and what a run left: in a UTC day's first run."""
+"""Interval after which actions are due anyway, for what this check cannot see: in a UTC day's first run."""
 
 
 class Action(StrEnum):
-    """In the order in which a run does them: each reduces the work of the next."""
+    """Maintenance actions in the order of a run: each reduces the work of the next."""
 
     COMPACTION = "compaction"
     MANIFESTS = "manifests"
@@ -30,7 +30,7 @@ class Action(StrEnum):
 
 
 def enabled(settings: Maintenance, action: Action) -> bool:
-    """Whether the settings of the same name enable the action."""
+    """Whether the settings enable the action."""
     switched: Switched = getattr(settings, action)
     return switched.enabled
 
@@ -42,8 +42,10 @@ class Due:
 
 
 def due(health: TableHealth, settings: Maintenance, *, full_check_at: timedelta | None = None) -> Mapping[Action, Due]:
-    """Which actions are due, from a shallow measurement. With `full_check_at`, all is checked once a UTC day, from then
-    on; a person who looks wants to know what is wrong by then, not what will be checked.
+    """Return the due actions, from a shallow measurement.
+
+    With `full_check_at`, all actions are due once per UTC day, from that time on. Without it, the result only says what
+    is wrong.
     """
     again = full_check_at is not None and _again(health, settings, full_check_at)
     checks = {
@@ -70,7 +72,7 @@ def _compaction(health: TableHealth, settings: Compaction, *, again: bool) -> Du
         return Due(True, "it is checked in full once a day")
     files, size = health.files_since_compaction, health.bytes_since_compaction
     came = "came since the last compaction, or since the history begins"
-    if not files and health.last_compaction_at_ms is None:  # a history that tells nothing
+    if not files and health.last_compaction_at_ms is None:  # the history has no additions
         files, size, came = health.data_files, health.data_bytes, "are there"
     said = f"{counted(files, 'file')} of {size / max(files, 1):,.0f} bytes on average {came}"
     if files < settings.min_files or 4 * size >= 3 * files * health.target_file_bytes:
@@ -79,15 +81,17 @@ def _compaction(health: TableHealth, settings: Compaction, *, again: bool) -> Du
 
 
 def _many_deleted(health: TableHealth, settings: Compaction) -> bool:
-    """A table that a stream merges into always has delete files. While half of the share that makes a file due is
-    deleted in all of it, few files can be: these are found once a day.
+    """Whether many rows are deleted. A table that a stream merges into always has delete files.
+
+    While the table's share of deleted rows is below half of the share that makes a file due, few files can be due: the
+    daily check finds them.
     """
     dangling = health.delete_files > health.data_files
     return dangling or 2 * health.deleted_percent >= settings.deleted_rows
 
 
 def _manifests(health: TableHealth, settings: Manifests, *, again: bool) -> Due:
-    """All specs are taken together, with Iceberg's default target; what that hides is checked once a day."""
+    """Check all specs together, with Iceberg's default target; the daily check finds what that hides."""
     plan = plan_manifests({0: (health.manifests, health.manifests_bytes)}, settings)
     if again and not plan.spec_ids and health.manifests >= settings.most:
         return Due(True, f"{plan.sentence}; those of each partition spec are checked once a day")
@@ -95,7 +99,7 @@ def _manifests(health: TableHealth, settings: Manifests, *, again: bool) -> Due:
 
 
 def _expiry(health: TableHealth, settings: Expiry) -> Due:
-    """By main's history: older snapshots that a marker or a tag holds stay anyway."""
+    """Check main's history: older snapshots that a marker or a tag holds stay anyway."""
     if health.snapshots > settings.at_most:
         return Due(True, f"{counted(health.snapshots, 'snapshot', 'is|are')} more than {settings.at_most:,}")
     if health.main_snapshots <= settings.at_least or health.main_oldest_at_ms is None:

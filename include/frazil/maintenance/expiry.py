@@ -1,9 +1,9 @@
-"""Which snapshots of a table expire, which are kept beyond the retention, and why; from its metadata alone.
+"""Decides which snapshots of a table expire, which are kept beyond the retention, and why; from metadata alone.
 
 Main stays one unbroken line from its head back to a cut, because readers, incremental readers and frazil itself follow
-parents. Beyond the cut, single snapshots stay if something names them. A plan remains safe if the metadata moves on
+parents. Beyond the cut, single snapshots stay if something refers to them. A plan remains safe if the metadata changes
 meanwhile: a writer moves its marker and its branch only forward, a head cannot be expired (Iceberg refuses), and a
-rollback to a snapshot that the plan keeps needs none of the others.
+rollback to a kept snapshot needs none of the others.
 """
 
 from __future__ import annotations
@@ -37,25 +37,25 @@ from frazil.table.declared import DEFAULT_PROPERTIES
 from frazil.table.tables import may_delete_files
 
 READER_TAG = "frazil-reader-"
-"""A consumer that reads increments tags its position; everything after the tag is kept."""
+"""Prefix of tags by which consumers that read increments mark their position; later snapshots are kept."""
 MAX_UNREAD_AGE = timedelta(days=7)
-"""How long commits are kept for unsignalled windows: a stalled watermark must not grow the table for ever."""
+"""Age up to which commits are kept for unsignalled windows: a stalled watermark must not grow the table forever."""
 MAX_AUDIT_AGE = timedelta(days=1)
-"""How long the audit of a backfill may take: an unpublished backfill must not grow the table for ever."""
+"""Time that the audit of a backfill may take: an unpublished backfill must not grow the table forever."""
 TOLD_FOR = timedelta(hours=6)
-"""How long hourly audits find what only snapshots tell, whatever the retention: an audit may come late."""
+"""Time for which hourly audits find what only snapshots tell, whatever the retention: an audit may be late."""
 RECENT_SIGNALS = 500
 METADATA_PROPERTIES = ("write.metadata.delete-after-commit.enabled", "write.metadata.previous-versions-max")
 
 
 @dataclass(frozen=True, slots=True)
 class Pins:
-    """What others need of a table's history and its metadata does not tell."""
+    """Needs of others for a table's history that its metadata does not show."""
 
     cursor: Cursor | None = None
-    """How far the signals have accounted for late rows and dead letters."""
+    """How far the signals have counted late rows and dead letters."""
     signalled: frozenset[int] = frozenset()
-    """Snapshots that recent signals name: downstream jobs read exactly those."""
+    """Snapshots in recent signals: downstream jobs read exactly those."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class ExpiryPlan:
 
 
 def read_pins(catalog: Catalog, maintained: MaintainedTable, *, now_ms: int) -> Pins:
-    """Read the signals of a table that has any. Raises `MarkerUnreadable`, and what the catalog raises."""
+    """Read the table's signals, if it has any. Raises `MarkerUnreadable`, and what the catalog raises."""
     seen = (seen_by(spec, maintained.identifier) for spec in maintained.streams)
     if maintained.kind not in {TableKind.MAIN, TableKind.ROUTED} or not any(spec and spec.window for spec in seen):
         return Pins()
@@ -81,7 +81,7 @@ def read_pins(catalog: Catalog, maintained: MaintainedTable, *, now_ms: int) -> 
 
 
 def plan_expiry(metadata: TableMetadata, settings: Expiry, pins: Pins, *, table: str, now_ms: int) -> ExpiryPlan:
-    """What expires, from the table's current metadata and what `pins` say about its readers."""
+    """Decide what expires, from the table's current metadata and its readers' `pins`."""
     try:
         markers = _sound_markers(metadata, table=table)
         lanes = _lane_heads(metadata)
@@ -110,15 +110,15 @@ def plan_expiry(metadata: TableMetadata, settings: Expiry, pins: Pins, *, table:
 
 
 def unset_properties(metadata: TableMetadata) -> dict[str, str]:
-    """Properties that keep `metadata.json` versions few; those already set are left alone."""
+    """Properties that keep the number of `metadata.json` versions small; existing values are kept."""
     return {key: DEFAULT_PROPERTIES[key] for key in METADATA_PROPERTIES if key not in metadata.properties}
 
 
 def bytes_about(metadata: TableMetadata, expired: Collection[int], *, files: int) -> int:
-    """About how many bytes these files had that went with expired snapshots; no summary tells it of single files.
+    """Approximate size of files that were removed with expired snapshots; no summary has sizes of single files.
 
-    A snapshot that removed files kept them in its parent. Where a kept snapshot still has some of them, the others are
-    taken to be as large as all of them are on average.
+    A snapshot that removed files kept them in its parent. If a kept snapshot still has some of them, the others are
+    assumed to have the average size.
     """
     gone = set(expired)
     told = [s.summary for s in metadata.snapshots if s.summary and s.parent_snapshot_id in gone]
@@ -137,26 +137,26 @@ def _sound_markers(metadata: TableMetadata, *, table: str) -> list[Marker]:
 
 
 def _lane_heads(metadata: TableMetadata) -> list[Snapshot]:
-    """The lanes of backfills that are under way. Raises `MarkerUnreadable`."""
+    """The branches of open backfills. Raises `MarkerUnreadable`."""
     lanes = open_lanes(metadata.properties)
     return [head for lane in lanes if (head := head_of(metadata, branch_name(lane.stream)))]
 
 
 def _own_rules(metadata: TableMetadata) -> str | None:
-    """Why nothing may be expired: settings of the table by which Iceberg would expire other snapshots, or none."""
+    """Why nothing may expire, or None: table settings by which Iceberg would expire other snapshots."""
     if not may_delete_files(metadata.properties):
-        return "no snapshot is expired: the table says `gc.enabled=false`: another table may share its files"
+        return "no snapshot expires: the table has `gc.enabled=false`: another table may share its files"
     main = metadata.refs.get(MAIN)
     if main and (main.max_snapshot_age_ms or main.min_snapshots_to_keep):
         return (
-            "no snapshot is expired: branch main has a retention of its own, by which Iceberg would expire what "
-            "streams still need; remove that, or declare `maintenance: {expiry: off}`"
+            "no snapshot expires: branch main has its own retention, by which Iceberg would expire snapshots that "
+            "streams still need; remove it, or declare `maintenance: {expiry: off}`"
         )
     return None
 
 
 def _recent(main: Sequence[Snapshot], horizon_ms: int) -> int:
-    """How many of the newest snapshots a reader that began after the horizon may be reading."""
+    """Number of newest snapshots that a reader that began after the horizon may be reading."""
     return next((at for at in range(1, len(main)) if main[at - 1].timestamp_ms < horizon_ms), len(main))
 
 
@@ -184,8 +184,10 @@ def _holds(metadata: TableMetadata, main: Sequence[Snapshot], unread: Sequence[i
 
 
 def _audits(main: Sequence[Snapshot], lanes: Sequence[Snapshot], *, now_ms: int) -> dict[int, str]:
-    """Publishing a backfill walks main back to what its audit read: at the earliest, main as of when the run took the
-    lane over, by the last commit on the lane's branch."""
+    """Oldest snapshots that audits may need: publishing a backfill walks main back to what its audit read.
+
+    That is, at the earliest, main as of the time when the run took over the branch, by the branch's last commit.
+    """
     oldest_ms = now_ms - MAX_AUDIT_AGE // timedelta(milliseconds=1)
     numbers = [head.sequence_number or 0 for head in lanes if head.timestamp_ms >= oldest_ms]
     if not (numbers and main):
@@ -203,14 +205,14 @@ def _named(  # noqa: PLR0913 - all that names snapshots
     line: Sequence[Snapshot],
     now_ms: int,
 ) -> dict[int, str]:
-    """Snapshots outside of the line that something names, whatever their age."""
+    """Snapshots outside the line that something refers to, whatever their age."""
     ours = {MAIN, *(open_branch(marker.stream) for marker in markers)}
     reasons = dict(_of_other_branches(metadata, {s.snapshot_id for s in main}, ours, now_ms=now_ms))
     told = _only_told_there(metadata, now_ms=now_ms)
-    reasons |= dict.fromkeys(told, "the audit of its hour reads from it what was backfilled or skipped")
+    reasons |= dict.fromkeys(told, "the audit of its hour needs it for what was backfilled or skipped")
     reasons |= dict.fromkeys(pins.signalled, "a signal names it")
     reasons |= {marker.snapshot_id: f"it is the last commit of stream {marker.stream!r}" for marker in markers}
-    reasons |= {ref.snapshot_id: f"{ref.snapshot_ref_type} {name} is there" for name, ref in metadata.refs.items()}
+    reasons |= {ref.snapshot_id: f"{ref.snapshot_ref_type} {name} refers to it" for name, ref in metadata.refs.items()}
     for snapshot in (*line, *(s for s in metadata.snapshots if s.snapshot_id in reasons)):
         if waiting := snapshot.summary and snapshot.summary.get(OPEN_SNAPSHOT):
             reasons.setdefault(int(waiting), "a snapshot of main that is kept belongs to it")
@@ -227,8 +229,9 @@ def _only_told_there(metadata: TableMetadata, *, now_ms: int) -> list[int]:
 def _of_other_branches(
     metadata: TableMetadata, main: set[int], ours: set[str], *, now_ms: int
 ) -> Iterator[tuple[int, str]]:
-    """What other people's branches hold: everything that is theirs alone, because Iceberg applies their own settings to
-    it, and the snapshots of main that those settings name."""
+    """Snapshots of other users' branches: all that belong to them alone, because Iceberg applies the branches'
+    settings to them, and the snapshots of main that those settings keep.
+    """
     for name, ref in metadata.refs.items():
         if ref.snapshot_ref_type is not SnapshotRefType.BRANCH or name in ours:
             continue

@@ -1,6 +1,6 @@
-"""One form for the many ways to write a file's path, so that a listing can be compared with a table's metadata.
+"""Normalises the many spellings of a file's path, so that a listing can be compared with a table's metadata.
 
-Two forms that might mean two files are taken for one: if the comparison errs, a file is kept.
+Two spellings that may be two files count as one: if the comparison errs, a file is kept.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _SCHEME = re.compile(r"([a-z][a-z0-9+.-]*):", re.IGNORECASE)
 
 
 class Place(NamedTuple):
-    """Where a file or folder is. Files are compared by `path` alone, because one bucket may have many names."""
+    """Location of a file or folder. Files are compared by `path` alone, because one bucket may have many names."""
 
     store: str
     """The kind of storage and its authority: `s3:bucket`, `file:`."""
@@ -27,7 +27,7 @@ class Place(NamedTuple):
         return self.path.rsplit("/", 1)[-1]
 
     def lies_in(self, folder: Place) -> bool:
-        """Whether it is the folder, or lies below it."""
+        """Whether it is the folder or below it."""
         return self.store == folder.store and below(self.path, folder.path)
 
 
@@ -36,7 +36,7 @@ def below(path: str, folder: str) -> bool:
 
 
 def place_of(path: str) -> Place:
-    """The place of a path. `s3a://b//t/x` and `s3://b/t/x/` are one; so are `file:/t/x`, `file:///t/x` and `/t/x`."""
+    """The place of a path. `s3a://b//t/x` equals `s3://b/t/x/`; so do `file:/t/x`, `file:///t/x` and `/t/x`."""
     match = _SCHEME.match(path)
     scheme = match[1].lower() if match else ""
     family, rest = _FAMILY.get(scheme, scheme), path[match.end() :] if match else path

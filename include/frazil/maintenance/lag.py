@@ -1,4 +1,4 @@
-"""How far a stream is behind Kafka: from the heartbeat of a writer on this host, or from Kafka itself."""
+"""Finds how far a stream is behind Kafka: from the heartbeat of a writer on this host, or from Kafka itself."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 def heartbeat_lag(stream: str, *, now_ms: int) -> int | None:
-    """The lag that a live writer on this host reports; None if there is none."""
+    """The lag that a live writer on this host reports, or None."""
     try:
         beat = beating(open_launcher(stream).observe(), now_ms=now_ms)
     except (OSError, ValueError, TypeError, KeyError) as error:
@@ -28,7 +28,7 @@ def heartbeat_lag(stream: str, *, now_ms: int) -> int | None:
 
 
 def kafka_lag(spec: StreamSpec, marker: Marker) -> int | None:
-    """Offsets between the marker and Kafka's end, None if Kafka does not answer within 10 s."""
+    """Offsets between the marker and Kafka's end; None if Kafka does not answer within 10 s."""
     try:
         with open_kafka(spec, timeout_s=TIMEOUT_S) as kafka:
             read = of_topics(marker.offsets, spec.source.reads)

@@ -1,4 +1,4 @@
-"""Loads a table for maintenance, and makes sure that it is a stream's."""
+"""Loads a table for maintenance, and checks that it is a stream's."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from frazil.table.made_tables import made_for
 
 
 class MadeElsewhere(SpecError):
-    """A table is named as a route's template names tables, and the route has not made it."""
+    """A table has a name like those of a route's template, but the route did not create it."""
 
 
 def load_maintained(catalog: Catalog, maintained: MaintainedTable) -> Table:
-    """Raises NoSuchTableError, MadeElsewhere, and what the catalog raises."""
+    """Load the table. Raises NoSuchTableError, MadeElsewhere, and what the catalog raises."""
     table = catalog.load_table(maintained.identifier)
     if maintained.kind is not TableKind.ROUTED:
         return table
@@ -26,6 +26,6 @@ def load_maintained(catalog: Catalog, maintained: MaintainedTable) -> Table:
         if made_for(table.properties, maintained.identifier, route, stream=spec.name) is not None:
             return table
     raise MadeElsewhere(
-        f"table {maintained.identifier} is named as the route of stream {maintained.streams[0].name!r} names tables, "
-        "and was not made by it: it is left alone. Name it in route.tables if the stream shall write to it"
+        f"table {maintained.identifier} is named like the tables of stream {maintained.streams[0].name!r}'s route, "
+        "but was not created by it: it is left alone. Add it to route.tables if the stream should write to it"
     )

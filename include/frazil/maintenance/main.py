@@ -24,7 +24,7 @@ from frazil.table.catalogs import existing_catalog
 log = logging.getLogger("frazil")
 
 NAMED = 3
-"""So many tables are in the session's name."""
+"""Tables listed in the session's name."""
 
 
 def run_maintenance(
@@ -61,6 +61,6 @@ def run_maintenance(
 
 
 def _write(report: Path | None, outcomes: Sequence[Outcome]) -> None:
-    """Written after each table, so that a killed run has reported what it did."""
+    """Write the report after each table, so that a killed run has reported its work."""
     if report:
         report.write_text(json.dumps([dataclasses.asdict(outcome) for outcome in outcomes], indent=2))

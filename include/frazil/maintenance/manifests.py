@@ -1,4 +1,4 @@
-"""Whether a table's manifests are worth a rewrite. Pure, from their number and bytes."""
+"""Decides whether rewriting a table's manifests is worth it. Pure, from their number and bytes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from frazil.spec.maintenance import Manifests
 from frazil.spec.units import counted
 
 TARGET_BYTES = 8 * 2**20
-"""Iceberg's own default of `commit.manifest.target-size-bytes`."""
+"""Iceberg's default of `commit.manifest.target-size-bytes`."""
 TARGET_PROPERTY = "commit.manifest.target-size-bytes"
 
 
@@ -23,9 +23,9 @@ class ManifestPlan:
 def plan_manifests(
     manifests: Mapping[int, tuple[int, int]], settings: Manifests, *, target_bytes: int = TARGET_BYTES
 ) -> ManifestPlan:
-    """Rewrite if there are too many and a rewrite at least halves them; a table with many large ones is left.
+    """Rewrite manifests if there are too many and a rewrite at least halves them; many large ones are left.
 
-    `manifests` has, for each partition spec of the newest snapshot, their number and total bytes.
+    `manifests` has the number and total bytes for each partition spec of the newest snapshot.
     """
     total = sum(count for count, _ in manifests.values())
     if total < settings.most:

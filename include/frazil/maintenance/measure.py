@@ -1,9 +1,8 @@
-"""Measures a table's health from small things: the cost grows with snapshots and manifests, not with rows or files.
+"""Measures a table's health cheaply: the cost grows with snapshots and manifests, not with rows or files.
 
-It reads the table's entry in the catalog and its `metadata.json`, the newest snapshot's manifest list, the length of
-both, the newest 12 commit records of each stream, and the heartbeats of this host. It opens no manifest and no data
-file, but for the manifests that the newest 12 merges of an upsert stream added, unless the measurement is deep
-(`frazil.maintenance.deep`).
+Reads the table's entry in the catalog and its `metadata.json`, the newest snapshot's manifest list, the length of both,
+the newest 12 commit records of each stream, and this host's heartbeats. Opens no manifest and no data file, except for
+manifests added by an upsert stream's newest 12 merges, unless the measurement is deep (`frazil.maintenance.deep`).
 """
 
 from __future__ import annotations
@@ -39,16 +38,16 @@ from frazil.table.storage import open_store
 from frazil.table.tables import state_location
 
 MAX_RECORDS = 12
-"""How many commit records of a stream are read: at a commit a minute, the last twelve minutes."""
+"""Commit records of a stream that are read: at a commit a minute, the last twelve minutes."""
 
 
 def measure(
     catalog: Catalog, maintained: MaintainedTable, *, now_ms: int, deep: bool = False, ask_kafka: bool = False
 ) -> TableHealth | None:
-    """The table's health now, or None if it does not exist yet.
+    """The table's current health, or None if it does not exist yet.
 
-    With `ask_kafka`, Kafka is asked for the lag of a stream that no writer on this host reports, and only if the lag
-    decides: its last commit is longer ago than the freshness alert allows.
+    With `ask_kafka`, Kafka is asked for the lag of a stream that no writer on this host reports, but only if the lag
+    matters: its last commit is older than the freshness alert allows.
 
     Raises AccessDenied or CommitUnavailable, MadeElsewhere, and what the storage's client raises.
     """
@@ -106,7 +105,7 @@ def _number(snapshot: Snapshot | None, name: str, otherwise: int = 0) -> int:
 
 
 def _live_files(manifests: Sequence[ManifestFile]) -> int:
-    """The counts of the manifest list itself."""
+    """The count of live files in the manifest list itself."""
     return sum((m.added_files_count or 0) + (m.existing_files_count or 0) for m in manifests)
 
 
@@ -127,8 +126,8 @@ def _since_compaction(metadata: TableMetadata) -> tuple[int | None, int, int]:
     """When data files were last rewritten, and by how many files and bytes main has grown since.
 
     A rewrite is a `replace` that changed data files. Rewrites of manifests and of delete files are `replace` too, but
-    their summaries count no data files (Iceberg 1.12). What an overwrite adds in place of files that it removes, as
-    every merge of an upsert stream does, is no growth.
+    their summaries count no data files (Iceberg 1.12). Files that an overwrite adds in place of removed ones, as every
+    merge of an upsert stream does, are no growth.
     """
     files = size = 0
     for snapshot in ancestors(metadata):
@@ -143,10 +142,10 @@ def _since_compaction(metadata: TableMetadata) -> tuple[int | None, int, int]:
 
 
 def _recent(table: Table, maintained: MaintainedTable) -> RecentFiles | None:
-    """What the newest batches added to this table; those that nothing tells of are skipped.
+    """Files that the newest batches added to this table; unrecorded batches are skipped.
 
-    A batch's record names the files of all tables of a route: read once for each of thousands, it would cost more than
-    all the rest.
+    A batch's record lists the files of all tables of a route: reading it once for each of thousands of tables would
+    cost more than everything else.
     """
     if maintained.kind in {TableKind.SIGNALS, TableKind.ROUTED}:
         return None
@@ -173,8 +172,8 @@ class _Added:
 def _batches(table: Table, spec: StreamSpec, kind: TableKind) -> list[list[_Added]]:
     """The data files that each of a stream's newest batches added to the table.
 
-    The commit record of a merged batch names its change files, which no table has: what it added is in the manifests
-    that its snapshot added.
+    The commit record of a merged batch lists its change files, which never enter a table: its added files are in the
+    manifests that its snapshot added.
     """
     newest = islice(commit_records(table.metadata, spec.name), MAX_RECORDS)
     if kind is TableKind.MAIN and spec.mode == "upsert":
@@ -200,7 +199,7 @@ def _added_by(snapshot: Snapshot, table: Table) -> list[_Added]:
 def _stream(metadata: TableMetadata, spec: StreamSpec, *, now_ms: int, ask_kafka: bool) -> StreamHealth:
     try:
         marker = read_marker(metadata.properties, spec.name)
-    except MarkerUnreadable:  # `frazil status` and the writer's exit say so
+    except MarkerUnreadable:  # `frazil status` and the writer's exit report it
         marker = None
     last_ms = last_commit_ms(metadata, spec.name) or _marked_at_ms(metadata, marker)
     lag = heartbeat_lag(spec.name, now_ms=now_ms)
@@ -213,6 +212,6 @@ def _stream(metadata: TableMetadata, spec: StreamSpec, *, now_ms: int, ask_kafka
 
 
 def _marked_at_ms(metadata: TableMetadata, marker: Marker | None) -> int | None:
-    """A marker's snapshot never expires; if it is a take-over, the last batch is older."""
+    """Time of a marker's snapshot, which never expires; after a take-over, the last batch is older."""
     snapshot = metadata.snapshot_by_id(marker.snapshot_id) if marker else None
     return snapshot.timestamp_ms if snapshot else None

@@ -1,6 +1,6 @@
-"""Deletes orphan files below a table's folders: lists, reads the metadata, remembers, deletes.
+"""Deletes orphan files below a table's folders: lists files, reads the metadata, remembers candidates, deletes.
 
-`frazil.maintenance.orphans` explains why nothing that is needed can be deleted.
+`frazil.maintenance.orphans` explains why no needed file can be deleted.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from frazil.maintenance.orphan_references import (
     undecided_manifests,
 )
 from frazil.maintenance.orphans import (
+    Evaluation,
     Folders,
-    Judgement,
     Listed,
     References,
     Undecided,
     deletable,
-    judge,
+    evaluate,
     missing,
     own_files,
     shared_with,
@@ -56,9 +56,9 @@ from frazil.table.tables import may_delete_files, state_location
 log = logging.getLogger(__name__)
 
 BATCH = 1_000
-"""Files that are deleted before the table is loaded again."""
+"""Files deleted before the table is loaded again."""
 READ_ATTEMPTS = 3
-"""How often the metadata is read again when an expiry deletes what is being read."""
+"""Times that the metadata is read again if an expiry deletes it meanwhile."""
 EXAMPLES = 20
 
 
@@ -100,7 +100,7 @@ class OrphanReport:
 
 
 class _Refused(Exception):
-    """Why nothing may be deleted."""
+    """Nothing may be deleted, for this reason."""
 
 
 @dataclass(slots=True)
@@ -127,11 +127,11 @@ def clean_orphans(
 ) -> OrphanReport:
     """Delete the orphans of a table that an earlier run found too; a dry run deletes and remembers nothing.
 
-    `neighbours` are `all_folders` of the catalog, not older than an hour, for who cleans many tables. What another
-    table has put into a folder since was not there for the earlier run.
+    `neighbours` are `all_folders` of the catalog, up to an hour old, for callers that clean many tables: a file that
+    another table added since then was not found by the earlier run.
 
-    A reason not to delete becomes `refused`, not an error. Raises SpecError if there is no such table, MadeElsewhere,
-    TableLost if only the catalog lacks it, and what catalog and storage raise before the first deletion.
+    A reason not to delete becomes `refused`, not an error. Raises SpecError if the table does not exist, MadeElsewhere,
+    TableLost if only the catalog has lost it, and what catalog and storage raise before the first deletion.
     """
     report = OrphanReport(table.identifier, dry_run)
     cleanup = _Cleanup.begin(catalog, table, now_ms=now_ms, neighbours=neighbours)
@@ -154,7 +154,7 @@ def _outcome(report: OrphanReport, now_ms: int) -> list[PastOutcome]:
 
 
 def all_folders(catalog: Catalog, place: Resolver | None = None) -> list[Folders]:
-    """Where each table of the catalog keeps its files. Loads them all."""
+    """The folders of each table in the catalog. Loads them all."""
     place = place or Resolver()
     with catalog_errors(catalog.name):
         return [folders_of(table, place) for table in all_tables(catalog)]
@@ -189,7 +189,7 @@ class _Cleanup:
                 raise _Refused("maintenance.orphans is off for this table")
             self._check_clock(store, path)
         memory = OrphanMemory.read(store.get(path), table_uuid=str(self.before.metadata.table_uuid))
-        table, references, found = self._judge()
+        table, references, found = self._evaluate()
         report = _found(report, found)
         if found.refused:
             return replace(report, refused=found.refused)
@@ -202,8 +202,8 @@ class _Cleanup:
         store.put(path, memory.after(OrphanRun(self.now_ms, progress, tuple(still))).to_bytes())
         return replace(report, deleted=len(gone.paths), deleted_bytes=gone.bytes, waiting=len(still), refused=stopped)
 
-    def _judge(self) -> tuple[Table, References, Judgement]:
-        """The table as loaded after the listing, its references, and the judgement on each listed file."""
+    def _evaluate(self) -> tuple[Table, References, Evaluation]:
+        """The table as loaded after the listing, its references, and the result for each listed file."""
         others, roots = self._others(), self._roots()
         listing = self._list(roots)
         table, references = self._references()
@@ -213,10 +213,10 @@ class _Cleanup:
         if apart := metadata_apart(files, table, self.place):
             raise _Refused(f"another table lies inside: {apart} is not this table's")
         undecided = _undecided(table)
-        found = judge(files, references, undecided, settings=self.settings, now_ms=self.now_ms)
+        found = evaluate(files, references, undecided, settings=self.settings, now_ms=self.now_ms)
         if foreign := foreign_metadata(found.candidates, table):
             raise _Refused(
-                f"{foreign} is the metadata of another table in the same folder: if that was dropped, delete its "
+                f"{foreign} is the metadata of another table in the same folder: if that table was dropped, delete its "
                 "metadata yourself"
             )
         return table, references, found.without(undecided_manifests(found.candidates, table, undecided))
@@ -328,7 +328,7 @@ def _undecided(table: Table) -> Undecided:
         raise _Refused(f"what may still be committed is unknown: {error}") from error
 
 
-def _found(report: OrphanReport, found: Judgement) -> OrphanReport:
+def _found(report: OrphanReport, found: Evaluation) -> OrphanReport:
     return replace(
         report,
         listed=found.listed,

@@ -1,6 +1,6 @@
-"""What earlier cleanups of a table found, because a cleanup deletes only what an earlier one found too.
+"""Remembers what earlier cleanups of a table found: a cleanup only deletes what an earlier one found too.
 
-`<location>/_frazil/_maintenance/orphans.json.gz`; no stream's name begins with an underscore.
+Stored in `<location>/_frazil/_maintenance/orphans.json.gz`; no stream's name begins with an underscore.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
 MAX_FILES = 100_000
-"""How many files are remembered; the rest follows in later runs."""
+"""Files that are remembered; later runs handle the rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Progress:
         return cls(metadata.current_snapshot_id, metadata.next_sequence_number())
 
     def has_moved_to(self, now: Progress) -> bool:
-        """Whether a commit that was prepared then is now refused."""
+        """Whether a commit prepared at that time would now be refused."""
         return now.sequence_number > self.sequence_number and now.snapshot_id != self.snapshot_id
 
 
@@ -45,7 +45,7 @@ class OrphanRun:
     at_ms: int
     standing: Progress
     paths: tuple[str, ...]
-    """As listed."""
+    """Paths as listed."""
 
 
 @dataclass(frozen=True, slots=True)

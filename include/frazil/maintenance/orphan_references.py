@@ -1,4 +1,4 @@
-"""Reads with PyIceberg, without a JVM, which files a table references and which other tables lie in its folders."""
+"""Finds the files that a table references and other tables in its folders, with PyIceberg instead of a JVM."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Resolver:
 
 
 def folders_of(table: Table, place: Callable[[str], Place]) -> Folders:
-    """Where a table keeps its files."""
+    """The folders of a table's files."""
     location = table.location().rstrip("/")
     metadata = table.properties.get(TableProperties.WRITE_METADATA_PATH) or f"{location}/metadata"
     return Folders(".".join(table.name()), place(location), place(data_location(table)), place(metadata))
@@ -151,7 +151,7 @@ def _bare_manifest(path: str) -> ManifestFile:
 
 
 def metadata_apart(files: Iterable[Listed], table: Table, place: Callable[[str], Place]) -> str | None:
-    """A `metadata.json` in a folder that was never this table's: of a table of any catalog that lies inside."""
+    """A `metadata.json` in a folder that never belonged to this table, so of any catalog's table inside it."""
     own = {place(path).path.rsplit("/", 1)[0] for path in _of_metadata(table)} | {
         folders_of(table, place).metadata.path
     }
@@ -160,7 +160,7 @@ def metadata_apart(files: Iterable[Listed], table: Table, place: Callable[[str],
 
 
 def foreign_metadata(candidates: Iterable[Listed], table: Table) -> str | None:
-    """A `metadata.json` of another table with the same folder, known by its id."""
+    """A `metadata.json` of another table with the same folder, recognised by its id."""
     paths = [file.info.path for file in candidates if METADATA in file.place.name]
     ids = ExecutorFactory.get_or_create().map(lambda path: _table_uuid(path, table.io), paths)
     own = (None, str(table.metadata.table_uuid))
@@ -168,7 +168,7 @@ def foreign_metadata(candidates: Iterable[Listed], table: Table) -> str | None:
 
 
 def _table_uuid(path: str, io: FileIO) -> str | None:
-    """The table id in a metadata file; None if it is missing or incomplete, as after a crash."""
+    """The table id in a metadata file; None if the file is missing or incomplete, as after a crash."""
     try:
         data = _read(path, io)
         match = _UUID.search(gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data)

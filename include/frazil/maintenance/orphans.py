@@ -1,4 +1,4 @@
-"""Which files below a table's location are orphans: from a listing, the table's metadata, and earlier runs. Pure.
+"""Finds orphan files below a table's location: from a listing, the table's metadata, and earlier runs. Pure.
 
 A file may be deleted only if no snapshot will ever reference it, however writers, backfills, compaction and expiry
 interleave. That follows from five rules:
@@ -41,23 +41,23 @@ from frazil.table.object_store import FileInfo
 
 AGAIN_AFTER_MS = 3_600_000
 NAMED = 3
-"""How many files a sentence names."""
+"""Files that a sentence lists."""
 
 _STAGED = re.compile(r"/([a-z][a-z0-9_-]{0,62})/(?:backfill-([^/]+)/|waited/)?(\d{8,})/(\d{8,})/")
 
 
 @dataclass(frozen=True, slots=True)
 class Undecided:
-    """What may still be committed, from the table's properties."""
+    """Files that may still be committed, according to the table's properties."""
 
     settled: Mapping[str, BatchKey | None]
     """The last settled batch of each stream; None if a new marker has none yet."""
     lanes: Mapping[str, str]
-    """The backfill under way of each stream."""
+    """The open backfill of each stream."""
 
     @classmethod
     def of(cls, properties: Mapping[str, str]) -> Self:
-        """Raises `MarkerUnreadable`: then it is unknown what is undecided."""
+        """Raises `MarkerUnreadable` if the properties do not show what is undecided."""
         return cls(
             {stream: marker.settled for stream, marker in read_markers(properties).items()},
             {lane.stream: lane.id for lane in open_lanes(properties)},
@@ -78,7 +78,7 @@ class Undecided:
 
 @dataclass(frozen=True, slots=True)
 class Folders:
-    """Where one table keeps its files."""
+    """The folders of one table's files."""
 
     identifier: str
     location: Place
@@ -122,8 +122,8 @@ class References:
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
-    """The judgement on one listing. Each listed file counts as exactly one of these."""
+class Evaluation:
+    """The result for one listing. Each listed file counts as exactly one of these."""
 
     listed: int
     referenced: int
@@ -138,7 +138,7 @@ class Judgement:
         return sum(file.info.bytes for file in self.candidates)
 
     def without(self, undecided: Set[str]) -> Self:
-        """The judgement with these candidates, by their listed paths, counted as registered."""
+        """The result with these candidates, by their listed paths, counted as registered."""
         left = tuple(file for file in self.candidates if file.info.path not in undecided)
         registered = self.registered + len(self.candidates) - len(left)
         return replace(self, registered=registered, candidates=left)
@@ -162,9 +162,9 @@ def _hidden(path: str, start: str) -> bool:
     return "/_" in rest or "/." in rest
 
 
-def judge(
+def evaluate(
     files: Collection[Listed], references: References, undecided: Undecided, *, settings: Orphans, now_ms: int
-) -> Judgement:
+) -> Evaluation:
     """Sort the table's own files into those to keep and those that may be deleted."""
     old_ms = now_ms - settings.older_than // timedelta(milliseconds=1)
     referenced = registered = young = total_bytes = 0
@@ -180,13 +180,13 @@ def judge(
         else:
             candidates.append(file)
     candidates.sort(key=lambda file: (file.place.store, file.info.path))
-    found = Judgement(len(files), referenced, registered, young, tuple(candidates))
+    found = Evaluation(len(files), referenced, registered, young, tuple(candidates))
     refused = _look_alikes(candidates, references) or _too_many(found, total_bytes, most=settings.max_share)
     return replace(found, refused=refused)
 
 
 def missing(present: Set[str], references: References, roots: Collection[Place]) -> str | None:
-    """Why the listing cannot be this table's; None if it has all live files below its folders, and most of all."""
+    """Why the listing cannot be this table's; None if it has all live files below its folders, and most in total."""
     lost = [p.path for p in references.live if p.path not in present and any(p.lies_in(root) for root in roots)]
     if lost:
         return (
@@ -197,7 +197,7 @@ def missing(present: Set[str], references: References, roots: Collection[Place])
     if 2 * found < len(references.live):
         return (
             f"only {found} of the table's {len(references.live)} live files lie below {_some(r.path for r in roots)}: "
-            "paths may be spelled in an unknown way"
+            "paths may use an unknown spelling"
         )
     return None
 
@@ -210,11 +210,11 @@ def _look_alikes(candidates: Iterable[Listed], references: References) -> str | 
         return None
     return (
         f"{counted(len(alike), 'file', 'has|have')} a name that the table references under another path, such as "
-        f"{_some(alike)}: they may be the same files. Copies belong outside of the table's folders"
+        f"{_some(alike)}: they may be the same files. Keep copies outside the table's folders"
     )
 
 
-def _too_many(found: Judgement, total_bytes: int, *, most: int) -> str | None:
+def _too_many(found: Evaluation, total_bytes: int, *, most: int) -> str | None:
     count, size = len(found.candidates), found.candidate_bytes
     if 100 * count <= most * found.listed and 100 * size <= most * total_bytes:
         return None

@@ -1,4 +1,4 @@
-"""What an action of maintenance came to, as logs, Airflow and people read it."""
+"""The result of a maintenance action, for logs, Airflow and operators."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from frazil.maintenance.due import Action
 class Ending(StrEnum):
     DONE = "done"
     SKIPPED = "skipped"
-    """There was nothing worth doing, or it is switched off."""
+    """Nothing was worth doing, or the action is switched off."""
     GAVE_UP = "gave up"
     """Another commit won; the next run tries again."""
     REFUSED = "refused"
-    """It would not be safe, or the table forbids it: a person has to look."""
+    """The action would be unsafe, or the table forbids it: an operator must check."""
     FAILED = "failed"
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Of one action on one table."""
+    """Result of one action on one table."""
 
     table: str
     action: Action
@@ -31,7 +31,7 @@ class Outcome:
     numbers: Mapping[str, float] = field(default_factory=dict)
     """Named with their units, in kebab-case."""
     exit_code: int = 0
-    """Of a failure or a refusal, as in `frazil.errors`."""
+    """Exit code of a failure or a refusal, as in `frazil.errors`."""
 
     def __str__(self) -> str:
         return f"{self.table}: {self.action} {self.ending}: {self.sentence}"

@@ -1,7 +1,7 @@
-"""Partitions as an expression of Iceberg's Java API that holds for their rows alone, and so chooses their files.
+"""Expresses partitions in Iceberg's Java API, so that exactly their files are selected.
 
-The predicates are on the partition spec's own terms, `day(ts) = 16070`, since Iceberg projects such a one onto the
-spec as it is: SQL has no words for `bucket` and `truncate`, and a range of the column would touch its neighbours.
+The predicates use the partition spec's own terms, `day(ts) = 16070`, because Iceberg projects those onto the spec
+unchanged: SQL cannot express `bucket` and `truncate`, and a range of the column would touch neighbours.
 """
 
 from __future__ import annotations
@@ -56,8 +56,10 @@ def _equal(jvm: Any, field: PartitionField, value: object, schema: Schema) -> An
 
 
 def _begins_with(expressions: Any, column: Any, value: str | bytes, *, width: int) -> Any:
-    """Iceberg 1.12 compares `truncate(s, 2) = 'ab'` with a file's bounds as they are, and finds none."""
-    if len(value) < width:  # a shorter value is whole
+    """Match a truncated value: Iceberg 1.12 compares `truncate(s, 2) = 'ab'` with a file's full bounds and finds
+    none.
+    """
+    if len(value) < width:  # a shorter value was not truncated
         return expressions.equal(column, value)
     if isinstance(value, str):
         return expressions.startsWith(column, value)
@@ -68,7 +70,7 @@ def _begins_with(expressions: Any, column: Any, value: str | bytes, *, width: in
 
 
 def literal(value: Any, kind: IcebergType) -> object:
-    """What Iceberg's literals take for a value of that type; py4j would make a time near 1970 an `Integer`."""
+    """A value in the form that Iceberg's literals accept; py4j would turn a time near 1970 into an `Integer`."""
     if isinstance(kind, TimestampType | TimestamptzType) and isinstance(value, int):
         moment = EPOCH + timedelta(microseconds=value)
         return (moment if isinstance(kind, TimestamptzType) else moment.replace(tzinfo=None)).isoformat()

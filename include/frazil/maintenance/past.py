@@ -1,7 +1,7 @@
-"""What maintenance did with a table lately, for people to look at; bounded.
+"""Stores the results of a table's recent maintenance for operators; bounded.
 
-The object `<location>/_frazil/_maintenance/past.json` is read, added to and put again. Two that do so at once may lose
-an entry; nothing is decided by it.
+The object `<location>/_frazil/_maintenance/past.json` is read, extended and written back. Two concurrent processes may
+lose an entry; nothing depends on it.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from frazil.table.tables import state_location
 log = logging.getLogger(__name__)
 
 STATE = "_maintenance"
-"""The folder of what maintenance keeps beside a table; no stream's name begins with an underscore."""
+"""Folder of maintenance's files next to a table; no stream's name begins with an underscore."""
 FORMAT_VERSION = 1
 MAX_PER_KIND = 12
-"""Of one action and ending: a flood of failures leaves what was done before it."""
+"""Entries per action and result, so that a flood of failures does not hide earlier work."""
 KEPT_MS = 90 * 24 * 3_600_000
 MAX_SENTENCE_CHARACTERS = 400
-"""Characters."""
+"""Characters of a sentence."""
 ORPHANS = "orphans"
 
 
 @dataclass(frozen=True, slots=True)
 class PastOutcome:
-    """What one action came to, and when that was."""
+    """Result and time of one action."""
 
     at_ms: int
     action: str
@@ -51,7 +51,7 @@ class PastOutcome:
 
 
 def remember(table: Table, outcomes: Iterable[PastOutcome], *, now_ms: int) -> None:
-    """Add what did or tried something to what is known of the table. Raises nothing: it is only for people to see."""
+    """Add results that did or tried something to the table's history. Never raises: it is only informative."""
     worth = [one for one in outcomes if one.ending is not Ending.SKIPPED]
     if not worth:
         return
@@ -59,21 +59,21 @@ def remember(table: Table, outcomes: Iterable[PastOutcome], *, now_ms: int) -> N
         past = (*read_past(table), *worth)
         open_store(_path(table), table.io.properties).put(_path(table), encoded(table, past, now_ms=now_ms))
     except Exception as error:  # storages raise what their clients raise
-        log.warning("what maintenance did with %s is not remembered: %s", ".".join(table.name()), error)
+        log.warning("the maintenance results of %s could not be stored: %s", ".".join(table.name()), error)
 
 
 def remember_outcomes(catalog: Catalog, identifier: str, outcomes: Iterable[Outcome], *, now_ms: int) -> None:
-    """As `remember`, of a table that has yet to be loaded."""
+    """Like `remember`, for a table that is not loaded yet."""
     made = [PastOutcome.of(one, at_ms=now_ms) for one in outcomes if one.ending is not Ending.SKIPPED]
     try:
         if made:
             remember(catalog.load_table(identifier), made, now_ms=now_ms)
     except Exception as error:  # catalogs raise what their clients raise
-        log.warning("what maintenance did with %s is not remembered: %s", identifier, error)
+        log.warning("the maintenance results of %s could not be stored: %s", identifier, error)
 
 
 def read_past(table: Table) -> tuple[PastOutcome, ...]:
-    """What is known, oldest first; nothing where the object is missing, damaged, newer or another table's.
+    """Stored results, oldest first; empty if the object is missing, damaged, newer or another table's.
 
     Raises what the storage raises.
     """
@@ -83,12 +83,12 @@ def read_past(table: Table) -> tuple[PastOutcome, ...]:
     try:
         return tuple(_decoded(json.loads(data), str(table.metadata.table_uuid)))
     except (ValueError, LookupError, TypeError) as error:
-        log.warning("%s is not what maintenance wrote, and is passed over: %r", _path(table), error)
+        log.warning("%s is not in maintenance's format, and is ignored: %r", _path(table), error)
         return ()
 
 
 def encoded(table: Table, past: Iterable[PastOutcome], *, now_ms: int) -> bytes:
-    """The object, with the newest outcomes of each kind. A time far in the future is of a clock that was wrong."""
+    """The object with the newest results of each kind. A time far in the future is from a wrong clock."""
     seen: Counter[tuple[str, Ending]] = Counter()
     kept = []
     for one in sorted(past, key=lambda one: one.at_ms, reverse=True):

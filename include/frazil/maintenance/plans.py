@@ -1,6 +1,6 @@
-"""What each action would do now, decided on the current table. Nothing is changed, and no JVM starts.
+"""Plans what each action would do now on the current table. Changes nothing, and starts no JVM.
 
-`frazil maintain --dry-run` shows these plans; the PySpark application carries them out.
+`frazil maintain --dry-run` shows these plans; the PySpark application executes them.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from frazil.table.catalogs import catalog_errors
 MaintenancePlan = CompactionPlan | ManifestPlan | ExpiryPlan
 
 CLOCK_SLACK_US = 3_600_000_000
-"""For times of this host's clock, a partition is over one hour after its end."""
+"""Time after its end at which a partition counts as over, if its times come from this host's clock."""
 UNKNOWN_SLACK_US = 86_400_000_000
-"""One day after it, if a stream has no watermark: one that is gone, or has not begun, must not hold it back."""
+"""The same without a watermark: a stream that is gone or has not started must not hold the partition back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +85,8 @@ class MaintenancePlanner:
 
 
 def complete_before_us(table: Table, maintained: MaintainedTable, *, now_ms: int) -> int:
-    """Partitions that end by then are no longer written to, except by late rows. Only the cost depends on this."""
-    if maintained.kind is TableKind.ROUTED:  # home alone has the watermark
+    """Partitions that end by then get no more rows except late ones. Only the cost depends on this."""
+    if maintained.kind is TableKind.ROUTED:  # only the main table has the watermark
         return now_ms * 1_000 - UNKNOWN_SLACK_US
     if maintained.kind is not TableKind.MAIN:
         return now_ms * 1_000 - CLOCK_SLACK_US

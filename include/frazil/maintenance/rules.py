@@ -1,6 +1,6 @@
-"""Every rule of an alert by its name: what it is compared with, and where its way out is described.
+"""All alert rules by name, with the threshold's setting and the runbook's section.
 
-A rule's name may go on behind a colon, with what it is about: `freshness:<stream>`.
+A rule's name may be followed by a colon and its subject: `freshness:<stream>`.
 """
 
 from __future__ import annotations
@@ -10,24 +10,24 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 RUNBOOK_VARIABLE = "FRAZIL_RUNBOOK"
-"""Where a team keeps its runbook: an address, or a path."""
+"""Environment variable with the location of a team's runbook: a URL or a path."""
 RUNBOOK = "docs/runbook.md"
 
 
 class Hold(StrEnum):
-    """How long a value must be beyond its threshold before the alert fires."""
+    """Time that a value must be beyond its threshold before the alert fires."""
 
     DECLARED = "hold"
-    """What `maintenance.alerts.hold` declares."""
+    """The hold of `maintenance.alerts.hold`."""
     NONE = "at once"
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What is known of a rule before anything is measured."""
+    """The static properties of a rule."""
 
     threshold: str | None
-    """The key in `maintenance.alerts`; None for a fact, which is so or is not."""
+    """The key in `maintenance.alerts`; None for a rule about a fact."""
     hold: Hold = Hold.DECLARED
 
 
@@ -61,5 +61,5 @@ RULES = {
 
 
 def runbook_of(rule: str) -> str:
-    """Where the runbook says what to do."""
+    """The runbook's section with what to do."""
     return f"{os.environ.get(RUNBOOK_VARIABLE) or RUNBOOK}#{rule.partition(':')[0]}"

@@ -1,6 +1,6 @@
-"""One run over one table: compaction, then manifests, then expiry, each decided on the table as it then is.
+"""Maintains one table: compaction, then manifests, then expiry, each decided on the table's current state.
 
-A writer commits throughout and always wins. A failed action does not keep the next from its work.
+A writer commits throughout and always wins. A failed action does not stop the next one.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ def maintain(
     actions: Collection[Action] = tuple(Action),
     now_ms: int,
 ) -> tuple[Outcome, ...]:
-    """Carry out the actions that are worth it, in the order of `Action`. A failure is an outcome, never raised, but for
-    EnvironmentUnusable, where `spark` raises it.
+    """Execute the actions that are worth it, in the order of `Action`. Failures become outcomes; only
+    EnvironmentUnusable from `spark` is raised.
 
-    `spark` is asked for a session once there is something to do; that must have the catalog under its own name.
+    `spark` is called once there is something to do, and returns a session with the catalog under its own name.
     """
     run = _Run(spark, catalog, maintained, now_ms)
     made = tuple(run.outcome(action) for action in Action if action in actions)
@@ -77,7 +77,7 @@ class _Run:
         except LostRace as conflict:
             made = self._ended(action, Ending.GAVE_UP, f"another commit won: {conflict}")
         except NoSuchTableError:
-            made = self._ended(action, Ending.SKIPPED, "the table is not there yet")
+            made = self._ended(action, Ending.SKIPPED, "the table does not exist yet")
         except EnvironmentUnusable:
             raise
         except FrazilError as error:
@@ -85,7 +85,7 @@ class _Run:
         except SparkFailed as error:
             log.debug("%s failed", action, exc_info=True)
             made = self._ended(action, Ending.FAILED, str(error), exit_code=1)
-        except Exception as error:  # the next action and the next table still have their turn
+        except Exception as error:  # the next action and the next table still get their turn
             log.exception("%s of %s failed", action, self.maintained.identifier)
             made = self._ended(action, Ending.FAILED, repr(error), exit_code=1)
         log.log(logging.ERROR if made.exit_code else logging.INFO, "%s", made)
@@ -104,7 +104,7 @@ class _Run:
         if not dangling:
             return made
         dropped = self._open(table).drop_deletes(dangling)
-        sentence = f"{made.sentence}; {counted(dropped, 'delete file')} of data files that are gone went too"
+        sentence = f"{made.sentence}; also dropped {counted(dropped, 'delete file')} whose data files are gone"
         return dataclasses.replace(made, sentence=sentence, numbers={**made.numbers, "deletes-dropped": dropped})
 
     def _rewrite(self, table: Table, plan: CompactionPlan) -> Outcome:
@@ -130,7 +130,7 @@ class _Run:
         return self._ended(Action.COMPACTION, ending, sentence, numbers, exit_code=int(ending is Ending.FAILED))
 
     def _bytes_added(self, before: Table) -> int:
-        """By the compactions that came after what was loaded before; Iceberg's action does not tell it."""
+        """Bytes that compactions added since `before` was loaded; Iceberg's action does not return them."""
         with catalog_errors(self.catalog.name):
             now = load_maintained(self.catalog, self.maintained).metadata
         newer = takewhile(lambda s: s.snapshot_id != before.metadata.current_snapshot_id, ancestors(now))
@@ -195,7 +195,7 @@ def compacted(done: Rewritten) -> tuple[Ending, str]:
     """How a rewrite ended, and why some files were not rewritten."""
     if done.errors:
         return Ending.FAILED, "; ".join(dict.fromkeys(done.errors))
-    failed = [f"{done.failed:,} failed before their commit, as Spark's log says"] if done.failed else []
+    failed = [f"{done.failed:,} failed before their commit, see Spark's log"] if done.failed else []
     lost = [f"another commit won: {said}" for said in dict.fromkeys(done.lost)]
     if done.removed:
         return Ending.DONE, "; ".join(failed + lost) or "another commit won, or they are gone"
@@ -205,10 +205,10 @@ def compacted(done: Rewritten) -> tuple[Ending, str]:
 
 
 def grown(before: float, after: float, properties: Mapping[str, str]) -> str:
-    """What is said where Iceberg's writer, which compacts, takes many more bytes for the rows than frazil's did."""
+    """Note that Iceberg's writer, which compacts, needs many more bytes for the rows than frazil's did."""
     if after < 2 * before or not before:
         return ""
-    told = f"; they take {after / before:.0f} times the bytes now"
+    told = f"; they now take {after / before:.0f} times the bytes"
     if properties.get(PAGES) == "v2":
         return told
     return f"{told}, in Parquet's older encodings: see `{PAGES}` in docs/explanation/performance.md"

@@ -1,6 +1,6 @@
-"""Iceberg's own actions on one table, asked through its Java API, with what each did as plain numbers.
+"""Calls Iceberg's own actions on one table through its Java API, and returns their results as plain numbers.
 
-Nothing here decides. What another commit makes impossible raises `LostRace`: the other commit always wins.
+Decides nothing. If another commit makes an action impossible, it raises `LostRace`: the other commit always wins.
 """
 
 from __future__ import annotations
@@ -23,37 +23,37 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 PARTITIONS_AT_ONCE = 200
-"""Of one action: planning holds every file against each of them."""
+"""Partitions of one action: planning compares every file with each of them."""
 FILES_A_GROUP = 16
-"""Target files of one commit at least: what loses against another commit is no more than that."""
+"""Minimum target files of one commit: a lost commit loses no more than that."""
 BUSY_TRIES = 3
-"""Of a piece of a partition that batches are merged into."""
+"""Tries for a piece of a partition that batches merge into."""
 _CONFLICTS = ("CommitFailedException", "ValidationException", "Still referenced by refs")
-"""Of Iceberg; the last one where somebody tagged what was to be expired."""
+"""Iceberg's errors for conflicts; the last one if an expiring snapshot was tagged meanwhile."""
 
 
 class LostRace(Exception):
-    """Another commit won: nothing of this action is in the table, and nothing is lost."""
+    """Another commit won: this action changed nothing, and nothing is lost."""
 
 
 class SparkFailed(Exception):
-    """Anything else that went wrong in the JVM, in its own words."""
+    """Any other error in the JVM, in its own words."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rewritten:
-    """Data files."""
+    """Result of rewriting data files."""
 
     removed: int = 0
     added: int = 0
     bytes: int = 0
-    """Of the removed files."""
+    """Size of the removed files."""
     failed: int = 0
     """Files of jobs that failed before they had anything to commit."""
     lost: tuple[str, ...] = ()
-    """Of each part that another commit kept from the table, how that was told."""
+    """Errors of the parts that lost against another commit."""
     errors: tuple[str, ...] = ()
-    """Of each part that went wrong otherwise."""
+    """Errors of the parts that failed otherwise."""
 
     def __add__(self, other: Rewritten) -> Rewritten:
         return Rewritten(
@@ -68,7 +68,7 @@ class Rewritten:
 
 @dataclass(frozen=True, slots=True)
 class SparkTable:
-    """A table as this session's JVM has it, with the metadata that decided what is done."""
+    """A table in this session's JVM, with the metadata that the decisions were based on."""
 
     spark: SparkSession
     table: Table
@@ -87,9 +87,9 @@ class SparkTable:
         return _jvm(self.spark).org.apache.iceberg.spark.actions.SparkActions.get(self.spark._jsparkSession)
 
     def rewrite(self, rewrites: Sequence[Rewrite], *, sort: bool) -> Rewritten:
-        """Rewrite the small files of partitions: those that are taken whole together, every other by itself.
+        """Rewrite the small files of partitions: whole partitions together, every other one alone.
 
-        What becomes of one part keeps no other from its turn; nothing is raised.
+        A failing part does not stop the others; raises nothing.
         """
         whole = [r for r in rewrites if not (r.in_part or r.applies_deletes or r.busy)]
         batches = [
@@ -102,7 +102,7 @@ class SparkTable:
         return sum((self._attempt(batch, sort=sort) for batch in batches), Rewritten())
 
     def _attempt(self, batch: Sequence[Rewrite], *, sort: bool) -> Rewritten:
-        """A piece that a merge overtook is tried again at once: the time until the next batch has just begun."""
+        """Rewrite once; retry at once a piece that a merge overtook, because the next batch has only just begun."""
         for left in reversed(range(BUSY_TRIES if batch[0].busy else 1)):
             try:
                 done = self._rewrite(batch, sort=sort)
@@ -133,26 +133,26 @@ class SparkTable:
         return Rewritten(removed, done.addedDataFilesCount(), done.rewrittenBytesCount(), failed, lost)
 
     def _finds(self, those: Any, options: dict[str, str], snapshot_id: int) -> bool:
-        """Whether there was anything to commit: partial progress does not tell commits that failed from none."""
+        """Whether there was anything to commit: partial progress does not distinguish failed commits from none."""
         planner = _jvm(self.spark).org.apache.iceberg.actions.BinPackRewriteFilePlanner
         made = planner(self.java, those, snapshot_id, True)
         made.init(options)
         return bool(made.plan().totalGroupCount())
 
     def _options(self, batch: Sequence[Rewrite]) -> dict[str, str]:
-        """Iceberg's, of an action on rewrites that are alike."""
+        """Iceberg's options for an action on similar rewrites."""
         target, rewrite = target_file_bytes(self.table), batch[0]
         percents = [r.deleted_percent for r in batch if r.deleted_percent is not None]
         options: dict[str, object] = {
             "target-file-size-bytes": target,
-            "min-input-files": 2,  # what is worth it was decided
-            "max-file-size-bytes": 2**62,  # and large files are good ones
+            "min-input-files": 2,  # the plan has decided already
+            "max-file-size-bytes": 2**62,  # large files are fine
             "partial-progress.enabled": "true",
             "max-file-group-size-bytes": FILES_A_GROUP * target,
             "max-concurrent-file-group-rewrites": self.spark.sparkContext.defaultParallelism,
             "rewrite-job-order": "files-desc",
-            "use-starting-sequence-number": "true",  # deletes that come meanwhile apply to what is rewritten
-            # Partitions of the batch without a percentage have no file with so many deleted rows.
+            "use-starting-sequence-number": "true",  # concurrent deletes still apply to the rewritten rows
+            # Partitions of the batch without a percentage have no file with as many deleted rows.
             "delete-ratio-threshold": min(percents, default=100) / 100,
         }
         if not rewrite.small:
@@ -164,7 +164,7 @@ class SparkTable:
             options |= {
                 "min-file-size-bytes": rewrite.below_bytes,
                 "max-files-to-rewrite": rewrite.files,
-                # a sort makes as many files as it would of a whole group, also where it gets a part of it
+                # a sort writes as many files as for a whole group, even if it gets only a part of it
                 "max-file-group-size-bytes": min(FILES_A_GROUP * target, most),
             }
         if rewrite.applies_deletes:
@@ -172,10 +172,10 @@ class SparkTable:
         return {key: str(value) for key, value in options.items()}
 
     def drop_deletes(self, paths: Collection[str]) -> int:
-        """Remove delete files from the table; how many of them it had. Their data files must be gone, and so they are
-        for ever: a file is never added again.
+        """Remove delete files from the table, and return how many it had. Their data files must be gone, and a removed
+        file never returns.
 
-        Iceberg's own `remove-dangling-deletes` finds those alone that are older than all data files of a partition.
+        Iceberg's own `remove-dangling-deletes` only finds those older than all data files of a partition.
         """
         files, left = _jvm(self.spark).org.apache.iceberg.ManifestFiles, set(paths)
         with java_errors():
@@ -195,16 +195,16 @@ class SparkTable:
         return len(paths) - len(left)
 
     def rewrite_manifests(self, spec_id: int) -> tuple[int, int]:
-        """How many manifests of a spec were replaced, and by how many."""
+        """Rewrite a spec's manifests; returns how many were replaced, and by how many."""
         with java_errors():
             action = self._actions.rewriteManifests(self.java).specId(spec_id)
             done = action.option("use-caching", "false").snapshotProperty("frazil.operation", "manifests").execute()
             return (_count(done.rewrittenManifests()), _count(done.addedManifests()))
 
     def expire(self, snapshot_ids: Sequence[int]) -> dict[str, int]:
-        """Remove these snapshots and no others, and the files that only they had; how many of each kind.
+        """Remove exactly these snapshots, and the files that only they had; returns the number of each kind of file.
 
-        Iceberg keeps what is younger than `older_than`, on every branch and off them: nothing is older than 1970.
+        Iceberg keeps everything younger than `older_than`, on every branch and off them: nothing is older than 1970.
         """
         with java_errors():
             action = self._actions.expireSnapshots(self.java).expireOlderThan(0)
@@ -233,7 +233,7 @@ def java_errors() -> Iterator[None]:
 
 
 def _jvm(spark: SparkSession) -> Any:
-    """PySpark has no public name for it."""
+    """The session's JVM; PySpark has no public name for it."""
     return spark._jvm
 
 

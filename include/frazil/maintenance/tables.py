@@ -1,7 +1,7 @@
-"""Which tables are maintained: those that declared streams feed, their dead-letter tables, and the signals.
+"""Lists the maintained tables: those that declared streams feed, their dead-letter tables, and the signals.
 
-Which tables a route has made is for the catalog to tell: `frazil.maintenance.routed`. This module loads no PyIceberg,
-for Airflow's DAG processor asks it again and again.
+The catalog knows which tables a route has created: see `frazil.maintenance.routed`. This module does not load
+PyIceberg, because Airflow's DAG processor calls it repeatedly.
 """
 
 from __future__ import annotations
@@ -31,25 +31,27 @@ class TableKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class MaintainedTable:
-    """One table, and what its streams declare of its maintenance."""
+    """One table, and the maintenance that its streams declare."""
 
     name: str
-    """The identifier; with its catalog before it where another catalog has a table of that name too."""
+    """The identifier, prefixed with its catalog if another catalog has a table of that name too."""
     identifier: str
     catalog: str | None
     kind: TableKind
     settings: Maintenance
     streams: tuple[StreamSpec, ...]
-    """That write it, by name; of the signals, those whose windows are signalled."""
+    """Streams that write it, by name; for signals, those whose windows are signalled."""
 
     @property
     def full_check_at(self) -> timedelta:
-        """The time of a UTC day from which all is checked once: thousands of tables of one route are not at once."""
+        """Time of a UTC day from which everything is checked once, spread over the day for thousands of routed
+        tables.
+        """
         return timedelta(seconds=crc32(self.name.encode()) % 86_400 if self.kind is TableKind.ROUTED else 0)
 
 
 def maintained_tables(specs: Iterable[StreamSpec]) -> tuple[MaintainedTable, ...]:
-    """Every table that these streams name; the signals once a catalog. By identifier.
+    """Every table in these streams' declarations, by identifier; signals once per catalog.
 
     Streams of one table declare the same (`frazil.spec.conflicts`): the first one's settings are the table's.
     """
@@ -74,8 +76,8 @@ def maintained_tables(specs: Iterable[StreamSpec]) -> tuple[MaintainedTable, ...
 def maintained_together(specs: Iterable[StreamSpec]) -> dict[str, tuple[MaintainedTable, ...]]:
     """The tables that one Spark session maintains, by the name of the first: a table with its dead-letter tables.
 
-    Every maintained table but those of routes is in exactly one. A dead-letter table that several tables' streams share
-    is with the first.
+    Every maintained table except those of routes occurs exactly once. A dead-letter table shared by several tables'
+    streams is with the first.
     """
     tables = maintained_tables(specs)
     together = {table.name: [table] for table in tables if table.kind in {TableKind.MAIN, TableKind.SIGNALS}}
@@ -87,7 +89,7 @@ def maintained_together(specs: Iterable[StreamSpec]) -> dict[str, tuple[Maintain
 
 
 def routes(specs: Iterable[StreamSpec]) -> dict[str, StreamSpec]:
-    """The streams with a route, by the name under which the route's tables are maintained, as many as are due.
+    """Streams with a route, by the name under which the due tables of the route are maintained.
 
     No table has such a name.
     """
@@ -95,7 +97,7 @@ def routes(specs: Iterable[StreamSpec]) -> dict[str, StreamSpec]:
 
 
 def made_table(spec: StreamSpec, identifier: str, specs: Iterable[StreamSpec]) -> MaintainedTable:
-    """A table that the template of a stream's route may have made, among the tables of all streams."""
+    """A table that the template of a stream's route may have created, among the tables of all streams."""
     catalog = spec.table.catalog
     elsewhere = any(each.table.catalog != catalog and _may_have(each, identifier) for each in specs)
     name = f"{catalog or 'default'}.{identifier}" if elsewhere else identifier
@@ -111,11 +113,11 @@ def _may_have(spec: StreamSpec, identifier: str) -> bool:
 
 
 def find_maintained(specs: Iterable[StreamSpec], name: str, *, problems: Sequence[str] = ()) -> MaintainedTable:
-    """Raises SpecError where no stream has a part in the table, with the tables that are known.
+    """Find a maintained table. Raises SpecError with the known tables if no stream uses it.
 
-    Whether a route's template has made one that is named so, `frazil.maintenance.load` says.
+    `frazil.maintenance.load` checks whether a route's template created a table of that name.
 
-    `problems` are what is wrong with files that could not be read: one of them may have a part in it.
+    `problems` are errors of unreadable declarations: one of them may use the table.
     """
     specs = tuple(specs)
     tables = maintained_tables(specs)
@@ -128,5 +130,5 @@ def find_maintained(specs: Iterable[StreamSpec], name: str, *, problems: Sequenc
             if made.name == name and spec.route is not None and may_have_made(spec.route, identifier):
                 return made
     known = ", ".join(table.name for table in tables) or "none"
-    message = f"no declared stream has a part in the table {name!r}; maintained are: {known}"
+    message = f"no declared stream uses the table {name!r}; maintained are: {known}"
     raise SpecError("\n".join([message, *problems]))

@@ -1,4 +1,4 @@
-"""What an OpenLineage backend is told of a table's maintenance: a run for each that changed it, or failed to."""
+"""Reports a table's maintenance to an OpenLineage backend: a run for each action that changed it or failed to."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ log = logging.getLogger(__name__)
 
 
 def tell(jobs: Jobs | None, table: MaintainedTable, outcomes: Sequence[Outcome], *, began_ms: int) -> None:
-    """Tell of it now that it is over: before, nobody knows whether anything is worth doing. It raises nothing."""
+    """Report a finished maintenance: before, it is unknown whether anything is worth doing. Raises nothing."""
     worth = [one for one in outcomes if one.ending in {Ending.DONE, Ending.FAILED}]
     if jobs is None or not worth:
         return
     try:
         loaded = existing_catalog(table.catalog).load_table(table.identifier)
         found, snapshot = dataset_of(loaded), loaded.current_snapshot()
-    except Exception as error:  # whatever the catalog raises; what was done is in the log
-        log.info("OpenLineage's backend is not told of the maintenance of %s: %r", table.name, error)
+    except Exception as error:  # anything that the catalog raises; the log has what was done
+        log.info("could not report the maintenance of %s to OpenLineage's backend: %r", table.name, error)
         return
     failed = [f"{one.action}: {one.sentence}" for one in worth if one.ending is Ending.FAILED]
     told = Told(

@@ -1,4 +1,4 @@
-"""Which window of a table completes next, and what it waits for."""
+"""Finds the next window of a table to complete, and what it waits for."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from frazil.spec.model import StreamSpec
 def late_window(
     catalog: Catalog, specs: Sequence[StreamSpec], signals: TableSignals, *, now_ms: int
 ) -> LateWindow | None:
-    """The next window, with what it waits for if it is due. None for a table without signals, or that is gone.
+    """The next window, with what it waits for if it is due. None for a table without signals, or one that is gone.
 
     `specs` are all declared streams of the table.
     """

@@ -20,7 +20,7 @@ from pyiceberg.schema import Schema, prune_columns
 from pyiceberg.table.name_mapping import parse_mapping_from_json
 from pyiceberg.types import ListType, LongType, MapType, StringType
 
-import frazil.table.exact_reading  # noqa: F401 - reads data files
+import frazil.pyiceberg_fixes.data_files  # noqa: F401 - reads data files
 from frazil.ingest.contract import StagedFile
 from frazil.ingest.no_rows import no_rows
 from frazil.merge.changes import column

@@ -29,10 +29,10 @@ def main() -> int:
     with answer:
         try:
             with extras_named():
-                from frazil.quality.judge import judge  # noqa: PLC0415 - after the settings above
+                from frazil.quality.evaluate import evaluate  # noqa: PLC0415 - after the settings above
 
                 for request in requests:
-                    answer.write(f"{judge(request, now=datetime.now(UTC)).to_json()}\n")
+                    answer.write(f"{evaluate(request, now=datetime.now(UTC)).to_json()}\n")
         except FrazilError as error:
             answer.write(json.dumps({"error": type(error).__name__, "message": str(error)}))
             return error.exit_code

@@ -82,7 +82,7 @@ def find_suite(folder: Path, table: str) -> Path | None:
 
 
 def run_gates(requests: Sequence[GateRequest], *, timeout_s: float) -> tuple[GateResult, ...]:
-    """Judge windows of one table in order, in one child process, which is killed at the timeout.
+    """Evaluate windows of one table in order, in one child process, which is killed at the timeout.
 
     Raises SpecError if the suite cannot be used on this table, AccessDenied and CommitUnavailable as the catalog does,
     and FrazilError if the process crashed or was too slow; then no window is judged.

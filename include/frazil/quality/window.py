@@ -13,7 +13,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.table import DataScan
 from pyiceberg.types import TimestamptzType
 
-import frazil.table.exact_reading  # noqa: F401 - reads data files
+import frazil.pyiceberg_fixes.data_files  # noqa: F401 - reads data files
 from frazil.errors import FrazilError, SpecError
 from frazil.quality.gate import GateRequest
 from frazil.spec.type_ends import rows_between

@@ -45,7 +45,7 @@ class Gate:
 
 
 RunGates = Callable[["Assessment", Sequence[Window]], Mapping[Window, Gate]]
-"""Judges windows that have rows, at the table's head. Called once per assessment, if there is such a window."""
+"""Evaluates windows that have rows, at the table's head. Called once per assessment, if there is such a window."""
 
 
 @dataclass(frozen=True, slots=True)

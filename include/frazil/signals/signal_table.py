@@ -20,10 +20,10 @@ from pyiceberg.expressions import And, BooleanExpression, EqualTo, GreaterThan
 from pyiceberg.table import Table
 from pyiceberg.table.update import SetPropertiesUpdate
 
-import frazil.table.exact_reading  # noqa: F401 - reads data files
+import frazil.pyiceberg_fixes.data_files  # noqa: F401 - reads data files
 from frazil.commit.history import ancestors
 from frazil.commit.snapshot import SnapshotWriter
-from frazil.commit.swap import Change, Done, Patience, TableHandle, commit_snapshot
+from frazil.commit.swap import Change, Done, RetryPolicy, TableHandle, commit_snapshot
 from frazil.commit.target import target_table
 from frazil.errors import FrazilError, MarkerUnreadable
 from frazil.ingest.contract import StagedFile
@@ -127,7 +127,7 @@ def append_signals(
         moved = SetPropertiesUpdate(updates=dict([proof]))
         return Change(prepared.requirements, (*prepared.updates, moved), True, proof)
 
-    landed = commit_snapshot(handle, propose, (writer,), patience=Patience(total_s=60))
+    landed = commit_snapshot(handle, propose, (writer,), retry_policy=RetryPolicy(total_s=60))
     # Only if our manifests are proven waste: an append whose answer was lost may have landed.
     if not landed and files and not writer.manifests:
         _discard(handle.current(), files)

@@ -1,4 +1,4 @@
-"""Checks of the addresses that people write: brokers and storage locations."""
+"""Checks addresses in declarations: brokers and storage locations."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ OBJECT_STORES = frozenset({"s3", "s3a", "s3n", "gs", "gcs", "abfs", "abfss", "wa
 """URI schemes that PyIceberg opens through fsspec."""
 
 FOLDERS = ("write.data.path", "write.metadata.path")
-"""Table properties that name folders."""
+"""Table properties with folders as values."""
 
 _PROTOCOL = re.compile(r"(?:PLAINTEXT|SSL|SASL_PLAINTEXT|SASL_SSL)://", re.IGNORECASE)
 """A prefix that librdkafka allows before a server."""
@@ -21,11 +21,11 @@ _CUTS = re.compile(r"[#?\x00-\x1f\x7f]")
 def servers_problem(text: str) -> str | None:
     """Why a list of brokers cannot be used, as the rest of a sentence; None if it can.
 
-    What has an `@` or a `=` may hold credentials, anywhere around it, and none of it is repeated.
+    Text with an `@` or a `=` may contain credentials, anywhere around it, so none of it is repeated.
     """
     if sign := next((sign for sign in "@=" if sign in text), None):
         return (
-            f"has {sign!r}, as credentials beside a host have; write host:port, and give the credentials by "
+            f"has {sign!r}, as in credentials next to a host; write host:port, and give the credentials by "
             "source.properties (sasl.username, sasl.password)"
         )
     return next((problem for server in text.split(",") if (problem := _server_problem(server.strip()))), None)
@@ -33,14 +33,14 @@ def servers_problem(text: str) -> str | None:
 
 def _server_problem(server: str) -> str | None:
     if not server:
-        return "names no server beside a comma; write host:port, separated by commas"
+        return "has an empty entry next to a comma; write host:port, separated by commas"
     bare = _PROTOCOL.sub("", server, count=1)
     if "://" in bare:
         host = re.split(r"[\s:/?#\[\]]", bare.partition("://")[2], maxsplit=1)[0] or "host"
         return f"names {server!r}, which is a URL; write host:port, such as {host}:9092"
     match = _SERVER.fullmatch(bare)
     if match is None:
-        return f"names {server!r}, which is no host:port"
+        return f"names {server!r}, which is not host:port"
     if match["port"] is None:
         return f"names {server!r} without its port; write {server}:9092 where the brokers listen on 9092"
     if not 0 < int(match["port"]) <= _MAX_PORT:
@@ -49,9 +49,9 @@ def _server_problem(server: str) -> str | None:
 
 
 def path_problem(text: str) -> str | None:
-    """Why a folder's files would lie elsewhere, as the rest of a sentence; None if they would not.
+    """Why a folder's files would end up elsewhere, as the rest of a sentence; None if they would not.
 
-    PyIceberg and Iceberg's S3 client take what follows for a query or a fragment, and leave control characters out.
+    PyIceberg and Iceberg's S3 client read the rest as a query or a fragment, and drop control characters.
     """
     sign = _CUTS.search(text)
     return f"has {sign[0]!r}, where storage libraries cut a path short; choose a folder without it" if sign else None
@@ -73,5 +73,5 @@ def location_problem(text: str) -> str | None:
 
 
 def names_store(error: Exception) -> bool:
-    """Whether an error is Arrow's of an object store, which it tells by its text alone."""
+    """Whether an error is Arrow's of an object store, which only its text shows."""
     return isinstance(error, OSError) and any(sign in str(error) for sign in ("AWS Error", "google::cloud", "Azure"))

@@ -1,4 +1,4 @@
-"""Writer applications that streams share: which streams one runs, and what it needs of its machine."""
+"""Writer applications that several streams share: their streams, and the resources they need."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Application:
 
     @property
     def resources(self) -> Resources:
-        """The most cores and the most memory that one of the streams declares, and the Spark properties of all.
+        """The largest cores and memory that one of the streams declares, and the Spark properties of all.
 
-        Of two Spark properties, that of the last stream by name holds, and of anything else that of the first; `frazil
-        validate` refuses streams that differ so.
+        If Spark properties differ, the last stream by name wins; for everything else the first. `frazil validate`
+        refuses such streams.
         """
         declared = [spec.resources for spec in self.streams]
         spark = {key: value for one in declared for key, value in one.spark.items()}
@@ -50,9 +50,9 @@ class Application:
         return frozenset().union(*map(environment_names, self.streams))
 
     def fingerprint(self) -> str:
-        """A digest of what its process depends on: it changes exactly when the whole application must be restarted.
+        """A digest of what the process depends on: it changes exactly when the whole application must be restarted.
 
-        That is its resources, and where its secrets come from: a process keeps the environment that it started with.
+        That is its resources and the sources of its secrets: a process keeps the environment that it started with.
         """
         needs = (self.resources.model_dump_json(), sorted(self.connections), sorted(self.environment))
         return hashlib.sha256(repr(needs).encode()).hexdigest()[:16]
@@ -69,7 +69,7 @@ def shared_applications(specs: Iterable[StreamSpec]) -> dict[str, Application]:
 
 
 def find_application(folder: Path, name: str) -> Application | None:
-    """The application that streams of a folder name, by their last sound declarations; None if none names it."""
+    """The application that streams of a folder name, by their last valid declarations; None if none names it."""
     found = find_declared(folder, STREAMS, now_ms=clock.now_ms())
     specs = [one.spec for one in found if one.spec is not None and not one.removed]
     return shared_applications(specs).get(name)

@@ -27,8 +27,8 @@ class Column(Model):
     )
     unit: TimeUnit | None = Field(
         default=None,
-        description="How a record writes a `timestamptz` or `timestamp`: `iso`, which is the default, or a number of "
-        "`s`, `ms`, `us` or `ns` since 1970.",
+        description="How a record writes a `timestamptz` or `timestamp`: `iso` text by default, or a number "
+        "since 1970.",
     )
 
     @field_validator("type")

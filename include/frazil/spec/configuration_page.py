@@ -21,31 +21,27 @@ from frazil.spec.units import format_bytes, format_duration
 from frazil.spec.values import SIZE, YamlForm
 
 _INTRODUCTION = """\
-# Configuration reference
+# Configuration
 
-Every key of a stream's file, `include/streams/<stream>.yaml`. This page is generated from the models
-(`python -m frazil.spec.configuration_page`). [Declare a stream](../how-to/declare-a-stream.md) is the guide. Keys that
-all streams of a folder share belong in its `_defaults.yaml`; a stream's own keys override them.
-
-A key marked "required" has no default.
+Every key of a stream's file, `include/streams/<stream>.yaml`. [Declare a stream](../how-to/declare-a-stream.md) is the
+guide. Keys in `_defaults.yaml` hold for all streams of the folder. `python -m frazil.spec.configuration_page` generates
+this page. A duration is `250ms`, `60s` or `1h30m`; a size `128MiB`, `1GB` or a number of bytes; a percentage `50%`; a
+time ISO 8601 with a zone.
 """
 
 _REFERENCES = """\
 ## References
 
-A file must not hold a secret. In `source.bootstrap-servers`, `source.properties`, `source.format.registry`,
-`sensitive.secret` and `resources.spark` a value may hold:
+A file never has a secret. `source.bootstrap-servers`, `source.properties`, `source.format.registry`, `sensitive.secret`
+and `resources.spark` take references, which are resolved when they are used:
 
-| reference | is replaced by |
+| reference | value |
 |---|---|
 | `${env:NAME}` | the environment variable; it must be set |
 | `${env:NAME:-default}` | the environment variable, or the default if it is unset or empty |
-| `${airflow:connection.field}` | a field of an Airflow connection, or a key of its extras |
+| `${airflow:connection.field}` | `host`, `login`, `password`, … or an extra of `AIRFLOW_CONN_<CONNECTION>` |
 
-A connection's fields are `host`, `port`, `login`, `password` and `schema`; it is read from the variable
-`AIRFLOW_CONN_<CONNECTION>`, which Airflow hands to the writers it starts.
-Properties that are secrets (`sasl.password`, `ssl.key.password`, `ssl.key.pem`, …) must be references, and
-without a default.
+Properties that are secrets (`sasl.password`, `ssl.key.password`, …) must be references without a default.
 """
 
 
@@ -61,7 +57,7 @@ def render() -> str:
 
 
 def _section(title: str, model: type[BaseModel], prefix: str, written: set[str]) -> Iterator[str]:
-    """A table of the model's own keys, then a section for each nested model that has none yet."""
+    """A table of the model's own keys, then a section for each nested model without one."""
     written.add(title)
     nested: list[tuple[str, type[BaseModel]]] = []
     rows = []
@@ -92,18 +88,18 @@ def _nested(field: FieldInfo, key: str) -> Iterator[tuple[str, type[BaseModel]]]
 def _model(field: FieldInfo) -> type[BaseModel] | None:
     annotation = next((part for part in get_args(field.annotation) if part is not type(None)), field.annotation)
     if get_origin(field.annotation) is tuple and annotation is Column:
-        return None  # in a section of its own
+        return None  # has its own section
     return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
 
 
 def _type(field: FieldInfo) -> str:
     inside = (item for part in get_args(field.annotation) for item in getattr(part, "__metadata__", ()))
     written = next((item for item in (*field.metadata, *inside) if isinstance(item, YamlForm)), None)
-    return written.words if written else _words(field.annotation)
+    return written.words.partition(":")[0] if written else _words(field.annotation)
 
 
 def _words(annotation: Any) -> str:
-    simple = {str: "text", int: "whole number", bool: "`true` or `false`"}
+    simple = {str: "text", int: "integer", bool: "boolean"}
     if annotation in simple:
         return simple[annotation]
     if get_origin(annotation) is Annotated:

@@ -1,4 +1,4 @@
-"""Conflicts between streams that are each sound, as sentences."""
+"""Finds conflicts between individually valid streams, as sentences."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def conflicts(streams: Mapping[Path, StreamSpec]) -> list[str]:
 
 
 def trespasses(path: Path, streams: Mapping[Path, StreamSpec]) -> list[str]:
-    """Where the stream of `path` would write into a table that is another stream's own."""
+    """Places where the stream of `path` would write into another stream's own table."""
     return [said for said in (*_dead_letters(streams), *_routes(streams)) if said.startswith(f"{path}: ")]
 
 
@@ -65,7 +65,7 @@ def _dead_letters(streams: Mapping[Path, StreamSpec]) -> Iterator[str]:
 
 
 def _routes(streams: Mapping[Path, StreamSpec]) -> Iterator[str]:
-    """A routed table that is another stream's own: its windows would wait for a stream that is not about them."""
+    """Conflicts of routed tables that are another stream's own: their windows would wait for an unrelated stream."""
     own = {(spec.table.catalog, name): path for path, spec in streams.items() for name in _own_tables(spec)}
     for path, spec in streams.items():
         for value, identifier in (spec.route.tables if spec.route else {}).items():
@@ -76,7 +76,7 @@ def _routes(streams: Mapping[Path, StreamSpec]) -> Iterator[str]:
 
 
 def _routed_windows(streams: Mapping[Path, StreamSpec]) -> Iterator[str]:
-    """Streams whose routes name one table, whose windows are complete when all of them say so."""
+    """Conflicts of streams whose routes name one table: its windows are complete when all of them agree."""
     first: dict[tuple[str | None, str], tuple[Path, StreamSpec]] = {}
     for path, spec in streams.items():
         for table in dict.fromkeys(spec.route.tables.values() if spec.route else ()):
@@ -120,7 +120,7 @@ def _mode(spec: StreamSpec) -> str:
 
 
 def _one_table(feeding: Mapping[Path, StreamSpec]) -> Iterator[str]:
-    """Conflicts between streams of one table: each is compared to the first, and its topics to those of all others."""
+    """Conflicts of streams with one table: each is compared with the first, and its topics with those of all others."""
     (first_path, first), *others = feeding.items()
     for at, (path, spec) in enumerate(others):
         beside = f"the stream in {first_path}, which feeds {spec.table.identifier} too,"
@@ -142,7 +142,7 @@ def _one_table(feeding: Mapping[Path, StreamSpec]) -> Iterator[str]:
         for clash in list(_clashes(_columns(spec), _columns(first), ()))[:_CLASHES_SHOWN]:
             yield f"{path}: schema.{clash[0]}: {clash[1]}, and {beside} has: {clash[2]}; declare the same"
         for other_path, other in [(first_path, first), *others[:at]]:
-            if not _servers(spec) & _servers(other):  # one cluster, judged by the servers' names
+            if not _servers(spec) & _servers(other):  # the same cluster if they share a server name
                 continue
             if shared := _shared_topics(spec, other):
                 yield (
@@ -168,7 +168,7 @@ def _completeness(spec: StreamSpec, first: StreamSpec) -> Iterator[tuple[str, st
 
 
 def _shared_topics(spec: StreamSpec, other: StreamSpec) -> list[str]:
-    """Topics that one of them names, and both read."""
+    """Topics that one of them names and both read."""
     mine, its = spec.source.reads, other.source.reads
     return sorted(topic for topic in {*spec.source.topics, *other.source.topics} if topic in mine and topic in its)
 
@@ -187,7 +187,7 @@ def _columns(spec: StreamSpec) -> Struct:
 
 
 def _clashes(mine: Struct, its: Struct, path: tuple[str, ...]) -> Iterator[tuple[str, str, str]]:
-    """Columns that no table can have for both, with both declarations. An optional column may be missing in one."""
+    """Columns whose two declarations no table can satisfy. An optional column may be missing in one."""
     fields = {field.name.lower(): field for field in its.fields}
     for field in mine.fields:
         other = fields.pop(field.name.lower(), None)

@@ -1,4 +1,4 @@
-"""The columns that frazil adds to a declared table: where in Kafka a row was read."""
+"""The columns that frazil adds to a declared table: the row's coordinates in Kafka."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ COORDINATES = {
 """The columns that frazil adds, unless `coordinates: false`, with their types."""
 
 LINE = "kafka_line"
-"""The column that frazil adds beside them where a record may be several rows, which it numbers from 0."""
+"""An additional column if a record may be several rows: their number, from 0."""
 RESERVED = frozenset({*COORDINATES, LINE})
 
 METADATA_COLUMNS = frozenset(
@@ -30,7 +30,7 @@ METADATA_COLUMNS = frozenset(
         "_commit_snapshot_id",
     }
 )
-"""Columns that Iceberg has in each table beside its own, in lower case: no column of a table can have such a name."""
+"""Iceberg's metadata columns, in lower case: no column of a table can have such a name."""
 OF_ICEBERG = (
     "has the name of one of Iceberg's metadata columns, so engines would refuse the table or read the wrong one"
 )

@@ -22,8 +22,7 @@ class Dedupe(Model):
         min_length=1, description="The columns that are equal in a record and its repeats."
     )
     within: PositiveDuration = Field(
-        description="How far apart in event time: a row is dropped if one of its key that was kept is so near, in the "
-        "table or in the batch."
+        description="A row is dropped if a kept row of its key is this near in event time, in the table or the batch."
     )
 
     @field_validator("key", mode="before")

@@ -13,13 +13,12 @@ TimeUnit = Literal["iso", "s", "ms", "us", "ns"]
 
 
 class EventTime(Model):
-    """The column that says when a record happened."""
+    """The column with the time of a record's event."""
 
     column: str = Field(description="A `timestamptz` or `timestamp` column of the schema, or `kafka_timestamp`.")
     unit: TimeUnit = Field(
         default="iso",
-        description="How a record writes it: ISO 8601 text, or a number of seconds, ms, us or ns since 1970. The same "
-        "as the column's own `unit`.",
+        description="ISO 8601 text, or a number of seconds, ms, us or ns since 1970. The same as the column's `unit`.",
     )
 
     @model_validator(mode="before")
@@ -37,6 +36,6 @@ class Watermark(Model):
     )
     max_future: PositiveDuration = Field(
         default=timedelta(minutes=10),
-        description="An event time further ahead of its record's Kafka timestamp, or of the clock, does not move the "
-        "watermark. The row lands as it is, and is counted.",
+        description="A row whose event time is further ahead of Kafka's timestamp, or of the clock, lands and "
+        "does not move the watermark.",
     )

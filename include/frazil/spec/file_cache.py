@@ -13,7 +13,9 @@ from frazil.errors import SpecError
 T = TypeVar("T")
 
 SETTLED_NS = 3_000_000_000
-"""Two changes within one tick of the file system's clock look like one; the coarsest ticks are 2 s (FAT, some NFS)."""
+"""Time until a file counts as settled: changes within one tick of the file system's clock look the same, and the
+coarsest ticks are 2 s (FAT, some NFS).
+"""
 MAX_ENTRIES = 10_000
 
 Signature = tuple[int, int, int, int] | None
@@ -27,21 +29,21 @@ class _Entry(Generic[T]):
 
 
 class FileCache(Generic[T]):
-    """The results of a reader by path, SpecErrors too unless an OSError caused them, which may pass by itself."""
+    """Results of a reader by path, including SpecErrors, unless a possibly temporary OSError caused them."""
 
     def __init__(self, read: Callable[[Path], T], *, beside: tuple[str, ...] = ()) -> None:
-        """`beside` names files of the same folder that the reader also reads; they may be missing."""
+        """`beside` lists files of the same folder that the reader also reads; they may be missing."""
         self._read, self._beside = read, beside
         self._entries: dict[Path, _Entry[T]] = {}
 
     def get(self, path: Path) -> T:
-        """What `read` returns or raises. The value is shared and must not be changed."""
+        """Return or raise what `read` does. The value is shared and must not be changed."""
         files = (path, *(path.parent / name for name in self._beside))
         now_ns, seen = time.time_ns(), tuple(map(signature, files))
         entry = self._entries.get(path)
         if entry is None or entry.signature != seen:
             entry = self._answer(path, seen)
-            # A file that just changed may change again with the same signature, so it is read until it has settled.
+            # A file that has just changed may change again with the same signature, so it is read until it has settled.
             if all(one is None or one[0] < now_ns - SETTLED_NS for one in seen):
                 if len(self._entries) >= MAX_ENTRIES:
                     self._entries.clear()
@@ -60,9 +62,9 @@ class FileCache(Generic[T]):
 
 
 def signature(path: Path) -> Signature:
-    """Changes with the file; None if it is missing or inaccessible.
+    """A value that changes with the file; None if it is missing or inaccessible.
 
-    The change time comes first: unlike the modification time, it cannot be set.
+    Uses the change time, which cannot be set, unlike the modification time.
     """
     try:
         seen = path.stat()

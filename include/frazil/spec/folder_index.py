@@ -1,6 +1,6 @@
-"""Which file of a folder declares which stream, for hundreds of supervisors in one process.
+"""Finds the file of a folder that declares a stream, for hundreds of supervisors in one process.
 
-Each of them asks every few seconds. If each read the folder, a check of all would cost the square of their number.
+Each of them asks every few seconds: if each read the folder, the cost would be the square of their number.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from frazil.spec.load import stream_files
 from frazil.spec.yaml_file import read_mapping
 
 LISTED_FOR_S = 1.0
-"""How long one listing of a folder serves; supervisors look every 2 s."""
+"""Time that one listing of a folder is reused; supervisors check every 2 s."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Listing:
     at_s: float
     files: Mapping[str, Path | None]
-    """By stream; None for a stream that several files declare."""
+    """Files by stream; None for a stream that several files declare."""
 
 
 class FolderIndex:
-    """The files of folders by the stream that they declare, listed at most once in `LISTED_FOR_S`."""
+    """The files of folders by the declared stream, listed at most once in `LISTED_FOR_S`."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -36,9 +36,9 @@ class FolderIndex:
         self._one_at_a_time = threading.Lock()
 
     def only_file(self, folder: Path, stream: str) -> Path | None:
-        """The only file that declared the stream when the folder was last listed.
+        """The only file that declared the stream at the folder's last listing.
 
-        None if no sound file did, or several did.
+        None if no valid file did, or several did.
         """
         with self._one_at_a_time:
             listing = self._listings.get(folder)

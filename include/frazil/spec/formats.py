@@ -1,4 +1,4 @@
-"""How a record's value, key and headers are encoded: `source.format`, `source.key` and `source.headers`."""
+"""Declares the encoding of a record's value, key and headers: `source.format`, `source.key` and `source.headers`."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class Registry(Model):
     url: str = Field(min_length=1, description="Its address, `https://host:port`.")
     username: str | None = Field(default=None, description="For basic authentication.")
     password: str | None = Field(default=None, description="A reference, such as `${env:REGISTRY_PASSWORD}`.")
-    token: str | None = Field(default=None, description="For bearer authentication: a reference.")
+    token: str | None = Field(default=None, description="Bearer token: a reference.")
     ca_file: str | None = Field(
         default=None,
-        description="A PEM file with the authority of its certificate, at this path on each host that reads records. A "
-        "relative path begins at the folder of the declaration.",
+        description="A PEM file with the authority of its certificate, on each host that reads records. "
+        "Relative to the declaration's folder.",
     )
-    timeout: PositiveDuration = Field(default=timedelta(seconds=10), description="How long a request may take.")
-    properties: Properties = Field(default_factory=dict, description="Headers of each request.")
+    timeout: PositiveDuration = Field(default=timedelta(seconds=10), description="Timeout of a request.")
+    properties: Properties = Field(default_factory=dict, description="Additional headers of each request.")
 
     @field_validator("ca_file")
     @classmethod
@@ -56,38 +56,38 @@ class Registry(Model):
 
 MAX_SCHEMA_CHARACTERS = 2**20
 POSITION = "position"
-"""In `Envelope.metadata`: an event's place in the source's log, as a text that is greater for a later event."""
+"""In `Envelope.metadata`: an event's position in the source's log, a text that sorts later events higher."""
 
 
 class Envelope(Model):
-    """Records are events of changes, as Debezium writes them; for `mode: upsert`."""
+    """Records are change events, as Debezium writes them; for `mode: upsert`."""
 
     type: Literal["debezium"] = "debezium"
     metadata: Annotated[Mapping[str, str], YamlForm("mapping of columns")] = Field(
         default_factory=dict,
-        description="Columns that the envelope fills, each with a field of it (`source.lsn`, `source.ts_ms`, "
-        "`transaction.id`, `ts_ms`, `op`), or with `position`: a text that is greater for a later event of the "
+        description="Columns that the envelope fills: with a field (`source.lsn`, `source.ts_ms`, "
+        "`transaction.id`, `ts_ms`, `op`), or with `position`, a text that grows along the "
         "source's log, for `order-by`.",
     )
     times: Literal["numbers", "iso"] = Field(
         default="numbers",
-        description="How columns of type `date` and `time` arrive: as days since 1970 and microseconds, which is "
-        "Debezium's default, or as text (`time.precision.mode: isostring`). Timestamps arrive as numbers if their "
-        "column has a unit, else as text.",
+        description="How `date` and `time` arrive: as numbers, Debezium's default, or as text "
+        "(`time.precision.mode: isostring`). Timestamps are numbers if their column has a unit, "
+        "else text.",
     )
     unavailable: str = Field(
         default="__debezium_unavailable_value",
         min_length=1,
-        description="What stands for a value that an event does not tell, because an update left it as it was: the "
-        "table's row keeps its own (`unavailable.value.placeholder`).",
+        description="The placeholder for a value that an update did not change: the row keeps its own "
+        "(`unavailable.value.placeholder`).",
     )
 
     transactions: str | None = Field(
         default=None,
         min_length=1,
-        description="The topic that tells where transactions end (`provide.transaction.metadata: true`; it is called "
-        "`<topic.prefix>.transaction`): each snapshot of the table then has whole transactions alone. For one topic of "
-        "one partition, with `order-by`.",
+        description="The topic with the ends of transactions, `<topic.prefix>.transaction` "
+        "(`provide.transaction.metadata: true`). Each snapshot then has whole transactions. Needs "
+        "one topic of one partition, and `order-by`.",
     )
 
     @model_validator(mode="before")
@@ -97,7 +97,7 @@ class Envelope(Model):
 
 
 class JsonFormat(Model):
-    """An object of JSON for each record, or several, each on a line of its own."""
+    """One JSON object per record, or several, one per line."""
 
     type: Literal["json"] = "json"
     framing: Literal["none", "confluent"] = Field(
@@ -143,13 +143,13 @@ class BytesFormat(Model):
 
 
 class CsvFormat(Model):
-    """One line of fields for each record, without a line of names."""
+    """One line of fields per record, without a header line."""
 
     type: Literal["csv"] = "csv"
     columns: tuple[str, ...] = Field(
         default=(),
-        description="The fields of a line in their order, by column. A name that is no column is skipped. If left "
-        "out: the columns of the schema in their order.",
+        description="The columns of a line's fields, in order. A name that is no column is skipped. By "
+        "default the columns of the schema.",
     )
     delimiter: str = Field(default=",", description="The one ASCII character between two fields.")
     quote: str | None = Field(
@@ -191,7 +191,7 @@ class _SchemaFormat(Model):
         default=None, max_length=MAX_SCHEMA_CHARACTERS, description="The same, as the schema's text itself."
     )
     _folder: Path = PrivateAttr(default=Path())
-    """That of the declaration's file; the working directory of a format that no file declares."""
+    """The folder of the declaration's file; the working directory if no file declares the format."""
 
     @model_validator(mode="after")
     def _know_folder(self, info: ValidationInfo) -> Self:
@@ -201,7 +201,7 @@ class _SchemaFormat(Model):
 
     @property
     def schema_path(self) -> Path | None:
-        """Where the schema's file is."""
+        """Path of the schema's file."""
         return None if self.schema_file is None else self._folder / self.schema_file
 
     @model_validator(mode="after")
@@ -213,7 +213,7 @@ class _SchemaFormat(Model):
 
 
 class AvroFormat(_SchemaFormat):
-    """A record of Avro's binary encoding."""
+    """A record in Avro's binary encoding."""
 
     type: Literal["avro"] = "avro"
     envelope: Envelope | None = Field(
@@ -239,7 +239,7 @@ class ProtobufFormat(_SchemaFormat):
     @model_validator(mode="after")
     def _says_its_message_once(self) -> Self:
         if self.registry is not None and (self.message is not None or self.framing != "none"):
-            raise ValueError("has message or framing beside a registry, where each record says its message; remove it")
+            raise ValueError("has message or framing next to a registry, where each record has its message; remove it")
         return self
 
 
@@ -263,7 +263,7 @@ FORMATS: Mapping[str, type[Model]] = {
     "avro": AvroFormat,
     "protobuf": ProtobufFormat,
 }
-"""The models by their type, as written in YAML."""
+"""Models by type, as written in YAML."""
 
 
 def _with_type(value: object) -> object:
@@ -273,7 +273,7 @@ def _with_type(value: object) -> object:
 def _as_short_as_possible(value: ValueFormat) -> object:
     declared = value.model_dump(mode="json", by_alias=True, exclude_defaults=True)
     if isinstance(value, JsonFormat) and value.registry is not None:
-        declared["framing"] = value.framing  # whose default is another one then
+        declared["framing"] = value.framing  # whose default then differs
     return {"type": value.type, **declared} if declared else value.type
 
 
@@ -289,14 +289,14 @@ _FORMAT: TypeAdapter[ValueFormat] = TypeAdapter(Format)
 
 
 def plain_format(value: ValueFormat) -> str | dict[str, Any]:
-    """The format as YAML has it: its name, or a mapping of what differs from the defaults."""
+    """The format as in YAML: its name, or a mapping of what differs from the defaults."""
     plain: str | dict[str, Any] = _FORMAT.dump_python(value, mode="json")
     return plain
 
 
 def carried_format(value: ValueFormat) -> str | dict[str, Any]:
-    """As `plain_format`, for other hosts: with the schema itself instead of its file, and without a registry that no
-    record needs. Raises SpecError.
+    """Like `plain_format`, for other hosts: with the schema itself instead of its file, and without a registry that
+    records do not need. Raises SpecError.
     """
     if isinstance(value, JsonFormat):
         return plain_format(value.model_copy(update={"registry": None}))

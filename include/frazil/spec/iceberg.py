@@ -1,4 +1,4 @@
-"""Translates a declared stream to PyIceberg: schema, partition spec and sort order; defines the dead-letter schema."""
+"""Translates a declared stream to PyIceberg (schema, partition spec, sort order); defines the dead-letter schema."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ _COORDINATE_DOCS = {
 
 
 class _FieldIds:
-    """Assigns fresh ids as Iceberg does: those of a level before those nested in it."""
+    """Assigns new ids as Iceberg does: all fields of a level before those nested in them."""
 
     def __init__(self) -> None:
         self._ids = count(1)
@@ -112,7 +112,7 @@ class _FieldIds:
 def schema(spec: StreamSpec) -> Schema:
     """The declared columns in order, then the Kafka coordinates unless switched off; ids from 1.
 
-    The key of an upsert is what Iceberg calls the identifier fields.
+    The key of an upsert becomes Iceberg's identifier fields.
     """
     declared = [(c.name, types.parse_type(c.type), c.required, c.doc) for c in spec.columns]
     if spec.coordinates:
@@ -204,7 +204,7 @@ DEAD_LETTER_PARTITION_SPEC = PartitionSpec(
 
 
 def type_text(kind: IcebergType) -> str:
-    """A type as a declaration writes it: the inverse of `frazil.spec.types.parse_type`. Pure."""
+    """The type as in a declaration: the inverse of `frazil.spec.types.parse_type`. Pure."""
     match kind:
         case StructType():
             fields = (f"{f.name}: {type_text(f.field_type)}{' not null' if f.required else ''}" for f in kind.fields)
@@ -217,6 +217,6 @@ def type_text(kind: IcebergType) -> str:
 
 
 def declaration(field: NestedField) -> str:
-    """A column as YAML has it under `schema`, in a block or in braces. Pure."""
+    """The column as in YAML under `schema`, in a block or in braces. Pure."""
     text = type_text(field.field_type) + (" not null" if field.required else "")
     return f"{field.name}: {text!r}" if set(text) & set(",:[]") else f"{field.name}: {text}"

@@ -1,4 +1,4 @@
-"""What is wrong between the parts of a declared stream."""
+"""Inconsistencies between the parts of a declared stream."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from difflib import get_close_matches
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """`key` is the dotted path in the YAML; `value` is what was written there, None if it must not be shown."""
+    """`key` is the dotted path in the YAML; `value` is the value there, None if it must not be shown."""
 
     key: str
     value: object
@@ -25,6 +25,6 @@ class InconsistentError(ValueError):
 
 
 def did_you_mean(name: str, known: Mapping[str, object]) -> str:
-    """The end of a sentence about an unknown name: the known name that is close to it, or all of them."""
+    """The end of a sentence about an unknown name: a similar known name, or all of them."""
     close = get_close_matches(name, known, n=1)
     return f"; did you mean {close[0]}?" if close else f" ({', '.join(known)})"

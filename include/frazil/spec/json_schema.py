@@ -46,7 +46,7 @@ def stream_schema() -> _Schema:
 
 
 class _AsWritten(GenerateJsonSchema):
-    """Writes default durations as people do, not as ISO 8601."""
+    """Writes default durations in the declaration's form, not as ISO 8601."""
 
     def encode_default(self, dft: Any) -> Any:
         return format_duration(dft) if isinstance(dft, timedelta) else super().encode_default(dft)
@@ -62,7 +62,7 @@ def _allow_short(definitions: dict[str, _Schema], name: str, meaning: str) -> No
 
 
 def _text_or(listed: _Schema) -> _Schema:
-    """A list of texts, or one text."""
+    """A list of strings, or one string."""
     outer: _Schema = {key: value for key, value in listed.items() if key in {"description", "default"}}
     inner = {key: value for key, value in listed.items() if key not in outer}
     return {"anyOf": [{"type": "string"}, inner], **outer}

@@ -1,11 +1,12 @@
-"""Remembers the last sound declarations of a folder, so that a typo removes no DAG and stops no writer.
+"""Remembers the last valid declarations of a folder, so that a typo removes no DAG and stops no writer.
 
-<home>/declared/<folder>-<hash>/<file>.json    the last sound declaration of a file
+<home>/declared/<folder>-<hash>/<file>.json    the last valid declaration of a file
 
-Every reader of a folder records its sound files, and a writer its own when it starts; what a broken file declared
-before is found there. Several processes may do so at once: a record is replaced whole, and only if it changed. A
-missing file differs from a broken one: its record counts for a moment, because files are replaced and mounts come late,
-and is then forgotten. The same holds for a stream whose file now declares another name: `<file>~<name>.json`.
+Every reader of a folder records its valid files, and a writer records its own when it starts; readers of a broken
+file find its last valid declaration there. Several processes may do so at once: a record is replaced whole, and only
+if it changed. A missing file differs from a broken one: its record counts for a moment, because files are replaced
+and mounts come late, and is then forgotten. The same holds for a stream whose file now declares another name:
+`<file>~<name>.json`.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ log = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
 MOMENT_MS = 60_000
-"""How long a single file may be missing."""
+"""Time that a single file may be missing."""
 EMPTY_MS = 600_000
-"""How long all files of a folder may be missing: that looks like an unmounted volume."""
+"""Time that all files of a folder may be missing: that looks like an unmounted volume."""
 ENDING_MS = 900_000
-"""How long a removed file stays known after that, for its DAG to end what still runs."""
+"""Time that a removed file stays known after that, so that its DAG can end what still runs."""
 
 
 class Named(Protocol):
@@ -61,7 +62,7 @@ class FileKind(Generic[T]):
 
 STREAMS: FileKind[StreamSpec] = FileKind(load_stream, read_stream, validate_stream)
 _kept: dict[Path, tuple[Named, Signature]] = {}
-"""What each record file holds while its signature stays the same: a folder is read every few seconds."""
+"""Contents of record files by path, valid while the signature is unchanged: a folder is read every few seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,17 +71,17 @@ class Found(Generic[T]):
 
     path: Path
     spec: T | None
-    """The current declaration, or the last sound one; None if there never was one."""
+    """The current declaration, or the last valid one; None if there never was one."""
     problem: str | None = None
     """Why `spec` is not the file's current content."""
     removed: bool = False
-    """The file is gone for good."""
+    """Whether the file is gone for good."""
     missing: bool = False
-    """The file is gone, perhaps for a moment, while others of its folder are there."""
+    """Whether the file is gone, perhaps for a moment, while others of its folder exist."""
 
 
 def find_declared(folder: Path, kind: FileKind[T], *, now_ms: int) -> list[Found[T]]:
-    """All files of a folder by path, sound or broken, and missing ones as long as they are remembered."""
+    """All files of a folder by path, valid or broken, and missing ones as long as they are remembered."""
     memory = Memory(folder)
     problem, paths = _listed(folder)
     found = [_read(path, kind, memory) for path in paths]
@@ -117,16 +118,16 @@ def _gone(path: Path, spec: T, memory: Memory, *, now_ms: int, moment_ms: int) -
 
 
 def recall(folder: Path, name: str, kind: FileKind[T]) -> T | None:
-    """The last sound declaration of that name in a folder."""
+    """The last valid declaration of that name in a folder."""
     memory = Memory(folder)
     specs = (memory.recall(path, kind) for path in memory.paths())
     return next((spec for spec in specs if spec is not None and spec.name == name), None)
 
 
 def find_or_recall(folder: Path, name: str) -> tuple[StreamSpec, str | None]:
-    """One stream of a folder; if its file is broken, the last sound declaration and the problem.
+    """One stream of a folder; if its file is broken, the last valid declaration and the problem.
 
-    A sound one is remembered. Raises SpecError if none was ever seen.
+    A valid one is remembered. Raises SpecError if none was ever seen.
     """
     try:
         return find_and_remember(folder, name), None
@@ -137,7 +138,7 @@ def find_or_recall(folder: Path, name: str) -> tuple[StreamSpec, str | None]:
 
 
 def find_and_remember(folder: Path, name: str) -> StreamSpec:
-    """One stream of a folder, remembered for when its file breaks. Raises SpecError as `find_stream`."""
+    """One stream of a folder, remembered in case its file breaks. Raises SpecError as `find_stream`."""
     path = find_file(folder, name)
     spec = load_stream(path)
     Memory(folder).remember(path, spec, STREAMS)
@@ -157,7 +158,7 @@ def declared_streams(folder: Path, *, now_ms: int) -> tuple[list[StreamSpec], li
 
 
 def _listed(folder: Path) -> tuple[str | None, list[Path]]:
-    """Why a folder's files cannot be listed, or None, and the files."""
+    """Why a folder's files cannot be listed, or None; and the files."""
     try:
         os.listdir(folder)  # noqa: PTH208 - glob() returns nothing for an unreadable folder
         return None, [path.absolute() for path in stream_files(folder)]
@@ -170,7 +171,7 @@ def _is_record(name: str) -> bool:
 
 
 class Memory:
-    """The records of one folder's files. One that cannot be written or read counts as missing, with a warning."""
+    """The records of one folder's files. An unreadable or unwritable record counts as missing, with a warning."""
 
     def __init__(self, folder: Path) -> None:
         path = str(folder.absolute())
@@ -181,16 +182,16 @@ class Memory:
     def paths(self) -> list[Path]:
         """The remembered files."""
         try:
-            records = os.listdir(self._records)  # noqa: PTH208 - Path.glob() raises for a home that is closed to us
+            records = os.listdir(self._records)  # noqa: PTH208 - Path.glob() raises for a home without read permission
         except FileNotFoundError:
             records = []
         except OSError as error:
-            log.warning("the last sound declarations of %s cannot be read: %s", self._folder, error)
+            log.warning("the last valid declarations of %s cannot be read: %s", self._folder, error)
             records = []
         return sorted(self._folder / name.removesuffix(".json") for name in records if _is_record(name))
 
     def remember(self, path: Path, spec: T, kind: FileKind[T]) -> None:
-        """Record a sound declaration. Raises SpecError if the file has changed meanwhile and is broken."""
+        """Record a valid declaration. Raises SpecError if the file has changed meanwhile and is broken."""
         target = self._record(path)
         seen = signature(target)
         if seen is not None and _kept.get(target) == (spec, seen):
@@ -214,7 +215,7 @@ class Memory:
             return None
 
     def missing_since(self, path: Path, *, now_ms: int) -> int:
-        """Since when a remembered file is missing: since now, if nobody has noticed before."""
+        """Time since which a remembered file is missing: now, if this is the first time."""
         record = self._read(path)
         since_ms = record.get("missing-since-ms")
         if isinstance(since_ms, int) and since_ms <= now_ms:
@@ -226,7 +227,7 @@ class Memory:
         try:
             self._record(path).unlink(missing_ok=True)
         except OSError as error:
-            log.warning("the last declaration of %s, which is gone, cannot be forgotten: %s", path, error)
+            log.warning("the last declaration of %s, which is missing, cannot be removed: %s", path, error)
 
     def _record(self, path: Path) -> Path:
         return self._records / f"{path.name}.json"
@@ -237,7 +238,7 @@ class Memory:
         except FileNotFoundError:
             return {}
         except (OSError, ValueError) as error:
-            log.warning("the last sound declaration of %s cannot be read: %s", path, error)
+            log.warning("the last valid declaration of %s cannot be read: %s", path, error)
             return {}
         sound = isinstance(record, dict) and record.get("format") == FORMAT_VERSION
         return record if sound and isinstance(record.get("declared"), dict) else {}

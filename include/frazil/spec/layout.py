@@ -1,7 +1,7 @@
 """Partition and sort terms as text (`day(ts)`, `bucket(16, id) desc nulls last`), parsed without PyIceberg.
 
-Iceberg's specification, section "Partition Transforms", defines which transform fits which type; a test compares the
-table here with PyIceberg's `can_transform`.
+Iceberg's specification, section "Partition Transforms", defines which transform fits which type; a test compares this
+table with PyIceberg's `can_transform`.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class SortTerm:
 
 
 def parse_term(text: str) -> Term:
-    """One partition term; a bare column is its identity. Raises ValueError saying what is allowed."""
+    """One partition term; a bare column is its identity. Raises ValueError with what is allowed."""
     match = _TERM.fullmatch(text.strip())
     if match is None or bool(match["transform"]) != bool(match["close"]):
         raise ValueError(f"is not a partition or sort term; write one of: {ALLOWED}")
@@ -77,12 +77,12 @@ def parse_term(text: str) -> Term:
     if name not in TRANSFORMS:
         close = get_close_matches(name, TRANSFORMS, n=1)
         hint = f"; did you mean {close[0]}?" if close else ""
-        raise ValueError(f"has {name!r}, which is no Iceberg transform{hint} (allowed: {ALLOWED})")
+        raise ValueError(f"has {name!r}, which is not an Iceberg transform{hint} (allowed: {ALLOWED})")
     return Term(name, match["column"], _width(name, match["width"]))
 
 
 def parse_sort_term(text: str) -> SortTerm:
-    """`column`, `column desc`, `bucket(16, id) asc nulls last`. Raises ValueError saying what is allowed."""
+    """`column`, `column desc`, `bucket(16, id) asc nulls last`. Raises ValueError with what is allowed."""
     stripped = text.strip()
     head = re.match(r"\w+\s*\([^)]*\)|\S+", stripped)
     tail = _SORT_TAIL.fullmatch(stripped[head.end() :].rstrip()) if head else None
@@ -101,7 +101,7 @@ def fits(transform: str, source: Type) -> bool:
 
 
 def fitting_types(transform: str) -> str:
-    """The types that a transform takes, for messages."""
+    """The types that a transform accepts, for messages."""
     return ", ".join(sorted(_FITS[transform])) if transform in _FITS else "any type but struct, list and map"
 
 
@@ -111,5 +111,5 @@ def _width(transform: str, text: str | None) -> int | None:
             raise ValueError(f"gives {transform} a number; write {transform}(column)")
         return None
     if text is None or not text.isdecimal() or len(text) > len(str(MAX_WIDTH)) or not 0 < int(text) <= MAX_WIDTH:
-        raise ValueError(f"needs a whole number above 0, and at most {MAX_WIDTH}: {transform}(16, column)")
+        raise ValueError(f"needs an integer from 1 to {MAX_WIDTH}: {transform}(16, column)")
     return int(text)

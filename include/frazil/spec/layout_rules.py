@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from frazil.spec.model import StreamSpec
 
 Columns = Mapping[str, Type | None]
-"""Types by column; None for a type that cannot be read."""
+"""Types by column; None for an unreadable type."""
 
 
 def partitioning(spec: StreamSpec) -> Iterator[Problem]:
-    """Each partition field fits its column, and no two clash."""
+    """Check that each partition field fits its column, and no two clash."""
     columns, terms = _types(spec), [parse_term(text) for text in spec.partition_by]
     for index, term in enumerate(terms):
         yield from _term(f"partition-by.{index}", term, columns)
@@ -26,7 +26,7 @@ def partitioning(spec: StreamSpec) -> Iterator[Problem]:
 
 
 def sorting(spec: StreamSpec) -> Iterator[Problem]:
-    """Each sort field fits its column."""
+    """Check that each sort field fits its column."""
     for index, text in enumerate(spec.sort_by):
         yield from _term(f"sort-by.{index}", parse_sort_term(text).term, _types(spec))
 
@@ -44,7 +44,7 @@ def _term(key: str, term: Term, columns: Columns) -> Iterator[Problem]:
     if source is None:
         bare = term.transform == "identity" and term.column in TIME_TRANSFORMS
         hint = f"; write {term.column}(column)" if bare else did_you_mean(term.column, columns)
-        yield Problem(key, str(term), f"names {term.column!r}, which is no column{hint}")
+        yield Problem(key, str(term), f"refers to {term.column!r}, which is not a column{hint}")
     elif not fits(term.transform, source):
         yield Problem(
             key,
@@ -54,7 +54,7 @@ def _term(key: str, term: Term, columns: Columns) -> Iterator[Problem]:
 
 
 def _partition_field(key: str, term: Term, before: list[Term], columns: Columns) -> Iterator[Problem]:
-    """Partition field names are unique, and a column has one time granularity (Iceberg Java refuses two)."""
+    """Check that partition field names are unique, and a column has one time granularity (Iceberg Java refuses two)."""
     other, source = next((t for t in before if t.field_name == term.field_name), None), _source(term.column, columns)
     if other is not None:
         yield Problem(key, str(term), f"makes the partition field {term.field_name}, and so does {other}; keep one")
@@ -70,7 +70,7 @@ def _partition_field(key: str, term: Term, before: list[Term], columns: Columns)
     elif term.transform in TIME_TRANSFORMS:
         clash = next((t for t in before if t.column == term.column and t.transform in TIME_TRANSFORMS), None)
         if clash is not None:
-            yield Problem(key, str(term), f"is redundant beside {clash}; keep the finer one")
+            yield Problem(key, str(term), f"is redundant next to {clash}; keep the finer one")
 
 
 def _source(path: str, columns: Columns) -> Type | None:

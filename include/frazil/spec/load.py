@@ -1,6 +1,6 @@
 """Loads declared streams from YAML, and reports all problems of a file in one SpecError.
 
-It does not import PyIceberg, because Airflow's DAG processor runs it often.
+Does not import PyIceberg, because Airflow's DAG processor runs it often.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ DEFAULTS_FILE = "_defaults.yaml"
 
 
 def load_stream(path: Path) -> StreamSpec:
-    """The stream that one file declares, with defaults from `_defaults.yaml` of the same folder.
+    """Load the stream that one file declares, with defaults from `_defaults.yaml` of the same folder.
 
-    Raises SpecError, which names the file, and for every problem the key, the value and what is allowed.
+    Raises SpecError with the file and, for every problem, the key, the value and what is allowed.
     """
     return _STREAMS.get(path)
 
@@ -37,19 +37,19 @@ def _load_stream(path: Path) -> StreamSpec:
 
 
 def read_stream(path: Path) -> dict[str, Any]:
-    """One file merged over `_defaults.yaml` of its folder, not validated. Raises SpecError."""
+    """Merge one file over `_defaults.yaml` of its folder, without validation. Raises SpecError."""
     declared = read_mapping(path)
     return _merge(read_defaults(path.parent), declared)
 
 
 def read_defaults(folder: Path) -> Mapping[str, Any]:
-    """What all streams of a folder share, not validated. Raises SpecError."""
+    """Settings shared by all streams of a folder, without validation. Raises SpecError."""
     file = folder / DEFAULTS_FILE
     return read_mapping(file) if file.exists() else {}
 
 
 def validate_stream(declared: Mapping[str, Any], path: Path) -> StreamSpec:
-    """The stream of what `read_stream` returned. Raises SpecError as `load_stream`."""
+    """Validate the result of `read_stream`. Raises SpecError as `load_stream`."""
     try:
         return StreamSpec.model_validate(declared, by_alias=True, by_name=False, context={"folder": path.parent})
     except ValidationError as error:
@@ -57,7 +57,7 @@ def validate_stream(declared: Mapping[str, Any], path: Path) -> StreamSpec:
 
 
 def _file_of(key: str, path: Path) -> Path:
-    """The file that decides about a key: the folder's defaults if they alone have it, else the stream's own."""
+    """The file that sets a key: the folder's defaults if only they have it, else the stream's own."""
     with suppress(SpecError):
         if _has(read_defaults(path.parent), key) and not _has(read_mapping(path), key):
             return path.parent / DEFAULTS_FILE
@@ -65,7 +65,7 @@ def _file_of(key: str, path: Path) -> Path:
 
 
 def _has(declared: Mapping[str, Any], key: str) -> bool:
-    """Whether a key, or the list or single value that it is a part of, is written there. Names may hold dots."""
+    """Whether a key, or the list or single value that it is part of, is declared. Names may contain dots."""
     inner: object = declared
     parts = key.split(".")
     while parts and isinstance(inner, Mapping):
@@ -98,7 +98,7 @@ def load_streams(folder: Path) -> dict[str, StreamSpec]:
 
 
 def sound_streams(folder: Path) -> tuple[list[StreamSpec], list[str]]:
-    """The sound streams of a folder by name, and the problems of the other files.
+    """The valid streams of a folder by name, and the problems of the other files.
 
     Raises SpecError if there is neither.
     """
@@ -128,9 +128,9 @@ def find_stream(folder: Path, name: str) -> StreamSpec:
 
 
 def check_tables_are_free(folder: Path, spec: StreamSpec) -> None:
-    """Check that no table which the stream writes beside its own is another stream's. Other files may be broken.
+    """Check that no additional table that the stream writes is another stream's. Other files may be broken.
 
-    Raises SpecError. `frazil validate` says it too, but nobody has to have asked it.
+    Raises SpecError. `frazil validate` checks the same, but may never have run.
     """
     if spec.route is None and spec.dead_letters.table is None:
         return
@@ -144,7 +144,7 @@ def check_tables_are_free(folder: Path, spec: StreamSpec) -> None:
 
 
 def find_file(folder: Path, name: str) -> Path:
-    """The file that declares a stream, sound or not. Raises SpecError with the known names if there is none."""
+    """The file that declares a stream, valid or not. Raises SpecError with the known names if none does."""
     known: dict[str, Path] = {}
     failures: list[str] = []
     for path in stream_files(folder):
@@ -167,16 +167,16 @@ def find_file(folder: Path, name: str) -> Path:
 
 
 def _application(path: Path) -> str | None:
-    """That of the stream which a file declares; None if it has none, or the file is broken."""
+    """The application in a file's declaration; None if it has none, or the file is broken."""
     with suppress(SpecError):
         return load_stream(path).application
     return None
 
 
 def streams_of(folder: Path, table: str) -> tuple[StreamSpec, ...]:
-    """The streams that feed a table, by name; of a routed table, as it sees them.
+    """The streams that feed a table, by name; for a routed table, as that table sees them.
 
-    Raises SpecError with the known tables if there is none; also if a broken file names the table, because then its
+    Raises SpecError with the known tables if there is none; also if a broken file has the table, because then its
     streams are unknown.
     """
     sound: list[StreamSpec] = []

@@ -26,7 +26,7 @@ class Switched(Model):
 
 
 class Compaction(Switched):
-    """Small data files of a partition become few large ones."""
+    """Rewrites small data files of a partition to few large ones."""
 
     strategy: Literal["binpack", "sort"] = Field(
         default="binpack",
@@ -46,13 +46,13 @@ class Compaction(Switched):
 
 
 class Manifests(Switched):
-    """Many small manifests become few, sorted by partition."""
+    """Rewrites many small manifests to few, sorted by partition."""
 
     most: Several = Field(default=100, description="From this many manifests on, they are rewritten.")
 
 
 class Expiry(Switched):
-    """Old snapshots are removed, with the files that only they had."""
+    """Removes old snapshots, with the files that only they had."""
 
     keep: PositiveDuration = Field(
         default=timedelta(hours=6),
@@ -61,13 +61,13 @@ class Expiry(Switched):
     at_least: Count = Field(default=20, description="How many of the newest snapshots are always kept.")
     at_most: Count = Field(
         default=500,
-        description="How many snapshots are kept for `keep` alone at most, since commits slow down with them. At one a "
-        "minute 500 are 8 hours, and at one every 5 s 41 minutes: raise it where queries take longer.",
+        description="Snapshots kept for `keep` alone at most: commits slow down with them. At one every 5 s, "
+        "500 are 41 minutes: raise it where queries take longer.",
     )
 
 
 class Orphans(Switched):
-    """Once a day, files below the table's location that no snapshot, journal or backfill knows are deleted."""
+    """Deletes files below the table's location that no snapshot, journal or backfill refers to, once a day."""
 
     older_than: PositiveDuration = Field(default=timedelta(days=3), description="Younger files are left alone.")
     max_listed: Count = Field(
@@ -95,8 +95,8 @@ class Alerts(Switched):
     )
     delete_files: Count = Field(
         default=100,
-        description="Delete files, which every reader has to apply. Of a table that a stream merges into, only those "
-        "beyond one for each data file count.",
+        description="Delete files, which every reader applies. In a merged table, only those beyond one for "
+        "each data file.",
     )
     deleted_rows: Percentage = Field(
         default=30,
@@ -132,8 +132,8 @@ class Alerts(Switched):
     )
     dead_letters_per_minute: Count | None = Field(
         default=None,
-        description="Dead letters of one error class, a minute: the mean of five minutes, or of the longest commit "
-        "interval if that is more. Not judged unless it is declared.",
+        description="Dead letters of one error class a minute, the mean of five minutes or of the longest "
+        "commit interval.",
     )
     failed_runs: Count = Field(
         default=1,
@@ -155,7 +155,7 @@ class Maintenance(Model):
 
     @property
     def kept(self) -> tuple[int | None, int | None, timedelta]:
-        """How many snapshots and manifests it leaves, None if it does not limit them, and how often it runs."""
+        """Number of snapshots and manifests that maintenance leaves (None if unlimited), and its interval."""
         return (
             self.expiry.at_most if self.expiry.enabled else None,
             self.manifests.most if self.manifests.enabled else None,

@@ -1,7 +1,7 @@
 """The model of a declared stream: frozen, kebab-case in YAML, complete with defaults.
 
 It holds no secrets: `${env:NAME}`, `${env:NAME:-default}` and `${airflow:connection.field}` stay references until
-`frazil.spec.references.resolve` replaces them at the moment of use.
+`frazil.spec.references.resolve` replaces them when they are used.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from frazil.spec.values import (
 )
 
 MERGED_RECORDS = 1_000_000
-"""The most changes in one batch of an upsert, if it declares no other number."""
+"""Default limit of changes in one batch of an upsert."""
 STREAM_NAME = r"^[a-z][a-z0-9_-]{0,62}$"
 _IDENTIFIER = re.compile(r"[\w-]+(\.[\w-]+)+")
 
@@ -80,39 +80,38 @@ class Commit(Model):
     size: Bytes = Field(default=128 * 2**20, description="The Parquet size at which a batch is due at once.")
     max_records: Records = Field(
         default=20_000_000,
-        description="The most records in one batch, after a downtime. A task of an upsert holds the changes of a batch "
-        "in memory, so its default is a twentieth of that.",
+        description="Records in one batch at most. For an upsert, whose tasks hold a batch's changes in "
+        "memory, a twentieth by default.",
     )
     throttle: Literal["off", "warn", "stretch"] = Field(
         default="warn",
-        description="When the table's metadata grows faster than maintenance shrinks it: `warn` logs it; `stretch` "
-        "also commits less often, up to `max-interval`, until it is in shape again.",
+        description="When metadata grows faster than maintenance shrinks it: `warn` logs it; `stretch` also "
+        "commits less often, up to `max-interval`.",
     )
     max_interval: PositiveDuration = Field(
         default=timedelta(minutes=10), description="How far `throttle: stretch` may stretch the interval."
     )
     align: Literal["none", "watermark"] = Field(
         default="none",
-        description="`none`: readers see a row as soon as it is committed. `watermark`: they see each window of event "
-        "time whole or not at all; until it is complete, its rows are on the branch `frazil-open-<stream>`.",
+        description="`none`: readers see a row once it is committed. `watermark`: they see each window whole "
+        "or not at all; open windows wait on the branch `frazil-open-<stream>`.",
     )
 
     atomic: bool | tuple[str, ...] = Field(
         default=False,
-        description="Whether a batch's rows, in all tables of a route, and its dead letters appear in one step, where "
-        "the catalog can do that: SQLite, PostgreSQL, or a REST catalog that is declared to be Lakekeeper or Polaris. "
-        "Without it the dead letters appear first. A list of tables of `route.tables` stands for these, with the "
-        "stream's table and its dead letters; the others follow.",
+        description="Show a batch's rows, in all tables of a route, and its dead letters in one step, where "
+        "the catalog can. A list of `route.tables` limits the step to these, the stream's table "
+        "and dead letters.",
     )
 
     @property
     def longest_interval(self) -> timedelta:
-        """The commit interval at most, when throttled."""
+        """The longest commit interval, when throttled."""
         return self.max_interval if self.throttle == "stretch" else self.interval
 
 
-class Circuit(Model):
-    """The writer ends before it commits a batch of which more than a share would be dead letters."""
+class CircuitBreaker(Model):
+    """Ends the writer before it commits a batch with too large a share of dead letters."""
 
     share: Percent = Field(
         default=50, description="Percent of a batch's records: above it, nothing of the batch is committed."
@@ -121,11 +120,11 @@ class Circuit(Model):
 
 
 class DeadLetters(Model):
-    """Records that cannot be decoded land in `<table>_dead_letters`, or in the table named here."""
+    """The table of records that cannot be decoded: `<table>_dead_letters`, or the one declared here."""
 
     table: str | None = Field(default=None, description="`namespace.table`; `<table>_dead_letters` if not named.")
-    circuit: Circuit | Literal["off"] = Field(
-        default=Circuit(),
+    circuit: CircuitBreaker | Literal["off"] = Field(
+        default=CircuitBreaker(),
         description="When the writer ends before it commits a batch, because most of its records would be dead "
         "letters; `off`: never.",
     )
@@ -137,17 +136,16 @@ class DeadLetters(Model):
 
 
 class Evolution(Model):
-    """Which changes of records the table follows by itself; a mode alone, or a mapping."""
+    """Which changes of records the table follows automatically; a mode alone, or a mapping."""
 
     mode: Literal["off", "additive", "full"] = Field(
         default="off",
-        description="`off`: a field of a record that is no column is ignored. `additive`: it becomes an optional "
-        "column. `full`: also int becomes long, float becomes double, a decimal gets more digits, and a required "
-        "column becomes optional, where a record needs it.",
+        description="`off`: unknown fields are ignored. `additive`: they become optional columns. `full`: "
+        "columns also become wider or optional where a record needs it.",
     )
     max_columns: Count = Field(
         default=500,
-        description="With so many columns, nested fields included, the table gets no more: new fields are ignored.",
+        description="Columns of the table at most, nested fields included. Further new fields are ignored.",
     )
 
     @model_validator(mode="before")
@@ -174,8 +172,7 @@ class StreamSpec(Model):
     application: str | None = Field(
         default=None,
         pattern=STREAM_NAME,
-        description="The writer application that runs the stream, together with all others that name it. A stream that "
-        "names none has an application of its own.",
+        description="The writer application that the stream shares with all others that name it. By default its own.",
     )
     source: Source = Field(description="Where records come from.")
     table: Table = Field(description="The table: `namespace.table`, or a mapping.")
@@ -197,29 +194,28 @@ class StreamSpec(Model):
     )
     order_by: str | None = Field(
         default=None,
-        description="For `mode: upsert`: a change with a lower value than the table's row is stale, and dropped. If "
-        "left out, the record that Kafka has last wins.",
+        description="For `mode: upsert`: a change with a lower value than the table's row is stale, and "
+        "dropped. By default the record that Kafka has last wins.",
     )
     delete: Delete | None = Field(
         default=None, description="For `mode: upsert`: which records delete the row of their key."
     )
     merge: How = Field(
         default="auto",
-        description="For `mode: upsert`: how a changed row leaves its file. `copy-on-write`: the file is written anew. "
-        "`merge-on-read`: a position-delete file names the row. `auto`: the first where many rows of a file have left "
-        "it, else the second.",
+        description="For `mode: upsert`. `copy-on-write`: a changed file is written again. `merge-on-read`: a "
+        "position-delete file names the row. `auto`: the first once many rows of a file have left "
+        "it, before that the second.",
     )
     route: Route | None = Field(
-        default=None, description="How records are divided among many tables; `table` gets those that are left."
+        default=None, description="Which records go to which of many tables; `table` gets the others."
     )
     event_time: EventTime = Field(description="The event time's column, or a mapping of column and unit.")
     partition_by: tuple[str, ...] = Field((), description="Iceberg transforms: `day(ts)`, `bucket(16, id)`, `carrier`.")
     sort_by: tuple[str, ...] = Field((), description="`column`, `column desc`, `bucket(16, id) asc nulls last`.")
     distribution: Literal["none", "hash", "auto"] = Field(
         default="none",
-        description="How a batch's rows reach the tasks that write them. `none`: each task writes what it reads. "
-        "`hash`: rows are shuffled by table partition, so that a partition gets as few files as its bytes need. "
-        "`auto`: they are shuffled while that saves many files.",
+        description="`none`: each task writes what it reads. `hash`: rows are shuffled by table partition, "
+        "for few files. `auto`: they are shuffled while that saves many files.",
     )
     commit: Commit = Field(default=Commit(), description="When a batch is due.")
     lateness: Duration = Field(
@@ -228,13 +224,12 @@ class StreamSpec(Model):
     watermark: Watermark = Field(default=Watermark(), description="How event time advances.")
     complete: Literal["hour", "day", "none"] | None = Field(
         default=None,
-        description="Which windows of event time are signalled when they are complete. If left out: the hours or days "
-        "by which the table is partitioned by its event time, or none.",
+        description="Which windows are signalled. By default the hours or days by which the table is "
+        "partitioned by its event time, or none.",
     )
     complete_from: Moment | None = Field(
         default=None,
-        description="The first window to signal. If left out: the one that was open when the table was first checked, "
-        "so that no history is signalled.",
+        description="The first window to signal. By default the one that is open at the first check.",
     )
     evolution: Evolution = Field(
         default=Evolution(), description="Which changes of records the table follows by itself."
@@ -289,7 +284,7 @@ class StreamSpec(Model):
 
     @property
     def dead_letter_table(self) -> str:
-        """The identifier of the table that takes this stream's dead letters."""
+        """The identifier of the stream's dead-letter table."""
         return self.dead_letters.table or f"{self.table.identifier}_dead_letters"
 
     @property
@@ -308,16 +303,16 @@ class StreamSpec(Model):
 
     @property
     def max_records(self) -> int:
-        """The most records in one batch."""
+        """Limit of records in one batch."""
         if self.mode == "upsert" and "max_records" not in self.commit.model_fields_set:
             return MERGED_RECORDS
         return self.commit.max_records
 
     def fingerprint(self) -> str:
-        """A digest of what a writer depends on: it changes exactly when a running writer must be restarted.
+        """A digest of everything that a writer depends on: it changes exactly when a running writer must be restarted.
 
-        Of the maintenance, that is only what throttling uses, if it differs from the default. Which application runs
-        the stream, who owns it and how it is described are no matter of its writer's.
+        Of the maintenance, it only includes what throttling uses, if that differs from the default. The stream's
+        application, owner and description do not matter to its writer.
         """
         digest = hashlib.sha256(self.model_dump_json(exclude=self._no_matter_of_a_writer()).encode())
         kept = self.maintenance.kept
@@ -326,10 +321,10 @@ class StreamSpec(Model):
         return digest.hexdigest()[:16]
 
     def _no_matter_of_a_writer(self) -> dict[str, Any]:
-        """What a fingerprint leaves out, and keys of later versions that this stream does not use."""
+        """Keys that a fingerprint omits, including keys of later versions that this stream does not use."""
         source = {key for key in ("key", "headers", "topic_pattern") if not getattr(self.source, key)}
         columns = {index: {"unit"} for index, column in enumerate(self.columns) if column.unit is None}
-        dead_letters = {"circuit"} if self.dead_letters.circuit == Circuit() else None
+        dead_letters = {"circuit"} if self.dead_letters.circuit == CircuitBreaker() else None
         resources = None if self.resources.driver_in_cluster else {"deploy_mode", "rest_port"}
         commit = None if self.commit.atomic else {"atomic"}
         nested = {"source": source, "columns": columns, "dead_letters": dead_letters, "resources": resources}
@@ -343,7 +338,7 @@ class StreamSpec(Model):
 
     @property
     def units(self) -> dict[str, str]:
-        """The units of the columns that arrive as numbers of time."""
+        """Units of the columns that arrive as numbers of time."""
         declared = {column.name: column.unit for column in self.columns if column.unit not in {None, "iso"}}
         of_event_time = {} if self.event_time.unit == "iso" else {self.event_time.column: self.event_time.unit}
         return {name: unit for name, unit in (declared | of_event_time).items() if unit}
@@ -366,7 +361,7 @@ class StreamSpec(Model):
 
     @property
     def beside_value(self) -> dict[str, str | None]:
-        """The columns that a record's value does not fill, each with the header that does; None for the key."""
+        """The columns that a record's value does not fill, with the name of their header; None means the key."""
         key = {} if self.source.key is None else {self.source.key.column: None}
         return {**key, **{header.column: header.name for header in self.source.headers}}
 
@@ -383,7 +378,7 @@ def _rejoined(terms: list[str]) -> list[str]:
 
 
 def _parsed(key: str, terms: tuple[str, ...], parse: Callable[[str], object]) -> tuple[str, ...]:
-    """The terms in canonical form. Raises InconsistentError with all that cannot be read."""
+    """The terms in canonical form. Raises InconsistentError with all unreadable ones."""
     parsed, found = [], []
     for index, text in enumerate(terms):
         try:

@@ -30,23 +30,23 @@ _STAND_INS: Mapping[str, Any] = {
     "table": {"identifier": "stand.in"},
     "event-time": {"column": "stand-in"},
 }
-"""A stream's required parts besides its columns."""
+"""A stream's required parts, apart from its columns."""
 
 MAX_LINE_CHARACTERS = 2000
-"""The longest line of one problem, which may quote a text of any length."""
+"""Characters of one problem's line, which may quote a text of any length."""
 _FORMAT = ("source", "format")
 
 _MEANINGS = {
     "union_tag_not_found": f"has no type; write one of {', '.join(FORMATS)}",
-    "model_attributes_type": f"is no format; write {', '.join(FORMATS)}, or a mapping with type",
+    "model_attributes_type": f"is not a format; write {', '.join(FORMATS)}, or a mapping with type",
     "extra_forbidden": "is an unknown key",
     "missing": "is missing",
     "string_type": "is not text",
-    "int_type": "is not a whole number",
-    "int_parsing": "is not a whole number",
+    "int_type": "is not an integer",
+    "int_parsing": "is not an integer",
     "int_parsing_size": "is too large",
-    "int_from_float": "is not a whole number",
-    "finite_number": "is not a whole number",
+    "int_from_float": "is not an integer",
+    "finite_number": "is not an integer",
     "bool_type": "is not true or false",
     "bool_parsing": "is not true or false",
     "tuple_type": "is not a list",
@@ -66,9 +66,9 @@ _BOUNDS = {
 
 
 def describe(error: ValidationError, declared: Mapping[str, Any], path: Path, file_of: Callable[[str], Path]) -> str:
-    """One line for each problem, `file: key: value message`, up to `MAX_PROBLEMS`; a secret's value is not shown.
+    """One line per problem, `file: key: value message`, up to `MAX_PROBLEMS`; a secret's value is not shown.
 
-    `file_of` tells which file has a key: `path`, or one that lies beneath it.
+    `file_of` returns the file that has a key: `path`, or one that lies beneath it.
     """
     found = _problems(error, declared)
     known = {problem.key for problem in found}
@@ -86,7 +86,7 @@ def _line(problem: Problem) -> str:
 
 
 def _without_credentials(text: str) -> str:
-    """Without `user:password@` before a host, and the scheme before it: whatever key it was written for."""
+    """Remove `user:password@` before a host, and the scheme before it, whatever the key."""
     return _BEFORE_A_HOST.sub(lambda found: "…@" if ":" in found[0] else found[0], text)
 
 
@@ -114,7 +114,7 @@ def _problems(error: ValidationError, declared: Mapping[str, Any]) -> list[Probl
 
 
 def _neither(members: Sequence[ErrorDetails], declared: Mapping[str, Any]) -> Problem:
-    """What none of a union's members takes."""
+    """The problem of a value that fits none of a union's members."""
     found = [problem for details in members for problem in _translate(details, declared)]
     words = [problem.message.removeprefix("is not ").removeprefix("allowed; write ") for problem in found]
     return Problem(found[0].key, found[0].value, f"is neither {' nor '.join(words)}")
@@ -199,7 +199,7 @@ def _translate(details: ErrorDetails, declared: Mapping[str, Any]) -> Iterator[P
 
 
 def _at(declared: Mapping[str, Any], path: Iterable[str]) -> object:
-    """What was written at a path; None if there is nothing."""
+    """The value declared at a path, or None."""
     inner: object = declared
     for part in path:
         inner = inner.get(part) if isinstance(inner, Mapping) else None

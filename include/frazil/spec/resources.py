@@ -55,15 +55,14 @@ class Resources(Model):
         str, AfterValidator(_master), YamlForm("`local[*]`, `spark://host:port`, `yarn` or `k8s://https://host:port`")
     ] = Field(
         default=LOCAL,
-        description="Where tasks run. `local[*]`: in the writer's process on this host, `cores` at once. "
-        "`spark://host:port[,host:port]`: on a standalone cluster. `yarn`: on the YARN cluster that `HADOOP_CONF_DIR` "
-        "names. `k8s://https://host:port`: in pods, by that Kubernetes API server. Where the driver runs says "
-        "`deploy-mode`.",
+        description="Where tasks run. `local[*]`: in processes of this host. `spark://host:port[,host:port]`: "
+        "a standalone cluster. `yarn`: the cluster that `HADOOP_CONF_DIR` names. "
+        "`k8s://https://host:port`: pods.",
     )
     deploy_mode: DeployMode = Field(
         default=DeployMode.CLIENT,
-        description="Where the driver of a writer on a cluster runs. `client`: in the writer's process on this host. "
-        "`cluster`: in the cluster, where it outlives this host; an agent on this host submits and follows it.",
+        description="`client`: the driver runs on this host. `cluster`: it runs in the cluster and outlives "
+        "this host, followed by an agent.",
     )
     rest_port: Annotated[int, Whole(1, 65_535)] = Field(
         default=6066,
@@ -76,13 +75,13 @@ class Resources(Model):
     )
     executor_memory: Bytes = Field(
         default=512 * 2**20,
-        description="On a cluster: heap of an executor's JVM. Records are in its Python processes, beside the heap.",
+        description="On a cluster: heap of an executor's JVM. Records are in its Python processes, outside the heap.",
     )
     package: str | None = Field(
         default=None,
         min_length=1,
-        description="On a cluster: a path or URL of the archive that `frazil package` made, which executors unpack. "
-        "If left out, frazil is installed on the workers' hosts or in the image, at the path of the driver's Python.",
+        description="On a cluster: path or URL of the archive that `frazil package` made. Without it, frazil "
+        "is installed at the path of the driver's Python.",
     )
     spark: Properties = Field(default_factory=dict, description="Further Spark properties.")
 

@@ -57,13 +57,11 @@ class Route(Model):
     )
     otherwise: Literal["table", "dead-letters"] = Field(
         default="table",
-        description="Where records go that have no value, or one without a table where there is no `template`: to the "
-        "stream's `table`, or to its dead letters.",
+        description="Where records without a value, or without a table, go.",
     )
     complete: tuple[str, ...] = Field(
         default=(),
-        description="Those of `tables` whose windows are signalled when they are complete, as those of the stream's "
-        "`table` are: once all of their rows are there.",
+        description="Those of `tables` whose windows are signalled, once all of their rows have landed.",
     )
     lag: PositiveDuration = Field(
         default=timedelta(minutes=15),

@@ -58,8 +58,8 @@ class Sensitive(Model):
     )
     dead_letters: Literal["omit", "encrypt", "keep"] = Field(
         default="omit",
-        description="What dead letters keep of the record's value, key and header values. `omit`: nothing. `encrypt`: "
-        "all, encrypted (AES-GCM). `keep`: all, as it came.",
+        description="What dead letters keep of the record. `omit`: nothing. `encrypt`: all, by AES-GCM. "
+        "`keep`: all, as it came.",
     )
 
     @field_validator("fields")

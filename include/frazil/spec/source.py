@@ -23,24 +23,23 @@ class Source(Model):
     topic_pattern: str | None = Field(
         default=None,
         min_length=1,
-        description="Instead of `topics`: a regular expression, as RE2 has them, that whole names of topics match. "
-        "A topic that appears later is read from its beginning.",
+        description="Instead of `topics`: an RE2 expression that whole topic names match. A topic that "
+        "appears later is read from its beginning.",
     )
     format: Format = Field(default=JsonFormat(), description="How a record's value is encoded.")
-    key: Key | None = Field(default=None, description="The column that keeps a record's key, if one shall.")
+    key: Key | None = Field(default=None, description="The column that keeps a record's key.")
     headers: Annotated[tuple[Header, ...], YamlForm("list of headers")] = Field(
         default=(), description="The columns that keep a record's headers, `{name: …, column: …}`."
     )
     start: Start = Field(
         default="earliest",
-        description="Where a new stream begins: `earliest`, `latest`, or an ISO 8601 time with a zone. "
-        "Later starts continue from the table's marker.",
+        description="Where a new stream begins. Later starts continue from the marker.",
     )
     on_gap: Literal["fail", "skip"] = Field(
         default="fail",
-        description="When retention deleted records before they were read: `fail` ends the writer with the lost "
-        "offsets; `skip` continues at the first that are left, and records the lost ones in the snapshot's summary. "
-        "The same if a log was cut below what was read: `skip` continues at the cut.",
+        description="What to do when retention deleted unread records, or the log was truncated below what "
+        "was read. `fail` ends the writer with the lost offsets. `skip` continues at the first "
+        "that are left, and records the lost ones in the snapshot's summary.",
     )
     properties: Properties = Field(
         default_factory=dict,

@@ -32,8 +32,8 @@ class Delete(Model):
     values: tuple[str | int | bool, ...] = Field(default=(), description="The values of `column` that mean a delete.")
     tombstones: bool = Field(
         default=False,
-        description="Whether a record without a value deletes the row of its Kafka key: `source.key` fills the one key "
-        "column, or the key's fields, encoded as values are, have the key columns.",
+        description="A record without a value deletes the row of its Kafka key. `source.key` fills the one "
+        "key column, or the key's fields are the key columns.",
     )
 
     @model_validator(mode="before")

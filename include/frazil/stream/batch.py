@@ -30,16 +30,16 @@ from frazil.events import (
     BatchCommitted,
     DistributionChosen,
     FutureEventTimes,
-    Happening,
     NoticeGiven,
     OutageMet,
     PhaseBegan,
+    StreamEvent,
     TableEvolved,
-    ThrottleJudged,
+    ThrottleEvaluated,
 )
 from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Phase
-from frazil.ingest.contract import Routes, StageContext
+from frazil.ingest.contract import Shuffle, StageContext
 from frazil.ingest.rejects import join_rejects
 from frazil.kafka.admin import KafkaOffsets
 from frazil.kafka.identity import SourceIdentity
@@ -48,7 +48,7 @@ from frazil.partitions.windows import Grain
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import format_duration
 from frazil.stream.batch_rates import metadata_of, write_rates_of
-from frazil.stream.circuit import check_circuit
+from frazil.stream.circuit_breaker import check_circuit_breaker
 from frazil.stream.distribution import Distribution, Recent, decide
 from frazil.stream.engine import RecordSuspected, Stage, TaskAnswer
 from frazil.stream.evolve import MAX_NAMED, evolved, ignored
@@ -85,7 +85,7 @@ class BatchRunner:
     tables: StreamTables
     committer: Committer
     marker: Marker
-    emit: Callable[[Happening], None]
+    emit: Callable[[StreamEvent], None]
     run_folder: Path
     progress: ProgressFolder
     wait: Callable[[float], object] = time.sleep
@@ -118,7 +118,7 @@ class BatchRunner:
         try:
             answers, journal = self._staged(stage, key, end, tasks=tasks)
             rejects = join_rejects(a.result.rejects for a in answers)
-            check_circuit(self.spec, rejects, records=journal.records, journals=self.tables.journals)
+            check_circuit_breaker(self.spec, rejects, records=journal.records, journals=self.tables.journals)
         except Exception as error:
             self._discard(key)
             self._check_not_replaced(error)
@@ -288,9 +288,9 @@ class BatchRunner:
     def _staged_once(self, stage: Stage, key: BatchKey, *, tasks: int) -> tuple[StageContext, tuple[TaskAnswer, ...]]:
         context = self._context(key)
         progress = dataclasses.replace(self.progress, io=context.main.io)
-        routes = self._routes(context, tasks=tasks)
+        shuffle = self._shuffle(context, tasks=tasks)
         try:
-            answers = stage(StageRows(dataclasses.replace(context, routes=routes), progress))
+            answers = stage(StageRows(dataclasses.replace(context, shuffle=shuffle), progress))
         except RecordSuspected as error:
             log.warning("batch %s is staged again without a shuffle, to find the record that caused: %s", key, error)
             answers = stage(StageRows(context, progress))
@@ -307,19 +307,19 @@ class BatchRunner:
 
     def _evolved(self, context: StageContext, answers: Sequence[TaskAnswer]) -> bool:
         """Whether the table has evolved, by us or by others, to hold more of the batch's records than was staged."""
-        sighted = [a.result.sighted for a in answers if a.result.sighted]
-        if not sighted:
+        drift = [a.result.drift for a in answers if a.result.drift]
+        if not drift:
             return False
         main = self.tables.main
         with catalog_errors(main.catalog_name):
-            found = evolved(main.refresh(), self.spec, sighted)
+            found = evolved(main.refresh(), self.spec, drift)
             self._tell_ignored(found.refused)
             if found.changes:
                 self.emit(TableEvolved(BatchKey(context.epoch, context.batch), found.changes))
             staged_id: int = Schema.model_validate_json(context.main.schema_json).schema_id
             return main.refresh().schema().schema_id != staged_id
 
-    def _routes(self, context: StageContext, *, tasks: int) -> Routes | None:
+    def _shuffle(self, context: StageContext, *, tasks: int) -> Shuffle | None:
         """How the batch's rows are shuffled; None if they are not."""
         if self.spec.distribution == "none" or not tasks:
             return None
@@ -337,7 +337,7 @@ class BatchRunner:
         )
         counts = (chosen.partitions, chosen.files_alone, chosen.files_shuffled)
         self.emit(DistributionChosen(key, chosen.shuffled, chosen.reason, *counts))
-        return chosen.routes
+        return chosen.shuffle
 
     def _read_recent(self, spec_id: int) -> Recent:
         """What earlier writers' last batches wrote, from their commit records."""
@@ -416,7 +416,7 @@ class BatchRunner:
             transaction=end.transaction,
             windows=None if context.window_us is None else _summed(result.windows for result in results),
             partitions=sum(a.partitions or 0 for a in answers) or None,
-            with_ignored=sum(result.sighted.records for result in results),
+            with_ignored=sum(result.drift.records for result in results),
             other_events=sum(result.other_events for result in results),
             reasons=reasons_of(join_rejects(result.rejects for result in results)),
         )
@@ -439,7 +439,7 @@ class BatchRunner:
         self.throttle = now
         pressed = before is not None and before.reason is not None
         if pressed or now.reason:
-            self.emit(ThrottleJudged(now.reason, stretch=now.stretch, was_under_pressure=pressed))
+            self.emit(ThrottleEvaluated(now.reason, stretch=now.stretch, was_under_pressure=pressed))
         exchange = open_exchange(self.run_folder)
         write_rates(exchange, dataclasses.replace(read_rates(exchange), stretch=now.stretch))
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
 from frazil.commit.target import target_file_bytes
-from frazil.events import PhaseBegan, ThrottleJudged
+from frazil.events import PhaseBegan, ThrottleEvaluated
 from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Phase
 from frazil.offsets.spans import TopicPartition
@@ -103,7 +103,7 @@ class BatchLoop:
         self.planned(None)
         # An earlier writer may have left the interval stretched; this one judges the table itself.
         write_rates(exchange, replace(read_rates(exchange), stretch=1.0))
-        r.emit(ThrottleJudged(None, stretch=1.0, was_under_pressure=False))
+        r.emit(ThrottleEvaluated(None, stretch=1.0, was_under_pressure=False))
         return BatchPlanner(
             settings=self._settings(),
             kafka=r.kafka,

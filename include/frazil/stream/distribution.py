@@ -14,7 +14,7 @@ from itertools import accumulate
 from operator import itemgetter
 from typing import Literal
 
-from frazil.ingest.contract import PartitionKey, Routes, StagedFile
+from frazil.ingest.contract import PartitionKey, Shuffle, StagedFile
 
 BEGIN = 1.5
 """Shuffle when writing without it would make so many times the files."""
@@ -77,7 +77,7 @@ def _largest(sizes: Mapping[PartitionKey, float]) -> dict[PartitionKey, float]:
 class Distribution:
     """The decision for one batch, with what it was made of."""
 
-    routes: Routes | None
+    shuffle: Shuffle | None
     """None if each task writes what it reads."""
     reason: str
     partitions: int = 0
@@ -89,7 +89,7 @@ class Distribution:
 
     @property
     def shuffled(self) -> bool:
-        return self.routes is not None
+        return self.shuffle is not None
 
 
 def decide(  # noqa: PLR0913 - what is known of one batch
@@ -115,7 +115,7 @@ def decide(  # noqa: PLR0913 - what is known of one batch
     saved = found.files_alone - found.files_shuffled
     if saved >= MIN_SAVED_FILES and found.files_alone >= bound * found.files_shuffled:
         return found
-    return replace(found, routes=None, reason=f"{found.reason}: too few are saved for what a shuffle costs")
+    return replace(found, shuffle=None, reason=f"{found.reason}: too few are saved for what a shuffle costs")
 
 
 def _expected(recent: Recent, *, tasks: int, target_file_bytes: int) -> Distribution:
@@ -125,11 +125,11 @@ def _expected(recent: Recent, *, tasks: int, target_file_bytes: int) -> Distribu
     alone = max(round(recent.files_alone), sum(needed.values()))
     apart = sum(max(needed[key], len(parts)) for key, parts in shares.items())
     reason = f"{len(shares)} live partitions: about {alone} files a batch without a shuffle, and {apart} with one"
-    return Distribution(Routes(tasks, shares), reason, len(shares), alone, apart)
+    return Distribution(Shuffle(tasks, shares), reason, len(shares), alone, apart)
 
 
 def assign(sizes: Mapping[PartitionKey, float], writers: int) -> dict[PartitionKey, tuple[tuple[int, float], ...]]:
-    """Writers for partitions of these sizes, in the form of `Routes.shares`.
+    """Writers for partitions of these sizes, in the form of `Shuffle.shares`.
 
     McNaughton's wrap-around rule: partitions are laid end to end, the largest first, and cut into as many equal lengths
     as there are writers. So there are fewer cuts than writers. What would be a sliver of a writer's length is not cut

@@ -16,7 +16,7 @@ from frazil.events import (
     StallBegan,
     StallEnded,
     TableEvolved,
-    ThrottleJudged,
+    ThrottleEvaluated,
 )
 from frazil.spec.units import counted
 from frazil.timetext import ago
@@ -49,9 +49,9 @@ def log_event(event: Event) -> None:
                 "land, but do not move the watermark. Check the producers' clocks",
                 what.key, counted(what.rows, "row", "has|have"), what.max_future, *what.most,
             )  # fmt: skip
-        case ThrottleJudged(reason=str()) if not what.was_under_pressure:
+        case ThrottleEvaluated(reason=str()) if not what.was_under_pressure:
             _batch.warning("stream %s: %s", stream, what.reason)
-        case ThrottleJudged(reason=None) if what.was_under_pressure:
+        case ThrottleEvaluated(reason=None) if what.was_under_pressure:
             _batch.info("stream %s: the table's metadata no longer grows; commits follow the declared interval", stream)
         case DistributionChosen():
             _batch.info(

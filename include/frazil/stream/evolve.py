@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 
-from frazil.ingest.sightings import Sightings, joined_sightings, new_fields, wide_type
+from frazil.ingest.schema_drift import CROWD, SchemaDrift, joined_drift, new_fields, wide_type
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import shortened
 from frazil.table.evolution import Addition, Change, Path, Promotion, Relaxation
@@ -22,7 +22,7 @@ MAX_NAMED = 5
 
 @dataclass(frozen=True, slots=True)
 class Evolved:
-    """What became of the sightings of a batch."""
+    """Result of evolving the table by the schema drift of a batch."""
 
     changes: tuple[str, ...]
     """In words; nothing if the batch's files may be committed as they are."""
@@ -35,9 +35,9 @@ def ignored(refused: Sequence[Refusal], *, table: str) -> str:
     return f"records have fields that cannot become columns of {table}, so that their values are ignored: {named}"
 
 
-def evolved(table: Table, spec: StreamSpec, sighted: Iterable[Sightings]) -> Evolved:
+def evolved(table: Table, spec: StreamSpec, drift: Iterable[SchemaDrift]) -> Evolved:
     """Change the table as far as the stream's `evolution` allows. Raises what `evolve` raises."""
-    asked, refused = asked_for(joined_sightings(sighted))
+    asked, refused = asked_for(joined_drift(drift))
     asked, dropped = without_hidden(asked, _hidden(table, spec))
     refused = (*refused, *dropped)
     if not asked:
@@ -79,15 +79,16 @@ def without_hidden(asked: Sequence[Change], hidden: Sequence[Path]) -> tuple[lis
     return kept, tuple(refused)
 
 
-def asked_for(sighted: Sightings) -> tuple[list[Change], tuple[Refusal, ...]]:
-    """The changes that would hold all that was sighted, and the fields that no column can hold."""
+def asked_for(drift: SchemaDrift) -> tuple[list[Change], tuple[Refusal, ...]]:
+    """The changes that would hold all drift, and the fields that no column can hold."""
     asked: list[Change] = []
     refused: list[Refusal] = []
-    for found in new_fields(sighted):
+    for found in new_fields(drift):
         if found.type is None:
-            refused.append(Refusal(found.path, found.problem))
+            name = "*" if found.path[-1] == CROWD else found.path[-1]
+            refused.append(Refusal((*found.path[:-1], name), found.problem))
         else:
             asked.append(Addition(found.path, found.type, None))
-    asked += [Promotion(path, wide_type(kind)) for path, kind in sighted.wider.items()]
-    asked += [Relaxation(path) for path in sighted.optional]
+    asked += [Promotion(path, wide_type(kind)) for path, kind in drift.wider.items()]
+    asked += [Relaxation(path) for path in drift.optional]
     return asked, tuple(refused)

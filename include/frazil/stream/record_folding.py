@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from frazil.commit.journal import JournalStore
 from frazil.commit.marker import Marker, read_marker
-from frazil.events import CommitRecordsFolded, Happening
+from frazil.events import CommitRecordsFolded, StreamEvent
 from frazil.spec.model import StreamSpec
 from frazil.stream.hosting import Foldings
 from frazil.table.catalogs import existing_catalog
@@ -28,7 +28,7 @@ class RecordFolding:
     """A context manager whose thread has its own catalog and storage. An interrupted fold continues next time."""
 
     spec: StreamSpec
-    emit: Callable[[Happening], None]
+    emit: Callable[[StreamEvent], None]
     others: Foldings | None = None
     """The thread that folds, if other streams share it; else it has one of its own."""
     _over: threading.Event = field(default_factory=threading.Event)

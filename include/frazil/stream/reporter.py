@@ -27,7 +27,7 @@ from frazil.events import (
     PhaseBegan,
     RecordsSkipped,
     TablesBehind,
-    ThrottleJudged,
+    ThrottleEvaluated,
 )
 from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase
@@ -134,7 +134,7 @@ class Reporter:
             case BatchCommitted(marker=marker, stage_s=stage_s, commit_s=commit_s):
                 self._change(backpressure_ms=self._beyond_interval_ms(round((stage_s + commit_s) * 1000)))
                 self.committed(marker, at_ms=event.at_ms)
-            case ThrottleJudged(reason, stretch):
+            case ThrottleEvaluated(reason, stretch):
                 self.throttled(reason, stretch=stretch)
             case DistributionChosen(shuffled=shuffled, reason=reason):
                 self._change(distribution=f"{'shuffled' if shuffled else 'not shuffled'}: {reason}")
@@ -200,8 +200,8 @@ class Reporter:
         """Take one sample and write the heartbeat. The thread calls this every second."""
         self._wake.clear()
         self._count_records()
-        self._judge_backpressure()
-        self._judge()
+        self._evaluate_backpressure()
+        self._evaluate()
         self._write()
         self._rotate_log()
 
@@ -252,7 +252,7 @@ class Reporter:
     def _beyond_interval_ms(self, batch_ms: int) -> int:
         return max(0, batch_ms - round(self._interval_ms * self._stretch))
 
-    def _judge_backpressure(self) -> None:
+    def _evaluate_backpressure(self) -> None:
         """A batch that hangs says so before it ends."""
         if (since_ms := self._staging_since_ms) is None:
             return
@@ -261,7 +261,7 @@ class Reporter:
             if beyond_ms > self._state.backpressure_ms:
                 self._state = dataclasses.replace(self._state, backpressure_ms=beyond_ms)
 
-    def _judge(self) -> None:
+    def _evaluate(self) -> None:
         """Find lag and stall from the marker and the planner's report."""
         # Read together: with a phase older than the report, a batch would get credit for later records.
         with self._lock:
@@ -272,7 +272,7 @@ class Reporter:
         lag = sum(sample.unread.values()) if report else state.lag
         self._watch.stretch(stretch)
         # An outage is told as such; after it the history begins again.
-        stall = self._watch.judge(sample) if state.outage is None else state.stall
+        stall = self._watch.evaluate(sample) if state.outage is None else state.stall
         with self._lock:
             waiting = sum(sample.in_transactions.values())
             self._state = dataclasses.replace(self._state, lag=lag, in_transactions=waiting, stall=stall)

@@ -11,13 +11,13 @@ from functools import partial
 
 from frazil.commit.beside_home import sweep_beside
 from frazil.commit.committer import Committer
-from frazil.commit.followers import NOTHING, PATIENCE_S, Behind, Followers, Make
+from frazil.commit.followers import NOTHING, RETRY_TIMEOUT_S, Behind, Followers, Make
 from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey, Marker
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.sweep import sweep_routed
 from frazil.errors import RouteBehind
-from frazil.events import Happening, TablesBehind
+from frazil.events import StreamEvent, TablesBehind
 from frazil.ingest.contract import StageContext
 from frazil.spec.model import StreamSpec
 from frazil.spec.route import Route
@@ -37,7 +37,7 @@ class StreamRoute:
     spec: StreamSpec
     tables: StreamTables
     followers: Followers
-    emit: Callable[[Happening], None]
+    emit: Callable[[StreamEvent], None]
     routed: RoutedTables | None = None
     """None for a route that is no longer declared: its tables still get the rows that wait."""
     tried: float = 0.0
@@ -47,7 +47,7 @@ class StreamRoute:
 
     @classmethod
     def begin(
-        cls, spec: StreamSpec, tables: StreamTables, marker: Marker, emit: Callable[[Happening], None]
+        cls, spec: StreamSpec, tables: StreamTables, marker: Marker, emit: Callable[[StreamEvent], None]
     ) -> StreamRoute | None:
         """Commit what earlier writers left to do, and open the tables. None if the stream never had a route.
 
@@ -76,11 +76,11 @@ class StreamRoute:
         be well a second later. Counting the lag from the start instead would let each start of a stream whose table
         is broken read on.
         """
-        patience = dataclasses.replace(self.tables.patience, total_s=PATIENCE_S)
-        deadline, attempt = patience.clock() + patience.total_s, 0
+        retry_policy = dataclasses.replace(self.tables.retry_policy, total_s=RETRY_TIMEOUT_S)
+        deadline, attempt = retry_policy.clock() + retry_policy.total_s, 0
         self.followers.commit()
-        while self._overdue and (left_s := deadline - patience.clock()) > 0:
-            if patience.wait(min(left_s, patience.wait_s(attempt))):
+        while self._overdue and (left_s := deadline - retry_policy.clock()) > 0:
+            if retry_policy.wait(min(left_s, retry_policy.wait_s(attempt))):
                 return True
             attempt += 1
             self.followers.commit()

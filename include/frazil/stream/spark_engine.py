@@ -143,10 +143,10 @@ class SparkEngine:
             # Where streams share an application, each batch has its share of the cores.
             context.setLocalProperty("spark.scheduler.pool", threading.current_thread().name)
             tasks = context.parallelize(plans, len(plans))
-            if at.routes is None:
+            if at.shuffle is None:
                 return read_answers(tasks.mapPartitions(work).collect())
             # Rows name their writer's number, which is the number of its task.
-            sent = tasks.mapPartitions(work.read).partitionBy(at.routes.writers, int)
+            sent = tasks.mapPartitions(work.read).partitionBy(at.shuffle.writers, int)
             try:
                 return read_shuffled(sent.mapPartitionsWithIndex(work.write).collect())
             finally:

@@ -13,8 +13,8 @@ from pyspark import TaskContext
 from frazil import __version__
 from frazil.errors import FrazilError, VersionChanged
 from frazil.ingest.contract import StageContext, StageTask
-from frazil.ingest.routes import Parcel
 from frazil.ingest.sensitive import speakable
+from frazil.ingest.shuffle import Parcel
 from frazil.ingest.stage import Suspect, read, stage, write
 from frazil.stream.attempt import check_wanted
 from frazil.stream.progress import ProgressFolder, write_task
@@ -100,7 +100,7 @@ class StageRows:
         return {"result": result.to_json(), "task_s": time.monotonic() - began}
 
     def read(self, plans: Iterable[str]) -> Iterator[Sent]:
-        """Before a shuffle: the rows of the plans' tasks for the writers of `context.routes`, and the tasks' answers.
+        """Before a shuffle: the rows of the plans' tasks for the writers of `context.shuffle`, and the tasks' answers.
 
         The answers pass through the shuffle too, so that they are always those of the tasks whose rows were written,
         whatever Spark ran twice.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from frazil.events import Happening, StallBegan, StallEnded
+from frazil.events import StallBegan, StallEnded, StreamEvent
 from frazil.host.heartbeat import Stall
 from frazil.stream.stall import find_stall
 from frazil.stream.stall_history import WORKING, History, Limits, Sample, remember
@@ -13,7 +13,7 @@ from frazil.stream.stall_history import WORKING, History, Limits, Sample, rememb
 class StallWatch:
     """Keeps the history of the samples that the heartbeat's thread takes. Not thread-safe."""
 
-    def __init__(self, stream: str, limits: Limits, *, emit: Callable[[Happening], None]) -> None:
+    def __init__(self, stream: str, limits: Limits, *, emit: Callable[[StreamEvent], None]) -> None:
         self._stream, self._declared, self._limits, self._emit = stream, limits, limits, emit
         self._history: History | None = None
         self._stall: Stall | None = None
@@ -22,7 +22,7 @@ class StallWatch:
         """Set how many times longer than declared the commit interval is."""
         self._limits = self._declared.stretched(stretch)
 
-    def judge(self, sample: Sample) -> Stall | None:
+    def evaluate(self, sample: Sample) -> Stall | None:
         """The stall at that moment. While the writer takes over or stops, the last judgement stays."""
         self._history = remember(self._history, sample, limits=self._limits)
         if sample.phase in WORKING:

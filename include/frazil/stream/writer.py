@@ -28,7 +28,7 @@ from frazil.commit.reset import before_reset
 from frazil.commit.rules import check_fence
 from frazil.commit.settle import highest_epoch, settle
 from frazil.commit.stream_tables import StreamTables
-from frazil.commit.swap import Patience
+from frazil.commit.swap import RetryPolicy
 from frazil.errors import (
     CommitUnavailable,
     KafkaUnavailable,
@@ -37,7 +37,7 @@ from frazil.errors import (
     StaleBatch,
     TopicMissing,
 )
-from frazil.events import ChangesMerged, EpochBegan, Events, Happening, OutageMet, PhaseBegan, RecordsSkipped, Sink
+from frazil.events import ChangesMerged, EpochBegan, Events, OutageMet, PhaseBegan, RecordsSkipped, Sink, StreamEvent
 from frazil.home import make_folder, run_folder
 from frazil.host.heartbeat import Phase
 from frazil.ingest.formats import check_supported
@@ -160,7 +160,7 @@ class Writer:
             with RecordFolding(self.spec, events.emit, hosting.foldings):
                 return self._epochs(parts)
 
-    def _topics_found(self, kafka: KafkaOffsets, emit: Callable[[Happening], None]) -> bool:
+    def _topics_found(self, kafka: KafkaOffsets, emit: Callable[[StreamEvent], None]) -> bool:
         """Wait until a topic matches the stream's pattern; False if the writer is asked to end before.
 
         A stream whose table has its marker goes on without any.
@@ -212,7 +212,7 @@ class Writer:
                 ) from error
             last = epoch.number
 
-    def _open(self, reporter: Reporter, emit: Callable[[Happening], None]) -> tuple[StreamTables, ProgressFolder]:
+    def _open(self, reporter: Reporter, emit: Callable[[StreamEvent], None]) -> tuple[StreamTables, ProgressFolder]:
         catalog = load_catalog(self.spec.table.catalog)
         main = ensure_table(catalog, self.spec)
         check_supported(main.schema(), self.spec.source.format)
@@ -223,7 +223,7 @@ class Writer:
             self.spec.name,
             {"main": main, "dead-letters": ensure_dead_letters(catalog, self.spec)},
             clock_ms=clock.now_ms,
-            patience=Patience(
+            retry_policy=RetryPolicy(
                 wait=partial(self._wait_outside_turn, emit), tell=lambda sentence: emit(OutageMet(sentence))
             ),
             align=Alignment.of(self.spec),
@@ -236,7 +236,7 @@ class Writer:
         reporter.table(main.location(), progress, merges=tables.merging is not None)
         return tables, progress
 
-    def _merging(self, progress: ProgressFolder, emit: Callable[[Happening], None]) -> Merging | None:
+    def _merging(self, progress: ProgressFolder, emit: Callable[[StreamEvent], None]) -> Merging | None:
         if self.spec.mode == "append" and self.spec.dedupe is None:
             return None
         run = MergeRun(self.engine.merge, progress)
@@ -250,7 +250,7 @@ class Writer:
         declared = MERGED_CONTENT["candidates" if self.spec.dedupe else "changes"]
         return Merging(partial(merge_rules, self.spec), timed, lambda: self.engine.parallelism, declared)
 
-    def _wait_outside_turn(self, emit: Callable[[Happening], None], seconds: float) -> bool:
+    def _wait_outside_turn(self, emit: Callable[[StreamEvent], None], seconds: float) -> bool:
         """Wait during an outage, in which others may use this writer's turn; whether the writer is asked to end."""
         again = OutageMet("after an outage, the writer waits for its turn among the application's streams to try again")
         return self.hosting.turns.lend(
@@ -273,7 +273,7 @@ class EpochParts:
     tables: StreamTables
     progress: ProgressFolder
     folder: Path
-    emit: Callable[[Happening], None]
+    emit: Callable[[StreamEvent], None]
     planned: Callable[[PlannerReport | None], None]
     """Receives what the planner observes; None when another planner begins."""
     hosting: Hosting

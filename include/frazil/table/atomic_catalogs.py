@@ -1,8 +1,8 @@
-"""Which catalogs commit to several tables in one step.
+"""Decides which catalogs can commit to several tables in one step.
 
-A SQL catalog does, because the pointers to its tables' metadata are rows of one database. Of the REST catalogs, those
-on a list do: a server that has the endpoint may still change table after table, and one that changes them at once may
-keep no snapshot history.
+A SQL catalog can, because the pointers to its tables' metadata are rows of one database. Of the REST catalogs, only
+the servers on a list can. A server that has the endpoint may still change table after table. One that changes them
+at once may keep no snapshot history.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ def commit_tables_of(catalog: Catalog) -> CommitTables:
     if reason := why_not_atomic(catalog.name, catalog.properties):
         raise SpecError(reason)
     if inferred_type(catalog.properties) == "sql":
-        from frazil.table.atomic_sql import commit_by_sql  # noqa: PLC0415 - other catalogs do without its client
+        from frazil.table.atomic_sql import commit_by_sql  # noqa: PLC0415 - loads a client that other catalogs do not need
 
         return partial(commit_by_sql, catalog)  # type: ignore[arg-type]
     from frazil.table.atomic_rest import commit_by_rest  # noqa: PLC0415 - as above
 
     if ADVERTISED not in {str(endpoint) for endpoint in catalog._supported_endpoints}:  # type: ignore[attr-defined]
         raise SpecError(
-            f"the catalog {catalog.name!r} says of itself ({ATOMIC}) that it is {catalog.properties[ATOMIC]}, but its "
+            f"the catalog {catalog.name!r} is declared ({ATOMIC}) to be {catalog.properties[ATOMIC]}, but its "
             f"server does not offer `{ADVERTISED}`. Correct the property or update the server, or remove "
             "`commit.atomic`"
         )
@@ -42,15 +42,15 @@ def commit_tables_of(catalog: Catalog) -> CommitTables:
 
 
 def why_not_atomic(name: str, properties: Mapping[str, str]) -> str | None:
-    """Why a catalog of these properties cannot commit to several tables at once; None if it can. Asks no server."""
+    """Why a catalog with these properties cannot commit to several tables at once; None if it can. Offline."""
     kind, instead = inferred_type(properties), "Use a catalog that can, or remove `commit.atomic`"
     if kind == "sql":
         database = make_url(properties["uri"]).get_backend_name()
         if database in DATABASES:
             return None
         return (
-            f"the catalog {name!r} is in {database}, where no commit to several tables at once was ever tried; it was "
-            f"on {' and '.join(DATABASES)}. {instead}"
+            f"the catalog {name!r} is in {database}, where commits to several tables at once are untested; tested "
+            f"are {' and '.join(DATABASES)}. {instead}"
         )
     if kind == "rest":
         if properties.get(ATOMIC, "").lower() in SERVERS:

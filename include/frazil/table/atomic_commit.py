@@ -1,4 +1,4 @@
-"""One step that changes several tables of a catalog: all of them, or none."""
+"""Changes several tables of a catalog in one step: all of them, or none."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pyiceberg.table.update import TableRequirement, TableUpdate
 
 @dataclass(frozen=True, slots=True)
 class TableChange:
-    """One table's part, based on the metadata of `table`."""
+    """The change of one table, based on the metadata of `table`."""
 
     table: Table
     requirements: tuple[TableRequirement, ...]
@@ -19,8 +19,8 @@ class TableChange:
 
 
 CommitTables = Callable[[Sequence[TableChange]], Sequence[CommitTableResponse] | None]
-"""Changes all tables or none. Returns their new metadata in the same order, or None if the catalog does not tell it.
+"""Changes all tables or none. Returns their new metadata in order, or None if the catalog does not return it.
 
-Raises CommitFailedException if one of them has been changed meanwhile, and so none was changed. After any other error
-the outcome is unknown.
+Raises CommitFailedException if a table has been changed meanwhile; then none was changed. After any other error the
+outcome is unknown.
 """

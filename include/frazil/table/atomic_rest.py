@@ -1,6 +1,6 @@
-"""A commit to several tables of a REST catalog, by `POST /v1/{prefix}/transactions/commit`.
+"""Commits to several tables of a REST catalog with `POST /v1/{prefix}/transactions/commit`.
 
-PyIceberg has no method for it. Request and answers are those of Iceberg's REST specification, `commitTransaction`.
+PyIceberg has no method for it. Request and answers follow `commitTransaction` of Iceberg's REST specification.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class _CommitTransactionRequest(IcebergBaseModel):
 def commit_by_rest(catalog: RestCatalog, changes: Sequence[TableChange]) -> None:
     """Send the request once. The answer has no metadata.
 
-    Each attempt has an idempotency key of its own, so that one which a gateway sends twice counts once. Raises
+    Each attempt has its own idempotency key, so that a request repeated by a gateway counts once. Raises
     CommitFailedException if a requirement does not hold, and else what PyIceberg raises for a table's commit.
     """
     request = _CommitTransactionRequest(

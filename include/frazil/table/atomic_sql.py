@@ -1,4 +1,4 @@
-"""A commit to several tables of a SQL catalog: one database transaction over their pointers."""
+"""Commits to several tables of a SQL catalog: one database transaction over their pointers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from frazil.table.parallel import in_parallel
 
 log = logging.getLogger(__name__)
 
-# Built once: that of five statements takes longer than PostgreSQL does for them.
+# Built once: building five statements takes longer than executing them in PostgreSQL.
 _MOVED = (
     update(IcebergTables)
     .where(
@@ -30,9 +30,9 @@ _MOVED = (
 
 
 def commit_by_sql(catalog: SqlCatalog, changes: Sequence[TableChange]) -> list[CommitTableResponse]:
-    """Write the new metadata files, then move all pointers, each only from where its table was read.
+    """Write the new metadata files, then move all pointers, each only if its table is unchanged.
 
-    Raises CommitFailedException if a pointer had moved. The files are deleted after an error, unless COMMIT was sent:
+    Raises CommitFailedException if a pointer had moved. After an error the files are deleted, unless COMMIT was sent:
     from then on the outcome is unknown.
     """
     staged: list[StagedTable] = []
@@ -43,7 +43,7 @@ def commit_by_sql(catalog: SqlCatalog, changes: Sequence[TableChange]) -> list[C
             staged.append(catalog._update_and_stage_table(change.table, name, change.requirements, change.updates))
         in_parallel(lambda made: catalog._write_metadata(made.metadata, made.io, made.metadata_location), staged)
         with catalog.engine.connect() as connection:
-            # In one order everywhere: two writers that lock the same rows never wait for each other.
+            # The same order everywhere: two writers that lock the same rows never wait for each other.
             for change, made in sorted(zip(changes, staged, strict=True), key=lambda pair: pair[1].name()):
                 _move(connection, catalog.name, change.table, made)
             sent = True
@@ -72,11 +72,11 @@ def _move(connection: Connection, catalog: str, found: Table, made: StagedTable)
 
 
 def _delete(staged: Sequence[StagedTable]) -> None:
-    """Best effort: what is left behind is deleted by orphan removal."""
+    """Delete the files as far as possible; orphan removal deletes the rest."""
     for made in staged:
         try:
             made.io.delete(made.metadata_location)
-        except FileNotFoundError:  # the one that could not be written
+        except FileNotFoundError:  # the file that could not be written
             continue
         except Exception as error:
             log.warning("the metadata file %s of a failed commit was left behind: %r", made.metadata_location, error)

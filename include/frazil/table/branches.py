@@ -1,4 +1,4 @@
-"""The branches of a table, and their newest snapshots."""
+"""Finds the newest snapshots of a table's branches."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ def head_of(metadata: TableMetadata, branch: str = MAIN) -> Snapshot | None:
 
 
 def live_rows(snapshot: Snapshot) -> int | None:
-    """How many rows a reader finds in a snapshot, from its summary; None if that does not say.
+    """Number of rows that a reader finds in a snapshot, from its summary; None if the summary does not tell.
 
-    Iceberg's `total-records` counts the rows of data files, also those that position deletes name. A row that two
-    deletes name, or that left with its file while its delete did not, counts as deleted twice.
+    Iceberg's `total-records` includes rows that position deletes remove. A row counts as deleted twice if two deletes
+    name it, or if its file was removed without its delete.
     """
     if snapshot.summary is None or (text := snapshot.summary.get("total-records")) is None:
         return None

@@ -1,6 +1,6 @@
-"""Says in one sentence what a catalog's client means: each has errors of its own, and some have none for a mistake.
+"""Translates errors of catalog clients into one sentence: each client has its own, and some have none for a mistake.
 
-The clients of Glue (botocore) and Hive (thrift) are extras. Their errors are known only where something imported them.
+The clients of Glue (botocore) and Hive (thrift) are extras. Their errors are recognised only if they were imported.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from frazil.spec.addresses import path_problem
 
 _EXTRA = re.compile(r"pyiceberg\[([\w-]+)\]")
 _PACKAGES = {"glue": ("boto3", "glue"), "hive": ("thrift", "hive"), "sql-postgres": ("psycopg2", "postgres")}
-"""The module that each of PyIceberg's extras for catalogs brings, and our extra that brings it."""
+"""The module that each of PyIceberg's catalog extras installs, and our extra that installs it."""
 _STORAGES = {
     "s3": "s3fs",
     "s3a": "s3fs",
@@ -32,23 +32,25 @@ _STORAGES = {
     "abfs": "adlfs",
     "abfss": "adlfs",
 }
-"""The module that frazil reaches a location with, by its scheme."""
+"""The module that frazil needs for a location, by scheme."""
 _DENIED = frozenset(
     {"AccessDeniedException", "AccessDenied", "UnrecognizedClientException", "InvalidSignatureException", "403"}
 )
 _MISCONFIGURED = ("Config", "Invalid", "NoRegion", "ParamValidation", "ProfileNotFound", "Unknown", "Unsupported")
-"""How the names of botocore's errors begin that no other attempt mends."""
+"""Prefixes of botocore's errors that a retry cannot fix."""
 _NO_PLACE = "No default path is set"
-"""PyIceberg's error for a new table of a catalog without a warehouse."""
+"""PyIceberg's error for a new table in a catalog without a warehouse."""
 _EXPIRED = frozenset({"ExpiredTokenException", "ExpiredToken"})
 
 
 class NoIcebergAnswer(RESTError):
-    """A server answered something that is not Iceberg's: a gateway's page, a login, another service."""
+    """A server's answer is not Iceberg's: a gateway's page, a login, another service."""
 
 
 def _is_icebergs(error: Exception) -> bool:
-    """Whether an error answer has the form that Iceberg prescribes, so that no gateway or other server made it."""
+    """Whether an error answer has the form that Iceberg prescribes, so that it is not from a gateway or other
+    server.
+    """
     response: Any = getattr(error.__cause__, "response", None)
     try:
         return "type" in response.json()["error"]
@@ -57,17 +59,17 @@ def _is_icebergs(error: Exception) -> bool:
 
 
 def _is_foreign(error: Exception) -> bool:
-    """Whether a server answered that is no Iceberg REST catalog, or a gateway in its place."""
+    """Whether the answer came from a gateway, or from a server that is not an Iceberg REST catalog."""
     if isinstance(error, ValidationError):
         return error.title.endswith("Response")  # PyIceberg's models of a REST catalog's answers
     return isinstance(error, NoIcebergAnswer) or (type(error) is RESTError and not _is_icebergs(error))
 
 
 def _foreign(catalog: str, error: Exception) -> CommitUnavailable:
-    """Restartable: for a moment a gateway whose catalog is away looks the same as a uri that is wrong."""
+    """The error for such an answer. Restartable: a gateway whose catalog is down looks the same as a wrong uri."""
     return CommitUnavailable(
-        f"what answers at the uri of the catalog {catalog!r} is no Iceberg REST catalog: {_of_answer(error)}. Correct "
-        "uri and warehouse, unless it is a gateway whose catalog is away: then the next try does"
+        f"the uri of the catalog {catalog!r} does not answer like an Iceberg REST catalog: {_of_answer(error)}. "
+        "Correct uri and warehouse, unless it is a gateway whose catalog is down: then the next try succeeds"
     )
 
 
@@ -90,16 +92,16 @@ def check_storage(name: str, warehouse: str) -> None:
 
 
 def loading_error(catalog: str, error: Exception) -> FrazilError | None:
-    """What the error of opening a catalog means; None if it is none of a configuration.
+    """Translate an error of opening a catalog; None if it is not a configuration error.
 
-    Raises MissingExtra where PyIceberg lacks a package.
+    Raises MissingExtra if PyIceberg misses a package.
     """
     if isinstance(error, NotInstalledError):
         for module, extra in (_PACKAGES[name] for name in _EXTRA.findall(str(error)) if name in _PACKAGES):
             require(module, extra=extra)
     if "get_frozen_credentials" in str(error):  # boto3 returns None, which PyIceberg's SigV4 does not expect
         return AccessDenied(
-            f"the catalog {catalog!r} wants signed requests (rest.sigv4-enabled), and there are no AWS credentials: "
+            f"the catalog {catalog!r} requires signed requests (rest.sigv4-enabled), but no AWS credentials exist: "
             "set client.access-key-id and client.secret-access-key, a profile or a role"
         )
     if isinstance(error, RESTError) and type(error) is RESTError and _is_icebergs(error):
@@ -121,7 +123,7 @@ def wrongly_configured(catalog: str, error: Exception) -> SpecError:
 
 
 def client_error(catalog: str, error: Exception) -> FrazilError | None:
-    """What an error of PyIceberg, or of the clients of Glue and Hive, means; None for all others."""
+    """Translate an error of PyIceberg, or of the clients of Glue and Hive; None for all others."""
     if meant := _pyicebergs(catalog, error):
         return meant
     boto = sys.modules.get("botocore.exceptions")
@@ -142,18 +144,18 @@ def _pyicebergs(catalog: str, error: Exception) -> FrazilError | None:
         return wrongly_configured(catalog, error)
     if isinstance(error, CommitStateUnknownException):
         return CommitUnavailable(
-            f"the catalog {catalog!r} failed, and what became of the change is unknown: {one_line(error)}"
+            f"the catalog {catalog!r} failed, and the outcome of the change is unknown: {one_line(error)}"
         )
     return None
 
 
 def _not_called(catalog: str, error: Exception, *, half_configured: bool) -> FrazilError:
-    """What an error of botocore means that is no answer."""
+    """Translate an error of botocore that is not an answer."""
     if half_configured:
-        return AccessDenied(f"the AWS credentials for the catalog {catalog!r} are not whole: {one_line(error)}")
+        return AccessDenied(f"the AWS credentials for the catalog {catalog!r} are incomplete: {one_line(error)}")
     if type(error).__name__.startswith(_MISCONFIGURED):
         return wrongly_configured(catalog, error)
-    # Also where no credentials are found: so does a host look whose metadata service is silent for a moment.
+    # Also if no credentials are found: that happens while a host's metadata service is silent.
     return CommitUnavailable(f"the catalog {catalog!r} cannot be reached: {one_line(error)}")
 
 
@@ -172,10 +174,10 @@ def one_line(error: Exception) -> str:
 
 
 def retry_after_s(error: BaseException) -> float | None:
-    """The seconds that the server of a REST catalog asks to wait for, if it does."""
+    """The seconds that a REST catalog's server asks clients to wait, if it does."""
     headers = getattr(getattr(error.__cause__, "response", None), "headers", {})
     said = str(headers.get("Retry-After") or "").strip()
-    if said.isascii() and said.isdigit():  # not ², which is a digit too
+    if said.isascii() and said.isdigit():  # excludes ², which is a digit too
         return float(said)
     try:
         return max(0.0, parsedate_to_datetime(said).timestamp() - clock.now_ms() / 1000)

@@ -1,7 +1,7 @@
-"""Opens catalogs by PyIceberg's own configuration; without one, the embedded catalog.
+"""Opens catalogs from PyIceberg's own configuration; without one, the embedded catalog.
 
-A catalog is configured by `.pyiceberg.yaml` (in PYICEBERG_HOME, the home folder or the current one) or by
-PYICEBERG_CATALOG__<NAME>__<PROPERTY>. Spark's properties derive from the same configuration.
+A catalog is configured in `.pyiceberg.yaml` (in PYICEBERG_HOME, the home folder or the current one) or by
+PYICEBERG_CATALOG__<NAME>__<PROPERTY>. Spark's properties are derived from the same configuration.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from sqlalchemy import Engine as SqlEngine
 from sqlalchemy.exc import DBAPIError, OperationalError
 from urllib3.exceptions import TimeoutError as HttpTimeout
 
-import frazil.table.exact_partitions  # noqa: F401 - readers of manifests open a catalog
+import frazil.pyiceberg_fixes.manifests  # noqa: F401 - readers of manifests open a catalog
 from frazil.errors import AccessDenied, CommitRefused, CommitUnavailable, FrazilError, SpecError, TableLost, words_of
 from frazil.extras import extras_named
 from frazil.home import home, make_folder
@@ -52,30 +52,30 @@ from frazil.table.small_objects import write_small_objects_at_once
 from frazil.table.spark_catalog import inferred_type, jar_sets, spark_catalog
 
 SQLITE_BUSY_SECONDS = 30
-"""How long a process waits for another's write; Spark gets the same in milliseconds."""
+"""Time that a process waits for another's write; Spark gets the same in milliseconds."""
 
 OPEN_ATTEMPTS = 3
 
 _engines: WeakValueDictionary[str, SqlEngine] | None = None
-"""By URI, where SQL catalogs share them: see `share_connections`. One that no catalog uses any more is closed."""
+"""Engines by URI, if SQL catalogs share them (`share_connections`). An engine is closed when no catalog uses it."""
 KEPT_S = 10.0
-"""Credentials, and the configuration, are read anew after that."""
+"""Seconds after which credentials and configuration are read again."""
 _kept: ContextVar[dict[str | None, tuple[Catalog, float]] | None] = ContextVar("kept catalogs", default=None)
 MAX_ERROR_CHARACTERS = 300
-"""Characters of a server's error in a sentence: a gateway answers with pages."""
+"""Characters of a server's error in a message: a gateway answers with pages."""
 METADATA_FILE = ".metadata.json"
 
 _REFUSED = (UnauthorizedError, ForbiddenError, AuthorizationExpiredError, OAuthError, SignError, PermissionError)
 _UNREACHABLE = (ServerError, ServiceUnavailableError, TooManyRequestsError, requests.ConnectionError, requests.Timeout)
 _ERRNO = re.compile(r"\[Errno -?\d+\] ([\w ,]+)")
 _OF_A_FULL_DISK = ("disk I/O error", "disk is full")
-"""What SQLite says where its file, or its log, cannot grow."""
+"""SQLite's errors when its file or log cannot grow."""
 _REFUSED_BY_DATABASE = ("authentication failed", "permission denied", "readonly database", "no password supplied")
 
 
 @dataclass(frozen=True)
 class CatalogConfig:
-    """A catalog's name and its PyIceberg properties; `embedded` is the SQLite one of FRAZIL_HOME."""
+    """A catalog's name and PyIceberg properties; `embedded` is the SQLite catalog of FRAZIL_HOME."""
 
     name: str
     properties: dict[str, str] = field(repr=False)
@@ -83,7 +83,7 @@ class CatalogConfig:
 
 
 def catalog_config(name: str | None) -> CatalogConfig:
-    """The configuration of a catalog, read at every call; None is the default catalog.
+    """Read the configuration of a catalog; None is the default catalog.
 
     Raises SpecError for a named catalog without configuration, and for an unreadable configuration.
     """
@@ -94,7 +94,7 @@ def catalog_config(name: str | None) -> CatalogConfig:
         wanted = name or default
         configured = config.get_catalog_config(wanted)
     except ValueError as error:
-        raise SpecError(f"the catalogs of .pyiceberg.yaml are wrongly written: {error}") from None
+        raise SpecError(f"the catalogs in .pyiceberg.yaml are invalid: {error}") from None
     if configured is not None:
         properties = _flat(configured)
         if properties.get("uri", "").startswith("sqlite"):
@@ -111,7 +111,7 @@ def catalog_config(name: str | None) -> CatalogConfig:
 
 
 def load_catalog(name: str | None) -> Catalog:
-    """The catalog of that name by PyIceberg's conventions; the embedded one if the default is not configured.
+    """Open the catalog of this name by PyIceberg's conventions; the embedded one if no default is configured.
 
     Raises SpecError (not configured, or wrongly), AccessDenied, CommitUnavailable.
     """
@@ -125,9 +125,9 @@ def load_catalog(name: str | None) -> Catalog:
 
 
 def existing_catalog(name: str | None) -> Catalog:
-    """As `load_catalog`, for reading alone: a SQLite file that does not exist is an empty catalog, and is not made.
+    """Like `load_catalog`, for reading only: a missing SQLite file is an empty catalog and is not created.
 
-    Where its folder does not exist either, and is not ours to make, the catalog cannot be used.
+    If its folder does not exist either, and is not frazil's own, the catalog cannot be used.
     """
     kept = _kept.get()
     if kept is None:
@@ -140,9 +140,9 @@ def existing_catalog(name: str | None) -> Catalog:
 
 @contextmanager
 def catalogs_kept() -> Iterator[None]:
-    """While it lasts, `existing_catalog` opens each catalog once in some seconds, in this thread alone.
+    """Let `existing_catalog` open each catalog only once in some seconds, in this thread.
 
-    Of a look at a table in an SQL catalog, opening the catalog is more than half.
+    Opening an SQL catalog takes more than half of the time to read a table's state.
     """
     token = _kept.set({})
     try:
@@ -155,7 +155,7 @@ def _existing_catalog(name: str | None) -> Catalog:
     config = catalog_config(name)
     uri = config.properties.get("uri", "")
     file = make_url(uri).database if uri.startswith("sqlite") else None
-    if not file or file == ":memory:" or file.startswith("file:"):  # no path, or SQLite's own form of one
+    if not file or file == ":memory:" or file.startswith("file:"):  # not a path, or a SQLite URI
         return load_catalog(name)
     if Path(file).exists() or not (config.embedded or Path(file).parent.is_dir()):
         return load_catalog(name)
@@ -165,25 +165,25 @@ def _existing_catalog(name: str | None) -> Catalog:
 def spark_properties(name: str | None) -> dict[str, str]:
     """`spark.sql.catalog.<name>` and its subkeys, for the catalog that `load_catalog(name)` opens.
 
-    It holds the catalog's credentials. Raises SpecError as `load_catalog` does.
+    Includes the catalog's credentials. Raises SpecError as `load_catalog` does.
     """
     config = catalog_config(name)
     return spark_catalog(config.name, config.properties)
 
 
 def spark_jar_sets(name: str | None) -> tuple[str, ...]:
-    """The sets of jars that Spark needs to open the catalog. Raises SpecError as `load_catalog` does."""
+    """The sets of jars that Spark needs for the catalog. Raises SpecError as `load_catalog` does."""
     return jar_sets(catalog_config(name).properties)
 
 
 def configured_catalogs() -> tuple[str | None, ...]:
-    """The names of all configured catalogs; None is the default one, which needs no configuration."""
+    """Names of all configured catalogs; None is the default one, which needs no configuration."""
     check_configuration()
     return (None, *sorted(Config().get_known_catalogs()))
 
 
 def names_in(catalog: Catalog, namespace: str) -> list[str]:
-    """The identifiers of a namespace's tables; none where the namespace is not there."""
+    """Identifiers of the tables in a namespace; empty if it does not exist."""
     try:
         return [f"{namespace}.{identifier[-1]}" for identifier in catalog.list_tables(namespace)]
     except NoSuchNamespaceError:
@@ -191,7 +191,7 @@ def names_in(catalog: Catalog, namespace: str) -> list[str]:
 
 
 def words_of_table(error: Exception) -> str:
-    """Why one table could not be loaded or changed; of a forbidden one also what to do."""
+    """Why one table could not be loaded or changed; if forbidden, also what to do."""
     if isinstance(error, ForbiddenError | PermissionError) and not has_expired(error):
         return f"it is forbidden ({words_of(error)}): let frazil's user read and change it"
     return words_of(error)
@@ -201,7 +201,7 @@ def words_of_table(error: Exception) -> str:
 def catalog_errors(catalog: str) -> Iterator[None]:
     """Turn errors of a catalog's client into AccessDenied, CommitRefused or CommitUnavailable.
 
-    A table whose metadata file is gone is TableLost.
+    A missing metadata file raises TableLost.
     """
     try:
         yield
@@ -209,13 +209,13 @@ def catalog_errors(catalog: str) -> Iterator[None]:
         if has_expired(error):
             raise CommitUnavailable(
                 f"the credentials for the catalog {catalog!r} or its storage have expired: {error}; the next start "
-                "asks for newer ones"
+                "fetches new ones"
             ) from error
         raise AccessDenied(
             f"the catalog {catalog!r} or its storage refuses our credentials: {error}; correct them, then start again"
         ) from error
     except BadRequestError as error:
-        raise CommitRefused(f"the catalog {catalog!r} refuses the request: {error}; correct what it says") from error
+        raise CommitRefused(f"the catalog {catalog!r} refuses the request: {error}; correct the request") from error
     except _UNREACHABLE as error:
         raise CommitUnavailable(f"the catalog {catalog!r} cannot be reached{_outage(error)}") from error
     except OperationalError as error:
@@ -224,14 +224,14 @@ def catalog_errors(catalog: str) -> Iterator[None]:
             raise AccessDenied(f"the database of the catalog {catalog!r} refuses us: {reason}") from error
         raise CommitUnavailable(
             f"the database of the catalog {catalog!r} cannot be used: {' '.join(reason.split())}"
-            + ("; look for room on its disk first" if any(sign in reason for sign in _OF_A_FULL_DISK) else "")
+            + ("; check the free space on its disk first" if any(sign in reason for sign in _OF_A_FULL_DISK) else "")
         ) from error
     except FileNotFoundError as error:
         if METADATA_FILE not in str(error):
             raise
         raise TableLost(
-            f"the catalog {catalog!r} names a metadata file that is not there: {error}. Bring it back from a backup, "
-            "or register the newest metadata file that is left"
+            f"the catalog {catalog!r} refers to a missing metadata file: {error}. Restore it from a backup, "
+            "or register the newest metadata file that exists"
         ) from error
     except Exception as error:
         meant = client_error(catalog, error)
@@ -241,7 +241,7 @@ def catalog_errors(catalog: str) -> Iterator[None]:
 
 
 def _outage(error: Exception) -> str:
-    """Where and why a connection failed, without the nested reprs of requests and urllib3."""
+    """Location and reason of a failed connection, without the nested reprs of requests and urllib3."""
     if not isinstance(error, requests.RequestException):
         return f": {' '.join(str(error).split())[:MAX_ERROR_CHARACTERS]}"
     url = urlsplit(str(error.request.url) if error.request else "")
@@ -251,7 +251,7 @@ def _outage(error: Exception) -> str:
         else ""
     )
     found = _ERRNO.search(str(error))
-    # After a retry, requests says the same of a server that hangs as of one that is not there.
+    # After a retry, requests reports a server that hangs and one that does not exist in the same way.
     tried = error.args[0] if error.args else None
     is_late = isinstance(getattr(tried, "reason", None), HttpTimeout) or isinstance(error, requests.Timeout)
     why = "no answer in time" if is_late else "the connection broke"
@@ -259,7 +259,7 @@ def _outage(error: Exception) -> str:
 
 
 def _flat(configured: object, prefix: str = "") -> dict[str, str]:
-    """Nested YAML mappings as dotted keys, as catalogs expect them."""
+    """Flatten nested YAML mappings to dotted keys, as catalogs expect them."""
     if not isinstance(configured, dict):
         return {prefix: str(configured)}
     flat: dict[str, str] = {}
@@ -277,7 +277,7 @@ def _embedded_properties() -> dict[str, str]:
 
 
 def _with_busy_timeout(uri: str) -> str:
-    """SQLite's default wait is 5 s, which a commit beside a long-running reader can exceed."""
+    """Raise SQLite's default wait of 5 s, which a commit next to a long-running reader can exceed."""
     url = make_url(uri)
     if "timeout" in url.query or not url.database or url.database == ":memory:":
         return uri
@@ -315,11 +315,11 @@ def _open_once(config: CatalogConfig) -> Catalog:
 
 
 def share_connections() -> None:
-    """From here on, let all SQL catalogs of one database share its connections in this process.
+    """Let all SQL catalogs of one database share its connections in this process from now on.
 
-    Each catalog has a pool of its own otherwise: a hundred writers would use up what a database admits.
+    Otherwise each catalog has its own pool, and a hundred writers would use up the database's connections.
     """
-    global _engines  # noqa: PLW0603 - of the process, and never taken back
+    global _engines  # noqa: PLW0603 - one per process, never undone
     _engines = WeakValueDictionary() if _engines is None else _engines
 
 
@@ -335,7 +335,7 @@ def _share_connections(catalog: Catalog, uri: str) -> None:
 def _opened(kind: str, config: CatalogConfig) -> Catalog:
     if kind != "rest" or not config.properties.get("uri") or "py-catalog-impl" in config.properties:
         return pyiceberg.catalog.load_catalog(config.name, **config.properties)
-    from frazil.table.rest_catalog import PatientRestCatalog  # noqa: PLC0415 - other catalogs do without its client
+    from frazil.table.rest_catalog import PatientRestCatalog  # noqa: PLC0415 - loads a client that others do not need
 
     return PatientRestCatalog(config.name, **config.properties)
 
@@ -351,7 +351,7 @@ def _alone() -> Iterator[None]:
 
 
 def _use_write_ahead_log(uri: str) -> None:
-    """Let readers and one writer work at once. Set once for good, because changing the mode cannot wait for a lock."""
+    """Let readers and one writer work at once. Done once: changing the mode cannot wait for a lock."""
     engine = create_engine(uri)
     try:
         with engine.connect() as connection:

@@ -1,4 +1,4 @@
-"""The former names and types of a table's columns, by field id, from the schemas in its metadata."""
+"""Former names and types of a table's columns, by field id, from the schemas in its metadata."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ TOP = 0
 
 @dataclass(frozen=True, slots=True)
 class ColumnHistory:
-    """Nested fields count as columns, with the struct, list or map that contains them as their parent."""
+    """Nested fields count as columns; their parent is the struct, list or map that contains them."""
 
     ids: Mapping[tuple[int, str], tuple[int, ...]]
-    """The field ids that had a name, by the parent's id and the name; newest first."""
+    """Field ids that had a name, newest first, by the parent's id and the name."""
     names: Mapping[int, frozenset[str]]
     types: Mapping[int, frozenset[str]]
 
     @classmethod
     def of(cls, schemas: Iterable[Schema]) -> ColumnHistory:
-        """The history of schemas, given from the oldest to the newest."""
+        """The history of schemas, given from oldest to newest."""
         ids: dict[tuple[int, str], list[int]] = defaultdict(list)
         names: dict[int, set[str]] = defaultdict(set)
         types: dict[int, set[str]] = defaultdict(set)

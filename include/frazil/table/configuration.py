@@ -1,4 +1,4 @@
-"""Checks PyIceberg's configuration file before PyIceberg is imported, which reads it."""
+"""Checks PyIceberg's configuration file before PyIceberg is imported, because the import reads it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FILE = ".pyiceberg.yaml"
 
 
 def check_configuration() -> None:
-    """Raise SpecError naming the file if PyIceberg cannot read it; a missing file is fine."""
+    """Raise SpecError with the file's name if PyIceberg cannot read it; a missing file is fine."""
     file = _file()
     if file is None:
         return
@@ -20,12 +20,12 @@ def check_configuration() -> None:
 
     try:
         Config()
-    except Exception as error:  # whatever its YAML parser raises
-        raise SpecError(f"{file} is not the YAML that PyIceberg reads: {' '.join(str(error).split())}") from None
+    except Exception as error:  # anything that its YAML parser raises
+        raise SpecError(f"{file} is not YAML that PyIceberg can read: {' '.join(str(error).split())}") from None
 
 
 def exit_if_unreadable() -> None:
-    """Check the file at the start of a process; print a problem and end with SpecError's exit code."""
+    """Check the file at the start of a process; if invalid, print why and exit with SpecError's code."""
     try:
         check_configuration()
     except SpecError as error:
@@ -34,7 +34,7 @@ def exit_if_unreadable() -> None:
 
 
 def _file() -> Path | None:
-    """The configuration file, from the first of the places that PyIceberg searches."""
+    """The configuration file, from the first of PyIceberg's search locations that has it."""
     named = os.environ.get("PYICEBERG_HOME")
     folders = (*([Path(named)] if named else []), Path("~").expanduser(), Path.cwd())
     return next((folder / FILE for folder in folders if (folder / FILE).is_file()), None)

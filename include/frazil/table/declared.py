@@ -1,4 +1,4 @@
-"""A stream's tables as a declaration wants them, whether they exist or not."""
+"""A stream's tables as declared, whether they exist or not."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ DEFAULT_PROPERTIES = {
     # A commit a minute leaves 1,440 metadata files a day: keep the last hundred.
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "100",
-    # Compaction beside a writer that commits every few seconds loses some races: Iceberg's default is 4.
+    # Compaction next to a writer that commits every few seconds loses some races: Iceberg's default is 4.
     "commit.retry.num-retries": "10",
 }
 MAIN_PROPERTIES = DEFAULT_PROPERTIES | {
-    # Half the bytes and a third less CPU. Signals and dead letters are few: every reader shall be able to read them.
+    # Half the bytes and a third less CPU. Signals and dead letters are few, and every reader must be able to read them.
     "write.parquet.format-version": "v2",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class DeclaredTable:
-    """A table as it would be created."""
+    """A table as frazil would create it."""
 
     identifier: str
     schema: Schema
@@ -40,10 +40,11 @@ class DeclaredTable:
     properties: dict[str, str] = field(default_factory=lambda: dict(DEFAULT_PROPERTIES))
     location: str | None = None
     declarable: frozenset[str] = frozenset()
-    """Columns from a person's declaration; all others are frazil's own."""
+    """Columns from the user's declaration; all others are frazil's own."""
     relaxable: frozenset[str] = frozenset()
-    """Declared columns that may be optional in the table though they are declared `not null`, nested fields included:
-    the table evolved."""
+    """Columns declared `not null` that may be optional in the table, nested fields included, because the table
+    evolved.
+    """
 
 
 def declared_table(spec: StreamSpec) -> DeclaredTable:
@@ -62,7 +63,7 @@ def declared_table(spec: StreamSpec) -> DeclaredTable:
 
 
 def _relaxable(spec: StreamSpec) -> frozenset[str]:
-    """All columns but the event time and the key, which every row must have."""
+    """All columns except the event time and the key, which every row must have."""
     return frozenset(column.name for column in spec.columns) - {spec.event_time.column, *spec.key}
 
 

@@ -1,8 +1,8 @@
-"""How a declared schema differs from the table's: not at all, by a safe evolution, or by a conflict. Pure.
+"""Compares a declared schema with a table's: equal, a safe evolution, or a conflict. Pure.
 
-Safe evolutions keep every file and every reader valid: new optional columns, int to long, float to double, a
-wider decimal precision (Iceberg specification, "Schema Evolution"). Anything else is a person's decision, including
-a name that the table once had: a column that others renamed or dropped is not added again.
+Safe evolutions keep every file and every reader valid: new optional columns, int to long, float to double, a wider
+decimal precision (Iceberg specification, "Schema Evolution"). All else is the operator's decision, including a name
+that the table once had: a column that others renamed or dropped is not added again.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from frazil.table.column_history import TOP, ColumnHistory
 Path = tuple[str, ...]
 
 ACCEPTED_SCHEMA = "frazil.accepted-schema"
-"""A table property, set by people: the id of the schema since which the table's columns are as they should be."""
+"""A table property that operators set: the id of the schema since which the table's columns are as intended."""
 
 
 @dataclass(frozen=True, slots=True)
 class Addition:
-    """An optional column, or an optional field of a struct, that the table lacks."""
+    """A missing optional column, or optional field of a struct."""
 
     path: Path
     type: IcebergType
@@ -43,7 +43,7 @@ class Addition:
 
 @dataclass(frozen=True, slots=True)
 class Promotion:
-    """A column whose type is widened."""
+    """A column whose type becomes wider."""
 
     path: Path
     type: IcebergType
@@ -58,7 +58,7 @@ class Relaxation:
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """A difference that no safe evolution resolves; `message` names both sides and what to do."""
+    """A difference without a safe evolution; `message` has both sides and what to do."""
 
     path: Path
     message: str
@@ -73,9 +73,9 @@ def differences(
 ) -> tuple[Difference, ...]:
     """All differences; empty if rows of the declared schema fit the current table.
 
-    An optional column that is not declared is no difference, because its values stay null; nor is a column that is
-    wider than declared. `former` are the table's schemas from the oldest to the newest; `declarable` are the names of
-    the columns whose declaration a person may change.
+    An undeclared optional column is no difference, because its values stay null; nor is a column that is wider than
+    declared. `former` are the table's schemas from oldest to newest; `declarable` are the names of the columns that the
+    user can declare otherwise.
     """
     history = ColumnHistory.of((*former, existing))
     comparison = Comparison(existing, history, frozenset(declarable))
@@ -84,7 +84,7 @@ def differences(
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Compares with a table and the names and types that its columns had."""
+    """Compares with a table and with its columns' former names and types."""
 
     table: Schema
     history: ColumnHistory
@@ -113,7 +113,7 @@ class Comparison:
                 )
 
     def missing(self, declared: NestedField, existing: StructType, *, path: Path, parent: int) -> Addition | Conflict:
-        """A name that the table lacks: new, renamed or dropped."""
+        """The difference of a missing name: new, renamed or dropped."""
         name, mine = declared.name, path[0] in self.declarable
         optional = " and declare it without 'not null'" if declared.required and mine else ""
         bore = self.history.ids.get((parent, name), ())
@@ -136,20 +136,20 @@ class Comparison:
         if declared.required:
             return Conflict(
                 path,
-                f"is declared {declared.field_type} not null, and the table has no such column, so its rows lack a "
+                f"is declared {declared.field_type} not null, but the table has no such column, so its rows have no "
                 "value; declare it without 'not null'",
             )
         return Addition(path, declared.field_type, declared.doc)
 
     def _stranger(self, existing: NestedField, *, path: Path, parent: int) -> Conflict | None:
-        """Whether the name now belongs to another column, because the one that had it was renamed."""
+        """A conflict if the name now belongs to another column, because its former column was renamed."""
         had_others = self.history.names[existing.field_id] != {existing.name}
         now = self._now(i for i in self.history.ids[parent, existing.name] if i != existing.field_id)
         if not (had_others and now):
             return None
         return Conflict(
             path,
-            f"is another column than it was: that one was renamed to {now} in the table, and its name given away; "
+            f"is another column than before: that one was renamed to {now} in the table, and its name reused; "
             f"rename them back, or accept the table's columns as they are by setting its property {ACCEPTED_SCHEMA} to "
             f"{self.table.schema_id}",
         )
@@ -195,14 +195,14 @@ class Comparison:
             )
 
     def _became_wider(self, declared: IcebergType, existing: NestedField) -> bool:
-        """Whether the column once had the declared type and has only been widened since."""
+        """Whether the column once had the declared type and has only become wider since."""
         return str(declared) in self.history.types[existing.field_id] and widens(declared, existing.field_type)
 
 
 def widens(narrow: IcebergType, wide: IcebergType) -> bool:
     """Whether Iceberg promotes one type to the other (specification, "Schema Evolution", format version 2).
 
-    PyIceberg's own rule also takes decimals of another scale.
+    PyIceberg's own rule also accepts decimals of another scale.
     """
     if isinstance(narrow, IntegerType):
         return isinstance(wide, LongType)

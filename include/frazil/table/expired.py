@@ -15,7 +15,7 @@ _CODES = ("ExpiredToken", "TokenRefreshRequired", "RequestExpired")
 def has_expired(error: BaseException) -> bool:
     """Whether an error, or one of its causes, means expired credentials.
 
-    PyArrow has no error code for that, only S3's message.
+    PyArrow has no error code for it, only S3's message.
     """
     return any(isinstance(each, AuthorizationExpiredError) or _names_a_code(each) for each in _causes(error))
 
@@ -23,7 +23,7 @@ def has_expired(error: BaseException) -> bool:
 def _names_a_code(error: BaseException) -> bool:
     response = getattr(error, "response", None)  # botocore's ClientError has a mapping; requests' errors have none
     code = response.get("Error", {}).get("Code", "") if isinstance(response, dict) else ""
-    # An executor's error arrives as one of ours, with the text alone.
+    # An executor's error arrives as one of ours, with only the text.
     said = f"{code} {error}" if isinstance(error, OSError | CommitUnavailable) else str(code)
     return any(each in said for each in _CODES)
 

@@ -1,4 +1,4 @@
-"""Which data files an audit of a period must read, from the bounds of the Kafka coordinates in their manifests."""
+"""Selects the data files that an audit of a period must read, by the bounds of Kafka coordinates in manifests."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from pyiceberg.types import PrimitiveType
 from frazil.offsets.spans import TopicPartition
 
 Within = Mapping[TopicPartition, Sequence[tuple[int, int]]]
-"""Offsets `[start, end)` by topic-partition: in order, not empty, not overlapping."""
+"""Offsets `[start, end)` by topic-partition: sorted, not empty, not overlapping."""
 
 COORDINATES = ("kafka_topic", "kafka_partition", "kafka_offset")
 
 
 class FileBounds:
-    """Tells whether a file may hold a row of the ranges.
+    """Decides whether a file may have a row of the ranges.
 
-    A file is skipped only if its bounds prove that it has no such row; a file without bounds is read. So every copy of
-    a record of the ranges is found, no matter who wrote it, and when. Bounds span all topic-partitions of a file: if
-    partitions' offsets are far apart, a file of old rows may be read in vain, which costs only time.
+    A file is skipped only if its bounds prove that it has no such row; a file without bounds is read. Every copy of a
+    record is thus found, no matter who wrote it and when. Bounds span all topic-partitions of a file: if their offsets
+    are far apart, a file of old rows may be read in vain, which costs only time.
     """
 
     def __init__(self, schema: Schema, within: Within) -> None:
@@ -34,7 +34,7 @@ class FileBounds:
     def may_hold(self, file: DataFile) -> bool:
         (topics, partitions, offsets) = (_bounds(file, *column) for column in self._columns)
         return any(
-            # An upper bound of text may be truncated and is then rounded up, so comparing stays correct.
+            # An upper bound of text may be truncated and rounded up, so comparisons stay correct.
             _overlap(topics, topic, topic)
             and _overlap(partitions, partition, partition)
             and any(_overlap(offsets, start, end - 1) for start, end in ranges)
@@ -43,19 +43,19 @@ class FileBounds:
 
 
 def of_topics(topics: Collection[str]) -> str:
-    """A row filter for topics, whose names cannot contain quotes."""
+    """A row filter for topics; topic names cannot contain quotes."""
     return f"kafka_topic in ({', '.join(repr(t) for t in sorted(topics))})"
 
 
 def box(within: Within) -> str:
-    """The row filter of the smallest box around the ranges, for planning the table's files."""
+    """The row filter of the smallest box around the ranges, to plan the table's files."""
     ranges = [r for of in within.values() for r in of]
     least, end = min(start for start, _ in ranges), max(end for _, end in ranges)
     return f"{of_topics({topic for topic, _ in within})} and kafka_offset >= {least} and kafka_offset < {end}"
 
 
 def _bounds(file: DataFile, field_id: int, kind: PrimitiveType) -> tuple[Any, Any]:
-    """The smallest and the largest value; None if the manifest does not say."""
+    """Minimum and maximum; None if the manifest does not have them."""
     lower = (file.lower_bounds or {}).get(field_id)
     upper = (file.upper_bounds or {}).get(field_id)
     return (

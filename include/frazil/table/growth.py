@@ -1,4 +1,4 @@
-"""What a table can take of the changes that records ask for, and what it refuses and why. Pure."""
+"""Decides which requested changes a table accepts, and why it refuses others. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ELEMENT, VALUE = "element", "value"
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A field of records that becomes no column; `reason` follows its name in a sentence."""
+    """A field of records that gets no column; `reason` follows its name in a sentence."""
 
     path: Path
     reason: str
@@ -37,11 +37,11 @@ def growth(
     max_columns: int,
     fixed: Collection[str] = (),
 ) -> Growth:
-    """The changes to make, without those that the table has already.
+    """Return the changes to make, without those that the table already has.
 
-    `former` are the table's schemas from the oldest to the newest. A table of `max_columns` columns, nested fields
-    included, gets no more. The top-level columns that are `fixed` stay required. Records decide how many changes are
-    asked for, so the time is linear in them.
+    `former` are the table's schemas from oldest to newest. A table of `max_columns` columns, nested fields included,
+    gets no more. The top-level columns in `fixed` stay required. Records decide how many changes are requested, so the
+    time is linear in their number.
     """
     growing = _Growing(table, tuple(former))
     changes: list[Change] = []
@@ -63,7 +63,7 @@ def growth(
 
 
 class _Growing:
-    """A table's names, with those of the columns that were added to it."""
+    """A table's names, including those of added columns."""
 
     def __init__(self, table: Schema, former: Sequence[Schema]) -> None:
         self.fields = dict(_paths(table.as_struct(), ()))
@@ -90,7 +90,7 @@ class _Growing:
             return f"has the name of the new column {alike} in other case, and names are case-insensitive"
         if alike := self._names.get(name):
             return f"has the name of the column {alike} in other case, which it does not fill; write it as {alike}"
-        if not self._full_names.isdisjoint(full_names):  # PyIceberg's rule, and Iceberg has the same
+        if not self._full_names.isdisjoint(full_names):  # a rule of PyIceberg and Iceberg
             return "would have the full name of another field: Iceberg joins the names of nested fields with dots"
         if columns > max_columns:
             return f"would be column {columns} of the table, and evolution.max-columns is {max_columns}"
@@ -101,7 +101,7 @@ class _Growing:
         return None
 
     def _history_of(self, change: Addition) -> str | None:
-        """Why the column cannot come because of one that the table had."""
+        """Why the column conflicts with a former column of the table, or None."""
         parent = self.parent(change.path)
         parent_id = TOP if len(change.path) == 1 else self.fields[change.path[:-1]].field_id
         field = NestedField(-1, change.path[-1], change.type, required=False)
@@ -110,7 +110,7 @@ class _Growing:
 
 
 def _taken(path: Path) -> str | None:
-    """Why no table can have this column, whatever else it has."""
+    """Why no table can have this column, or None."""
     match tuple(map(str.lower, path)):
         case (name,) if name == LINE:
             return "has the name of a column that frazil adds"
@@ -120,7 +120,7 @@ def _taken(path: Path) -> str | None:
 
 
 def _paths(kind: IcebergType, path: Path) -> Iterator[tuple[Path, NestedField]]:
-    """The fields of a type, nested ones included; the values of a map, not its keys."""
+    """The fields of a type, nested ones included; a map's values, but not its keys."""
     match kind:
         case StructType():
             fields = [(field.name, field) for field in kind.fields]

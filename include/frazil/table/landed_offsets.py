@@ -1,4 +1,4 @@
-"""The offsets that a table holds, as bitmaps: reads only the Kafka coordinates, a few files at a time."""
+"""Collects the offsets in a table as bitmaps: reads only the Kafka coordinates, a few files at a time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pyiceberg.io.pyarrow import ArrowScan
 from pyiceberg.schema import Schema
 from pyiceberg.table import DataScan, FileScanTask, Table
 
-import frazil.table.exact_reading  # noqa: F401 - reads data files
+import frazil.pyiceberg_fixes.data_files  # noqa: F401 - reads data files
 from frazil.offsets.spans import TopicPartition
 from frazil.offsets.tally import OffsetTally
 from frazil.spec.coordinates import LINE
@@ -28,36 +28,34 @@ from frazil.table.branches import head_of
 from frazil.table.file_bounds import COORDINATES, FileBounds, Within, box, of_topics
 
 FILES_AT_ONCE = 2
-"""Files read in parallel: one is fetched while another is sorted. Each takes about 25 bytes per row meanwhile."""
+"""Files read in parallel: one is fetched while another is sorted. Each takes about 25 bytes per row."""
 
 DISCARDED = "discarded_at"
-"""The column of a dead-letter table that says when a person discarded the letter."""
+"""The column of a dead-letter table with the time at which an operator discarded the dead letter."""
 
 OffsetArray = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which rows are counted: those of these topics and, if `within` is given, of these ranges.
+    """Selects the rows that count: those of these topics and, if `within` is given, of these ranges.
 
-    Of a record that is several rows its first one alone is counted: they land together.
+    A record of several rows counts once, by its first row: they land together.
     """
 
     topics: Collection[str]
     within: Within | None = None
     topic_ids: Mapping[str, str] | None = None
-    """For dead letters: only those of topics with these ids, not of topics that were since recreated."""
+    """If set, dead letters count only if their topic has this id, so not those of a topic that was recreated since."""
     stream: str | None = None
-    """For dead letters: only those that this stream rejected, because streams may share a table."""
+    """If set, dead letters count only if this stream rejected them, because streams may share a table."""
     discarded: bool = True
-    """Also dead letters that a person discarded."""
-    unnamed: bool = True
-    """Also dead letters without a stream's name, which earlier versions wrote."""
+    """Whether dead letters that an operator discarded count."""
     branch: str | None = None
-    """None for the table's current snapshot."""
+    """The branch to read; None for the table's current snapshot."""
 
     def extra_columns(self, table: Table) -> tuple[str, ...]:
-        """The columns besides the coordinates that select rows; older tables lack the last one."""
+        """Columns beyond the coordinates that select rows; older tables miss the last one."""
         names = {field.name for field in table.schema().fields}
         asked = {
             "topic_id": self.topic_ids is not None,
@@ -68,13 +66,13 @@ class Wanted:
 
 
 def has_coordinates(schema: Schema) -> bool:
-    """Whether a table has the columns that tell which record each of its rows came from."""
+    """Whether a table has the columns that identify the record of each row."""
     names = {field.name for field in schema.fields}
     return names.issuperset(COORDINATES)
 
 
 def tally(table: Table, *wanted: Wanted) -> dict[TopicPartition, OffsetTally]:
-    """The offsets of the wanted rows, with counts; empty if the branch does not exist."""
+    """Count the offsets of the wanted rows; empty if the branch does not exist."""
     found: dict[TopicPartition, OffsetTally] = defaultdict(OffsetTally)
     for tp, offsets in itertools.chain.from_iterable(_landed(table, each) for each in wanted):
         found[tp].add(offsets)
@@ -82,7 +80,7 @@ def tally(table: Table, *wanted: Wanted) -> dict[TopicPartition, OffsetTally]:
 
 
 def tally_files(io: FileIO, paths: Iterable[str], within: Within | None = None) -> dict[TopicPartition, OffsetTally]:
-    """The offsets of Parquet files that are in no snapshot. Raises FileNotFoundError."""
+    """Count the offsets in Parquet files outside any snapshot. Raises FileNotFoundError."""
     found: dict[TopicPartition, OffsetTally] = defaultdict(OffsetTally)
     for path in paths:
         with io.new_input(path).open() as source:
@@ -119,7 +117,7 @@ def _files(table: Table, scan: DataScan, wanted: Wanted) -> Iterator[FileScanTas
 def _side_by_side(
     read: Callable[[FileScanTask], list[tuple[TopicPartition, OffsetArray]]], tasks: Iterable[FileScanTask]
 ) -> Iterator[list[tuple[TopicPartition, OffsetArray]]]:
-    """Keep only a few files in memory; PyIceberg's own reader would begin all of them at once."""
+    """Read a few files at a time; PyIceberg's own reader would start all of them at once."""
     running: deque[Future[list[tuple[TopicPartition, OffsetArray]]]] = deque()
     with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
         for task in tasks:
@@ -137,7 +135,7 @@ def _read(table: Table, scan: DataScan, wanted: Wanted, task: FileScanTask) -> l
     pieces = []
     for batch in arrow.to_record_batches([task]):
         rows = batch if wanted.topic_ids is None else _of_current_topics(batch, wanted.topic_ids)
-        rows = rows if wanted.stream is None else _of_stream(rows, wanted.stream, unnamed=wanted.unnamed)
+        rows = rows if wanted.stream is None else rows.filter(pc.equal(rows.column("stream"), wanted.stream))
         if not wanted.discarded and DISCARDED in rows.schema.names:
             rows = rows.filter(rows.column(DISCARDED).is_null())
         rows = _first_lines(rows) if LINE in rows.schema.names else rows
@@ -148,17 +146,11 @@ def _read(table: Table, scan: DataScan, wanted: Wanted, task: FileScanTask) -> l
 
 
 def _of_current_topics(batch: pa.RecordBatch, topic_ids: Mapping[str, str]) -> pa.RecordBatch:
-    """Rows of the topics with these ids, and rows without an id."""
+    """Keep rows of the topics with these ids, and rows without an id."""
     topics, names = _coded(batch.column("kafka_topic"))
     ids, values = _coded(batch.column("topic_id"))
     allowed = np.array([[value in (None, topic_ids.get(name or "")) for value in values] for name in names], np.bool_)
     return batch.filter(pa.array(allowed[topics, ids])) if len(batch) else batch
-
-
-def _of_stream(batch: pa.RecordBatch, stream: str, *, unnamed: bool) -> pa.RecordBatch:
-    if "stream" not in batch.schema.names:
-        return batch if unnamed else batch.slice(0, 0)
-    return batch.filter(pc.fill_null(pc.equal(batch.column("stream"), stream), unnamed))
 
 
 def _first_lines(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -166,7 +158,7 @@ def _first_lines(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def by_partition(rows: pa.RecordBatch) -> Iterator[tuple[TopicPartition, OffsetArray]]:
-    """Coordinates without nulls as sorted offsets of each topic-partition.
+    """Yield coordinates without nulls as sorted offsets of each topic-partition.
 
     Sorted by one number per row, which is much faster in NumPy than by several keys.
     """
@@ -191,14 +183,14 @@ def by_partition(rows: pa.RecordBatch) -> Iterator[tuple[TopicPartition, OffsetA
 
 
 def _coded(column: pa.Array) -> tuple[NDArray[np.int64], list[str | None]]:
-    """A column of texts as numbers, and the text of each number; the last number means null."""
+    """A text column as numbers, and the text of each number; the last number means null."""
     encoded = column.dictionary_encode()
     texts = [*encoded.dictionary.to_pylist(), None]
     return pc.fill_null(encoded.indices.cast(pa.int64()), len(texts) - 1).to_numpy(), texts
 
 
 def inside(offsets: OffsetArray, tp: TopicPartition, within: Within | None) -> Iterator[OffsetArray]:
-    """The sorted offsets that lie in the ranges."""
+    """The sorted offsets within the ranges."""
     if within is None:
         yield offsets
         return

@@ -1,4 +1,4 @@
-"""Objects as files in a local or network folder, put whole by link or rename and synced to disk."""
+"""Stores objects as files in a local or network folder, written whole by link or rename and synced to disk."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MAKE_ATTEMPTS = 5
 
 
 class LocalStore(ObjectStore):
-    """A put becomes durable in this order: the file's bytes, its name, then the folder with the name."""
+    """Makes a put durable in this order: the file's bytes, its name, then the folder with the name."""
 
     def put_if_absent(self, path: str, data: bytes) -> bool:
         target = _local(path)
@@ -66,7 +66,7 @@ class LocalStore(ObjectStore):
             return [f"{folder.rstrip('/')}/{name}" for name in names if any(True for _ in _walk(root / name))]
 
     def delete_each(self, paths: Iterable[str]) -> dict[str, OSError | FrazilError]:
-        """Also delete emptied folders. Another process that creates a file there tries again."""
+        """Delete files and emptied folders. Another process that creates a file there retries."""
         left: dict[str, OSError | FrazilError] = {}
         for path in paths:
             target = _local(path)
@@ -90,7 +90,7 @@ class LocalStore(ObjectStore):
 
 
 def _local(path: str) -> Path:
-    """`file:///a/b`, `file:/a/b` and `/a/b` are the same path."""
+    """The local path; `file:///a/b`, `file:/a/b` and `/a/b` are equal."""
     if path.startswith("file:"):
         path = "/" + path.removeprefix("file:").lstrip("/")
     return Path(path)
@@ -137,7 +137,7 @@ def _temporary(target: Path, data: bytes) -> Iterator[Path]:
 
 
 def _create(path: Path) -> int:
-    """A descriptor of a new file; tries again if `delete` removes the empty folder meanwhile."""
+    """A descriptor of a new file; retries if `delete` removes the empty folder meanwhile."""
     for _ in range(_MAKE_ATTEMPTS):
         _make_folder(path.parent)
         try:
@@ -169,4 +169,4 @@ def _refusals(path: str) -> Iterator[None]:
     try:
         yield
     except PermissionError as error:
-        raise AccessDenied(f"{path}: the file system refuses us ({error}); give this user the right to it") from error
+        raise AccessDenied(f"{path}: the file system refuses access ({error}); grant this user access") from error

@@ -1,4 +1,4 @@
-"""Tells a table that its catalog lost from one that has never been made."""
+"""Distinguishes a table that its catalog lost from one that was never created."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from frazil.table.storage import open_store
 
 
 def remains_in_place(catalog: Catalog, declared: DeclaredTable) -> Remains | None:
-    """What lies where a declared table would be made; None if nothing does."""
+    """What exists at the location where a declared table would be created; None if nothing does."""
     place = place_of_new(
         catalog,
         declared.identifier,
@@ -30,7 +30,7 @@ def remains_in_place(catalog: Catalog, declared: DeclaredTable) -> Remains | Non
 
 
 def lost_sentence(catalog: Catalog, identifier: str, found: Remains) -> str:
-    """What happened to a table whose files are there and which its catalog does not have, and what to do now."""
+    """The error for a table whose files exist but whose catalog does not have it, with what to do now."""
     uuid = found.newest.uuid if found.newest else None
     if name := other_name(catalog, identifier, location=found.location, uuid=uuid):
         return (
@@ -38,7 +38,7 @@ def lost_sentence(catalog: Catalog, identifier: str, found: Remains) -> str:
             f"the table {name}. If it was renamed, rename {name} back to {identifier} or declare `table: {name}`; "
             "otherwise declare another `table.location`"
         )
-    ways = ["Let FRAZIL_HOME or .pyiceberg.yaml name the right catalog"]
+    ways = ["Check that FRAZIL_HOME or .pyiceberg.yaml refers to the right catalog"]
     if found.newest is not None:
         ways.append(f"register the table again: `{registration(catalog.name, identifier, found.newest.path)}`")
     return (
@@ -49,7 +49,7 @@ def lost_sentence(catalog: Catalog, identifier: str, found: Remains) -> str:
 
 
 def other_name(catalog: Catalog, identifier: str, *, location: str, uuid: str | None) -> str | None:
-    """The name by which the catalog has a table of this folder or UUID, apart from `identifier`; None without one.
+    """Another name than `identifier` under which the catalog has a table of this folder or UUID; None if it has none.
 
     Searches the namespaces of the name and of the folder. Raises what the catalog raises.
     """
@@ -61,7 +61,7 @@ def other_name(catalog: Catalog, identifier: str, *, location: str, uuid: str | 
     def is_it(name: str) -> bool:
         try:
             found = catalog.load_table(name).metadata
-        except Exception:  # a table that cannot be loaded tells nothing
+        except Exception:  # a table that cannot be loaded proves nothing
             return False
         return str(found.table_uuid) == uuid or _plain(found.location) == folder
 
@@ -74,7 +74,7 @@ def _plain(location: str) -> str:
 
 
 def gone_table(spec: StreamSpec) -> TableLost | None:
-    """Why a stream's table, which existed a moment ago, is not in its catalog; None if it is there.
+    """Why a stream's table, which existed a moment ago, is missing from its catalog; None if it exists.
 
     Raises as `lost_table` does.
     """
@@ -105,9 +105,9 @@ def registration(catalog: str, identifier: str, metadata: str) -> str:
 
 
 def lost_table(spec: StreamSpec) -> str | None:
-    """Why a stream's table that is not in its catalog is no new one, as a sentence; None where it may be made.
+    """Why a stream's missing table is not simply new, as a sentence; None if it may be created.
 
-    For reading alone: it asks nothing of a server that knows no such namespace. Raises what catalog and storage raise.
+    Read-only: sends no request to a server that has no such namespace. Raises what catalog and storage raise.
     """
     catalog = existing_catalog(spec.table.catalog)
     with catalog_errors(catalog.name):
@@ -118,7 +118,7 @@ def lost_table(spec: StreamSpec) -> str | None:
 
 
 def lost_letters(spec: StreamSpec) -> TableLost:
-    """Why a stream whose table is there has no dead-letter table, and what the writer's next start does about it."""
+    """Why an existing stream has no dead-letter table, and what the writer's next start does about it."""
     catalog, identifier = existing_catalog(spec.table.catalog), spec.dead_letter_table
     with catalog_errors(catalog.name):
         found = remains_in_place(catalog, declared_dead_letters(spec))
@@ -126,13 +126,13 @@ def lost_letters(spec: StreamSpec) -> TableLost:
         lost_sentence(catalog, identifier, found)
         if found
         else f"its dead-letter table {identifier} is not in the catalog {catalog.name!r}: it was dropped or renamed. "
-        f"The writer's next start makes it, empty: `frazil restart {spec.name}`"
+        f"The writer's next start creates an empty one: `frazil restart {spec.name}`"
     )
     return TableLost(f"stream {spec.name!r}: {said}")
 
 
 def stream_catalog(spec: StreamSpec) -> Catalog:
-    """The catalog of a stream's table, for everybody but its writer: it is not made if it does not exist.
+    """The catalog of a stream's table, for everything except its writer: not created if it does not exist.
 
     Raises TableLost if the catalog lost the table, and what `lost_table` raises.
     """
@@ -142,18 +142,18 @@ def stream_catalog(spec: StreamSpec) -> Catalog:
 
 
 def not_there(identifier: str, specs: Iterable[StreamSpec]) -> TableLost | SpecError:
-    """The error for a table that its catalog does not have: lost with a table of these streams, or not made yet.
+    """The error for a table that is missing from its catalog: lost with a table of these streams, or not created yet.
 
     Raises as `lost_table` does.
     """
     for spec in specs:
         if lost := lost_table(spec):
             return TableLost(lost)
-    return SpecError(f"there is no table {identifier} yet: its writer's first start makes it")
+    return SpecError(f"the table {identifier} does not exist yet: its writer's first start creates it")
 
 
 def missing_table(spec: StreamSpec, *, committed: bool) -> str | None:
-    """What is wrong where the catalog does not have a stream's table; None before the stream's first start.
+    """Why the catalog does not have a stream's table; None before the stream's first start.
 
     `committed`: a writer of this host committed to it. Raises as `lost_table` does.
     """

@@ -1,4 +1,4 @@
-"""Which tables of a catalog the template of a route has made: their properties say so, and their names only hint."""
+"""Finds the tables that a route's template has created: their properties prove it, their names only suggest it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from frazil.table.declared import DeclaredTable, declared_table
 from frazil.table.parallel import in_parallel
 
 OWN_FOLDERS = frozenset({"write.data.path", "write.metadata.path", "write.object-storage.path"})
-"""Properties of the home table that no other table may have too."""
+"""Properties of the main table that no other table may share."""
 
 
 def routed_table(spec: StreamSpec, identifier: str, value: str | None = None) -> DeclaredTable:
-    """A table of a stream's route as it would be made; `value` is that which its template makes it for."""
+    """A table of a stream's route as it would be created; `value` is the template's value for it."""
     home = declared_table(spec)
     properties = {name: text for name, text in home.properties.items() if name not in OWN_FOLDERS}
     if value is not None:
@@ -30,7 +30,7 @@ def routed_table(spec: StreamSpec, identifier: str, value: str | None = None) ->
 
 
 def named_like(catalog: Catalog, route: Route) -> list[str]:
-    """The identifiers of tables that are named as the template names tables, in order. Loads none of them."""
+    """Sorted identifiers of tables that are named like the template's tables. Loads none of them."""
     if route.template is None:
         return []
     found = names_in(catalog, route.template.rpartition(".")[0])
@@ -38,9 +38,9 @@ def named_like(catalog: Catalog, route: Route) -> list[str]:
 
 
 def tables_of(catalog: Catalog, route: Route, *, stream: str) -> dict[str, Table]:
-    """The tables of a route that are there, by identifier: those that it names, and those that its template made.
+    """The existing tables of a route by identifier: those that it names, and those that its template created.
 
-    Raises AccessDenied, which names the table that the catalog forbids, and what else the catalog raises.
+    Raises AccessDenied with the table that the catalog forbids, and what else the catalog raises.
     """
     declared = set(route.tables.values())
 
@@ -60,6 +60,6 @@ def tables_of(catalog: Catalog, route: Route, *, stream: str) -> dict[str, Table
 
 
 def made_for(properties: Mapping[str, str], identifier: str, route: Route, *, stream: str) -> str | None:
-    """The value that the template made a table for; None if it did not make it."""
+    """The value that the template created a table for; None if it did not create it."""
     value = properties.get(value_property(stream))
     return value if value is not None and route.template and route.made_table(value) == identifier else None

@@ -1,11 +1,11 @@
-"""Saves parsing and copying metadata that this process has read or made.
+"""Avoids parsing and copying metadata that this process has already read or written.
 
-PyIceberg parses a table's metadata file at every load and at every commit, and ends a commit with a deep copy of all
-snapshots: two thirds of a commit's time where a table has hundreds of them. A metadata file never changes, because its
-name has a UUID, and what is parsed from it is frozen, apart from its lists and maps. So the last ones are kept by
-location, and a copy has its own lists and maps of the same snapshots.
+PyIceberg parses a table's metadata file at every load and every commit, and ends a commit with a deep copy of all
+snapshots. That is two thirds of a commit's time if a table has hundreds of them. A metadata file never changes, because
+its name has a UUID, and its parsed form is frozen, except for lists and maps. So this keeps the last ones by location;
+a copy has its own lists and maps of the same snapshots.
 
-The catalog still says at every load which metadata is current, and decides every commit.
+The catalog still decides at every load which metadata is current, and decides every commit.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ if TYPE_CHECKING:
     from pyiceberg.catalog.sql import IcebergTables, SqlCatalog
 
 MAX_CACHED = 8
-"""Metadata files: those of a stream's two tables, what was staged for them, and some more."""
+"""Metadata files kept: those of a stream's two tables, those staged for them, and some more."""
 
 
 def reuse_metadata(catalog: Catalog) -> Catalog:
-    """Make commits through this catalog copy no snapshots and read no configuration and, in a SQL catalog, loads parse
-    no file twice.
+    """Make commits through this catalog copy no snapshots and read no configuration; a SQL catalog parses no file
+    twice.
 
-    This holds for catalogs whose client writes the metadata (SQL, Hive, Glue), not for REST.
+    Applies to catalogs whose client writes the metadata (SQL, Hive, Glue), not to REST.
     """
     if isinstance(catalog, MetastoreCatalog):
         _copy_less(catalog)
         _configure_once(catalog)
-    # Importing it takes a while; if nobody has, the catalog is of another kind.
+    # Importing it takes a while; if it was never imported, the catalog is of another type.
     sql = sys.modules.get("pyiceberg.catalog.sql")
     if sql is not None and isinstance(catalog, sql.SqlCatalog):
         _parse_once(catalog)
@@ -81,7 +81,7 @@ def _as(kind: type[TableMetadata], metadata: TableMetadata) -> TableMetadata:
 
 
 def _configure_once(catalog: MetastoreCatalog) -> None:
-    """PyIceberg reads its file and the environment for each metadata file that it writes: a tenth of a commit's CPU."""
+    """Stop PyIceberg from reading its file and the environment for each metadata file: a tenth of a commit's CPU."""
     with_nulls = bool(Config().get_bool("legacy-current-snapshot-id"))
 
     def write(metadata: TableMetadata, io: FileIO, metadata_path: str) -> None:

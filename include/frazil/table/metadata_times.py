@@ -1,4 +1,4 @@
-"""Keeps the times in a table's metadata in order, even if the host that changed it last had a clock that was ahead.
+"""Keeps the times in a table's metadata in order, even if the host that changed it last had a fast clock.
 
 Iceberg's Java library refuses metadata whose snapshot log or metadata log goes back by more than a minute, or whose
 last update precedes them. PyIceberg dates changes by the host's clock.
@@ -23,16 +23,16 @@ log = logging.getLogger(__name__)
 E = TypeVar("E", SnapshotLogEntry, MetadataLogEntry)
 
 AHEAD_MS = 60_000
-"""How far ahead of their clock JVM engines let a table be before they refuse to commit to it."""
+"""How far ahead of their clock a table may be before JVM engines refuse to commit to it."""
 
 
 def next_ms(metadata: TableMetadata, now_ms: int) -> int:
-    """The time for a change of this metadata: now, but after all times in it."""
+    """The time for a change of this metadata: now, or just after the latest time in it."""
     return max(now_ms, _newest_ms(metadata) + 1)
 
 
 def in_order(before: TableMetadata, after: TableMetadata) -> TableMetadata:
-    """The metadata after `before`, with times in order; mends logs that already go back."""
+    """The metadata after `before`, with times in order; repairs logs that already go back."""
     if after == before:
         return after
     return after.model_copy(
@@ -47,7 +47,7 @@ def in_order(before: TableMetadata, after: TableMetadata) -> TableMetadata:
 def keep_times_in_order(catalog: Catalog) -> Catalog:
     """Date every change through this catalog, ours or a PyIceberg transaction's, after those before it.
 
-    For catalogs that write the metadata here (SQL, Hive, Glue); a REST catalog's server dates its own changes.
+    Applies to catalogs that write the metadata here (SQL, Hive, Glue); a REST catalog's server dates its own changes.
     """
     if isinstance(catalog, MetastoreCatalog):
         stage, said = catalog._update_and_stage_table, set()
@@ -68,9 +68,9 @@ def keep_times_in_order(catalog: Catalog) -> Catalog:
 
 def _warn(table: str, ahead_ms: int) -> None:
     log.warning(
-        "table %s was changed by a host whose clock is %d s ahead of this one: changes are dated after that now, "
-        "and for so long Spark, Trino and other JVM engines cannot commit to it (compaction and expiry fail). "
-        "Set the hosts' clocks",
+        "table %s was changed by a host whose clock is %d s ahead of this one: changes are now dated after that. "
+        "Until this host's clock catches up, Spark, Trino and other JVM engines cannot commit to it (compaction and "
+        "expiry fail). Synchronise the hosts' clocks",
         table, ahead_ms // 1000,
     )  # fmt: skip
 

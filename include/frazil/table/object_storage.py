@@ -1,4 +1,4 @@
-"""Objects in S3, GCS or ADLS through fsspec, opened with the properties of a PyIceberg FileIO."""
+"""Stores objects in S3, GCS or ADLS through fsspec, opened with the properties of a PyIceberg FileIO."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ R = TypeVar("R")
 
 _ABSENT_NO_LONGER = frozenset({"PreconditionFailed", "412"})
 _CONFLICT = "ConditionalRequestConflict"
-"""S3's answer to a conditional put that met another one under way: the outcome is open, try again."""
+"""S3's answer to a conditional put that met a concurrent one: the outcome is open, try again."""
 
 _ABSENT = frozenset({"NoSuchKey", "404"})
 _NO_BATCHES = frozenset({"NotImplemented", "MethodNotAllowed", "MissingContentMD5", "InvalidRequest"})
-"""Answers of S3-compatible stores that cannot delete several objects in one request, or want another checksum."""
+"""Answers of S3-compatible stores that cannot delete several objects in one request, or require another checksum."""
 KEYS_AT_ONCE = 1_000
-"""S3's limit of keys in a request."""
+"""S3's limit of keys per request."""
 
 _PUT_ATTEMPTS = 5
 TRIES = 2
-"""Of s3fs, each of which is five of its client's: with five by five an answer of "slow down" took a minute."""
+"""Tries of s3fs; each of them is five tries of its client: five by five took a minute with "slow down" answers."""
 MAX_OPEN = 4
-"""Sets of properties whose FileIO is kept for the next store: executors open one for each write."""
+"""Property sets whose FileIO is kept for the next store: executors open one for each write."""
 
 
 class FsspecStore(ObjectStore):
-    """An object store writes an object whole or not at all, and what it has acknowledged is durable."""
+    """Relies on the object store to write an object whole or not at all, and to keep what it has acknowledged."""
 
     def __init__(
         self, location: str, io_properties: IoProperties, *, renew: Callable[[], object] | None = None
@@ -49,17 +49,17 @@ class FsspecStore(ObjectStore):
         self._renew = renew
         self._opened: tuple[frozenset[tuple[str, str]], FsspecFileIO] | None = None
         self._batches = True
-        """Until the store refuses to delete several objects in one request."""
+        """True until the store refuses to delete several objects in one request."""
 
     @property
     def _files(self) -> Any:
-        """PyIceberg keeps a file system for each thread, because fsspec's clients must not be shared."""
+        """The file system of this thread: fsspec's clients must not be shared."""
         opened = self._opened
-        # Where they can be renewed, those that still serve are kept: a client costs half a second of a core.
+        # If they can be renewed, valid credentials are kept: a client costs half a second of a core.
         if opened is None or (self._renew is None and opened[0] != self._newest()):
             self._opened = opened = (newest := self._newest(), _file_io(newest))
         files = opened[1].get_fs(self._scheme, self._host)
-        # fsspec would keep it for ever: 12 MiB for each load that vends new credentials.
+        # fsspec would keep it forever: 12 MiB for each load that vends new credentials.
         type(files)._cache.pop(files._fs_token, None)
         if hasattr(files, "retries"):
             files.retries = TRIES
@@ -69,7 +69,7 @@ class FsspecStore(ObjectStore):
         return frozenset(file_io_properties(self._ask()).items())
 
     def _do(self, path: str, act: Callable[[Any], R]) -> R:
-        """What `act` does with the files; once more, with newer credentials, if they have expired or are refused."""
+        """Apply `act` to the files; once more, with newer credentials, if they have expired or are refused."""
         try:
             with _failures(path):
                 return act(self._files)
@@ -141,7 +141,7 @@ class FsspecStore(ObjectStore):
         while batch := list(itertools.islice(waiting, KEYS_AT_ONCE)):
             try:
                 left |= self._do(batch[0], lambda _, batch=batch: self._delete_batch(batch))  # type: ignore[misc]
-            except (OSError, FrazilError) as error:  # no single key is the cause, so the rest would fail alike
+            except (OSError, FrazilError) as error:  # the cause is not a single key, so the rest would fail too
                 return left | dict.fromkeys([*batch, *waiting], error)
         return left
 
@@ -166,12 +166,12 @@ class FsspecStore(ObjectStore):
                 left[path] = error
             except CommitUnavailable as error:
                 if has_expired(error) or not isinstance(error.__cause__, OSError):
-                    raise  # it concerns all keys alike
+                    raise  # it concerns all keys
                 left[path] = error.__cause__
         return left
 
     def sync_files(self, paths: Iterable[str]) -> None:
-        """Nothing to do: a closed file is durable."""
+        """Do nothing: a closed file is durable."""
 
 
 def _put_if_absent(files: Any, path: str, data: bytes) -> bool:
@@ -188,7 +188,7 @@ def _put_if_absent(files: Any, path: str, data: bytes) -> bool:
                 raise
         else:
             return True
-    raise AssertionError("the loop returns or raises")
+    raise AssertionError("the loop always returns or raises")
 
 
 def _delete_objects(files: Any, paths: Sequence[str]) -> dict[str, OSError | FrazilError]:
@@ -216,7 +216,7 @@ def _file_io(properties: frozenset[tuple[str, str]]) -> FsspecFileIO:
 
 
 def _error_code(error: OSError) -> str | None:
-    """S3's error code. s3fs knows a failed precondition only by AWS's text, and SeaweedFS has another."""
+    """S3's error code. s3fs recognises a failed precondition only by AWS's text, which SeaweedFS does not use."""
     cause = error.__cause__
     if not isinstance(cause, ClientError):
         return None

@@ -1,6 +1,6 @@
 """The storage interface of a table, with the same guarantees on disk and in S3.
 
-Journals and desired state are objects beside the table's data. They rely on `put_if_absent`: of any number of
+Journals and desired state are objects next to the table's data. They rely on `put_if_absent`: of any number of
 processes that put the same path, exactly one succeeds, and no reader ever sees half an object.
 """
 
@@ -13,8 +13,11 @@ from dataclasses import dataclass
 from frazil.errors import FrazilError
 
 IoProperties = Mapping[str, str] | Callable[[], Mapping[str, str]]
-"""A PyIceberg FileIO's properties, or a function that returns them: a catalog that vends credentials renews them with
-every load of the table, so a long-lived store asks each time."""
+"""A PyIceberg FileIO's properties, or a function that returns them.
+
+A catalog that vends credentials renews them with every load of the table, so a long-lived store calls the function each
+time.
+"""
 
 _FILE_IO_KEYS = ("s3.", "client.", "gcs.", "adls.", "hdfs.", "hf.", "py-io-impl")
 _SIGNER_KEYS = ("uri", "token", "auth.manager", "header.")
@@ -31,17 +34,17 @@ class FileInfo:
 
 
 class ObjectStore(ABC):
-    """Paths are complete locations, with or without scheme, and are returned in the given form.
+    """Stores objects by path: complete locations, with or without scheme, returned in the given form.
 
-    A folder exists only through its files. Every method raises AccessDenied if the storage refuses us.
+    A folder exists only through its files. Every method raises AccessDenied if the storage refuses access.
     """
 
     @abstractmethod
     def put_if_absent(self, path: str, data: bytes) -> bool:
-        """Write an object whole and durably; False, without a change, if the path has one already.
+        """Write an object whole and durably; return False, without a change, if the path already has one.
 
-        If the client repeats a request whose answer was lost, False may mean that the first try succeeded: a caller to
-        whom this matters reads the object and compares.
+        If the client repeats a request whose answer was lost, False may mean that the first try succeeded: a caller
+        that needs to know reads the object and compares.
         """
 
     @abstractmethod
@@ -50,7 +53,7 @@ class ObjectStore(ABC):
 
     @abstractmethod
     def get(self, path: str) -> bytes | None:
-        """The object's bytes; None if there is none."""
+        """The object's bytes; None if it does not exist."""
 
     @abstractmethod
     def list_files(self, folder: str) -> list[FileInfo]:
@@ -65,7 +68,7 @@ class ObjectStore(ABC):
 
     @abstractmethod
     def delete_each(self, paths: Iterable[str]) -> dict[str, OSError | FrazilError]:
-        """Delete files, many per request if the storage can; returns the errors by path of those it could not delete.
+        """Delete files, many per request if the storage can; return errors by path for the files that remain.
 
         A missing file counts as deleted. The errors are of the types that `delete` raises.
         """
@@ -86,7 +89,7 @@ class ObjectStore(ABC):
 
     @abstractmethod
     def sync_files(self, paths: Iterable[str]) -> None:
-        """Make files durable that another process has written and closed; raises FileNotFoundError."""
+        """Make files durable that another process wrote and closed. Raises FileNotFoundError."""
 
 
 def file_io_properties(properties: Mapping[str, str]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The same step for several tables, side by side: most of its time is spent waiting for storage and catalog."""
+"""Runs the same step for several tables in parallel: most of its time is spent waiting for storage and catalog."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ MAX_THREADS = 8
 
 
 def in_parallel(step: Callable[[A], B], items: Sequence[A]) -> list[B]:
-    """The results in the order of the items, of which there is one at least.
+    """Return the results in the order of the items; there must be at least one.
 
-    The last item's step runs in the calling thread: the table that decides a commit may need what belongs to that one.
-    All steps have ended when it returns, or raises an error of one of them.
+    The last item's step runs in the calling thread: the table that decides a commit may need that thread's resources.
+    All steps have ended when it returns or raises an error of one of them.
     """
     *others, last = items
     if not others:

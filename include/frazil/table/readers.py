@@ -1,7 +1,7 @@
 """A catalog's configuration for readers of its tables, ready to paste. Pure.
 
-No secret is printed: unless a property is known to be harmless, its value is a reference to the environment variable
-from which PyIceberg reads the property.
+Secrets are never printed: unless a property is known to be harmless, its value is a reference to the environment
+variable from which PyIceberg reads the property.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def configuration(reader: Reader, catalog: str, properties: Mapping[str, str], p
     """The text to paste: a Python snippet, or for Trino `etc/catalog/<catalog>.properties`.
 
     `properties` are PyIceberg's; `packages` the Maven coordinates of Iceberg's Spark runtime, of a JDBC driver for
-    SQLite, and of what else this catalog needs. Raises SpecError for a catalog that the reader cannot open.
+    SQLite, and of everything else that this catalog needs. Raises SpecError for a catalog that the reader cannot open.
     """
     match reader:
         case "spark":
@@ -180,9 +180,10 @@ def _renamed(given: Mapping[str, str], names: Mapping[str, str], prefix: str) ->
 
 
 def _without_secrets(catalog: str, properties: Mapping[str, str], *, database_password: bool) -> dict[str, str]:
-    """The same with `${VARIABLE}` in place of possible secrets.
+    """The properties with `${VARIABLE}` in place of possible secrets.
 
-    `database_password` replaces only the password in a database's URL, because the JVM takes it apart from the URL.
+    `database_password` replaces only the password in a database's URL, because the JVM takes it from a separate
+    property.
     """
     shown = {key: value if _is_harmless(key, value) else _variable(catalog, key) for key, value in properties.items()}
     uri = properties.get("uri", "")

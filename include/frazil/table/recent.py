@@ -1,4 +1,4 @@
-"""Keeps the values that were used last, by name."""
+"""Keeps the most recently used values by name."""
 
 from __future__ import annotations
 
@@ -9,10 +9,7 @@ Value = TypeVar("Value")
 
 
 class Recent(Generic[Value]):
-    """At most `most` values: a further one replaces the one that was kept longest ago.
-
-    May be used by several threads.
-    """
+    """Keeps up to `most` values: a new one replaces the one that was kept longest ago. Thread-safe."""
 
     def __init__(self, most: int) -> None:
         self._most = most

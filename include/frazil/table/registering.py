@@ -1,6 +1,7 @@
-"""Checks a metadata file before a catalog registers a table by it.
+"""Checks a metadata file before a catalog registers a table from it.
 
-Catalogs do not: an SQL catalog takes any path, and has a table then that nobody can load. None knows of later files.
+Catalogs do not: a SQL catalog accepts any path, even of a table that cannot be loaded, and no catalog finds later
+files.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ MAX_ERROR_CHARACTERS = 200
 
 
 def metadata_at(catalog: Catalog, path: str) -> TableMetadata | None:
-    """What a metadata file says; None for one that only a REST catalog's server may read, which then judges it.
+    """Read a metadata file; None if only a REST catalog's server may read it, which then checks it.
 
-    Raises SpecError if it is not there or is no table metadata, and what the storage raises.
+    Raises SpecError if it does not exist or is not table metadata, and what the storage raises.
     """
-    open_store(path, catalog.properties)  # a scheme that no storage serves is said as it is elsewhere
+    open_store(path, catalog.properties)  # a scheme that no storage serves raises the usual error
     try:
         return FromInputFile.table_metadata(catalog._load_file_io(location=path).new_input(path))
     except FileNotFoundError:
-        raise SpecError(f"there is no file {path}: nothing was registered") from None
+        raise SpecError(f"the file {path} does not exist: nothing was registered") from None
     except (ValidationError, ValueError, TypeError, KeyError, AttributeError, EOFError) as error:
         raise _no_metadata(path, error) from None
     except Exception as error:  # storages raise anything, also where only the server has credentials
@@ -43,28 +44,28 @@ def metadata_at(catalog: Catalog, path: str) -> TableMetadata | None:
 def _no_metadata(path: str, error: Exception) -> SpecError:
     said = " ".join(str(error).split())[:MAX_ERROR_CHARACTERS]
     return SpecError(
-        f"{path} is no metadata file of a table ({said}): nothing was registered. Name the newest *.metadata.json in "
-        "the table's folder `metadata`"
+        f"{path} is not a metadata file of a table ({said}): nothing was registered. Give the newest "
+        "*.metadata.json in the table's folder `metadata`"
     )
 
 
 def check_newest(catalog: Catalog, table: str, path: str, metadata: TableMetadata) -> None:
-    """Check that the table has no later metadata file: what was committed since would be missing. Raises SpecError."""
+    """Raise SpecError if the table has a later metadata file: what was committed since would be missing."""
     store = open_store(metadata.location, catalog.properties)
     newest = newest_of(store, metadata.location, str(metadata.table_uuid))
     if newest is not None and file_name(newest.path) != file_name(path):
         raise SpecError(
             f"{path} is not the newest metadata file of its table: {newest.path} was written later, at "
-            f"{utc(newest.modified_ms)}, and what was committed until then would be missing. Nothing was registered. "
-            f"Register that one: `{registration(catalog.name, table, newest.path)}`; or add --older, if the table "
-            "shall go back to what this one describes"
+            f"{utc(newest.modified_ms)}, and commits until then would be missing. Nothing was registered. "
+            f"Register that file: `{registration(catalog.name, table, newest.path)}`; or add --older to go back to the "
+            "older state"
         )
 
 
 def check_not_another(catalog: Catalog, table: str, metadata: TableMetadata) -> None:
-    """Check that no other name in the catalog has the table already: each would go on without the other's commits.
+    """Raise SpecError if the catalog has the table under another name: each would miss the other's commits.
 
-    It is looked for in the namespaces of `table` and of its folder. Raises SpecError, and what the catalog raises.
+    Searches the namespaces of `table` and of its folder. Raises what the catalog raises.
     """
     name = other_name(catalog, table, location=metadata.location, uuid=str(metadata.table_uuid))
     if name is not None:

@@ -1,7 +1,7 @@
-"""Finds what a table left in its folder: if the catalog does not have the table, the catalog was lost or exchanged.
+"""Finds what a table left in its folder: if its catalog does not have the table, the catalog was lost or replaced.
 
-Two tables in one folder would take each other's files for their own: journals, commit records and staged files are
-found by their folder alone.
+Two tables in one folder would treat each other's files as their own: journals, commit records and staged files are
+found only by their folder.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _VERSION = re.compile(r"v?(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
-    """One metadata file; `snapshots` and `uuid` are None where it cannot be read."""
+    """One metadata file; `snapshots` and `uuid` are None if it cannot be read."""
 
     path: str
     modified_ms: int
@@ -66,7 +66,7 @@ class Remains:
 
 @dataclass(frozen=True, slots=True)
 class TableFolder:
-    """Where a catalog would put a new table."""
+    """The folder of a new table."""
 
     location: str
     store: ObjectStore
@@ -75,9 +75,9 @@ class TableFolder:
 def place_of_new(
     catalog: Catalog, identifier: str, schema: Schema, *, location: str | None, properties: dict[str, str]
 ) -> TableFolder | None:
-    """Where the catalog would create that table, asked without creating it.
+    """Ask where the catalog would create that table, without creating it.
 
-    None if a server decides and does not say: the namespace is missing, the table was just created, or the server
+    None if a server decides without an answer: the namespace is missing, the table was just created, or the server
     cannot stage a creation. Raises what the catalog raises.
     """
     if isinstance(catalog, MetastoreCatalog):
@@ -89,10 +89,10 @@ def place_of_new(
         return None
     except (NotImplementedError, RESTError) as error:
         if isinstance(error, RESTError) and type(error) not in {BadRequestError, RESTError}:
-            raise  # refused, or out of reach
+            raise  # refused, or unreachable
         log.info("the catalog %r does not say where it would create %s: %s", catalog.name, identifier, error)
         return None
-    # Nothing is created before it is committed, which it never is.
+    # Nothing is created before a commit, which never happens.
     table = staged._table
     return TableFolder(table.location().rstrip("/"), open_store(table.location(), table.io.properties))
 
@@ -103,16 +103,16 @@ def _resolved(catalog: MetastoreCatalog, identifier: str, location: str | None) 
     try:
         return catalog._resolve_table_location(location, namespace, name).rstrip("/")
     except NoSuchNamespaceError:
-        # As it will be once the namespace is made, without properties.
+        # The folder once the namespace is created, without properties.
         with_namespace = copy.copy(catalog)
         with_namespace.load_namespace_properties = lambda *_: {}  # type: ignore[method-assign]
         return with_namespace._resolve_table_location(location, namespace, name).rstrip("/")
 
 
 def remains_of(place: TableFolder) -> Remains | None:
-    """What is left of a table that has been written to; None for a free place, which costs one listing.
+    """What remains of a table that had data; None for a free folder, which costs one listing.
 
-    Metadata without a snapshot does not count: a creation that was cut short leaves such a file.
+    Metadata without a snapshot does not count: an interrupted creation leaves such a file.
     """
     store, location = place.store, place.location
     folders = {folder.rsplit("/", 1)[-1]: folder for folder in store.list_folders(location)}
@@ -123,7 +123,7 @@ def remains_of(place: TableFolder) -> Remains | None:
 
 
 def other_table(store: ObjectStore, table: Table) -> Metadata | None:
-    """The metadata of another table that has the same folder, and has been written to, if there is any."""
+    """The metadata of another table with data in the same folder, or None."""
     metadata = table.metadata
     own = {file_name(path) for path in (table.metadata_location, *(e.metadata_file for e in metadata.metadata_log))}
     files = store.list_files(f"{table.location().rstrip('/')}/metadata")
@@ -132,7 +132,7 @@ def other_table(store: ObjectStore, table: Table) -> Metadata | None:
 
 
 def newest_of(store: ObjectStore, location: str, uuid: str) -> Metadata | None:
-    """The newest metadata file of one table in a folder that others may have had too."""
+    """The newest metadata file of one table in a folder that others may have used too."""
     files = _metadata_files(store.list_files(f"{location.rstrip('/')}/metadata"))
     newest_first = (_read(store, file) for file in sorted(files, key=_age, reverse=True))
     return next((found for found in newest_first if found.uuid == uuid), None)
@@ -144,7 +144,9 @@ def _newest(store: ObjectStore, folder: str) -> Metadata | None:
 
 
 def _age(file: FileInfo) -> tuple[int, int]:
-    """The highest version is the newest; failed commits leave several of one, of which the last written counts."""
+    """Sort key: the highest version is the newest; among several of one version, left by failed commits, the last
+    written.
+    """
     return _version(file.path), file.modified_ms
 
 

@@ -1,7 +1,7 @@
-"""Columns that a person renamed or dropped with `frazil evolve`; declarations and records may have the old names.
+"""Handles columns that a user renamed or dropped with `frazil evolve`, while declarations and records have old names.
 
-The table keeps them in a property, which changes in one commit with its schema. So a writer that runs continues: what
-is declared by an old name means the renamed column, or nothing where it was dropped.
+A table property holds the old names and changes in one commit with the schema. A running writer continues: an old name
+in the declaration means the renamed column, or nothing if it was dropped.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from frazil.table.catalogs import catalog_errors
 from frazil.table.column_history import TOP, ColumnHistory
 
 PROPERTY = "frazil.former-columns"
-"""JSON: the field id of the renamed column by its former name; null for one that was dropped."""
+"""JSON: the field id of the renamed column by its former name; null for a dropped column."""
 ATTEMPTS = 5
 
 Former = Mapping[str, int | None]
 
 
 def former_columns(properties: Mapping[str, str]) -> Former:
-    """Raises SchemaIncompatible for a property that was edited by hand."""
+    """Parse the property. Raises SchemaIncompatible if it was edited by hand."""
     text = properties.get(PROPERTY, "{}")
     try:
         found = json.loads(text)
@@ -42,7 +42,7 @@ def former_columns(properties: Mapping[str, str]) -> Former:
 
 
 def renamed_fields(declared: Schema, existing: Schema, former: Former) -> Schema:
-    """The declared schema with the names that its columns have in the table, without those that were dropped."""
+    """The declared schema with the table's current column names, without dropped columns."""
     names = {field.name for field in declared.fields}
     fields: list[NestedField] = []
     for field in declared.fields:
@@ -54,7 +54,7 @@ def renamed_fields(declared: Schema, existing: Schema, former: Former) -> Schema
 
 
 def aliases(existing: Schema, former: Former) -> dict[str, int]:
-    """The field id of the column that a record's field of a former name fills."""
+    """Field ids of the columns that record fields with a former name fill."""
     return {
         name: field_id
         for name, field_id in former.items()
@@ -63,7 +63,7 @@ def aliases(existing: Schema, former: Former) -> dict[str, int]:
 
 
 def current_name(existing: Schema, field_id: int | None) -> str | None:
-    """The name of a top-level column; None if the table has none of this id."""
+    """The name of a top-level column; None if the table has no column with this id."""
     return next((field.name for field in existing.fields if field.field_id == field_id), None)
 
 
@@ -73,14 +73,16 @@ def _has(schema: Schema, name: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a person asks for: new names by the old ones, and names of columns to drop."""
+    """Requested changes: new names by the old ones, and names of columns to drop."""
 
     renames: Mapping[str, str]
     drops: Sequence[str]
 
 
 def problems(asked: Asked, table: Schema, former: Sequence[Schema], *, fixed: Mapping[str, str]) -> list[str]:
-    """Why the columns cannot be renamed or dropped so, a sentence each. `fixed` are columns that stay, with why."""
+    """Why these columns cannot be renamed or dropped, one sentence each; `fixed` maps columns to why they cannot
+    change.
+    """
     found = []
     history = ColumnHistory.of((*former, table))
     names = {field.name.lower(): field.name for field in table.fields}
@@ -94,7 +96,7 @@ def problems(asked: Asked, table: Schema, former: Sequence[Schema], *, fixed: Ma
         if new.lower() in names and new.lower() != old.lower():
             found.append(f"the table already has the column {names[new.lower()]}")
         elif not new or "." in new or new != new.strip():
-            found.append(f"{new!r} can be no column's name: it is empty, or has a dot or spaces around it")
+            found.append(f"{new!r} is not a valid column name: it is empty, or has a dot or spaces around it")
         elif new.lower() in METADATA_COLUMNS:
             found.append(f"{new} {OF_ICEBERG}")
         elif others := [i for i in history.ids.get((TOP, new), ()) if i != ids.get(old)]:
@@ -104,12 +106,12 @@ def problems(asked: Asked, table: Schema, former: Sequence[Schema], *, fixed: Ma
         f"{new} is given to two columns" for n, new in enumerate(asked.renames.values()) if new.lower() in given[:n]
     ]
     both = set(asked.drops) & set(asked.renames)
-    found += [f"{name} is both to be renamed and to be dropped" for name in sorted(both)]
+    found += [f"{name} is to be both renamed and dropped" for name in sorted(both)]
     return found
 
 
 def change_columns(table: Table, asked: Asked, *, fixed: Mapping[str, str]) -> Table:
-    """Rename and drop columns by field id, in one commit with the property. Returns the table as it is then.
+    """Rename and drop columns by field id, in one commit with the property. Returns the changed table.
 
     Raises SchemaIncompatible with all problems, CommitUnavailable, AccessDenied.
     """

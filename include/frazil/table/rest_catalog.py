@@ -1,8 +1,8 @@
-"""PyIceberg's client of REST catalogs, for servers and gateways that are slow, overloaded, or no Iceberg at all.
+"""PyIceberg's client of REST catalogs, made safe for servers and gateways that are slow, overloaded or not Iceberg.
 
-PyIceberg waits for an answer for ever, and takes any answer for Iceberg's. Here each request has a time limit, and an
-overloaded server is asked again after the time that it gives (`Retry-After`), if the request only reads. A commit is
-never sent twice from here: `frazil.commit.swap` looks first what became of it.
+PyIceberg waits forever for an answer, and accepts any answer as Iceberg's. Here each request has a timeout, and a read
+is retried on an overloaded server after the time in its `Retry-After`. A commit is never sent twice from here:
+`frazil.commit.swap` first checks its outcome.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from urllib3.util import Retry
 from frazil.table.catalog_mistakes import NoIcebergAnswer
 
 TIMEOUT_S = (10.0, 60.0)
-"""To connect, and between two parts of an answer."""
+"""Timeouts to connect, and between two parts of an answer."""
 OVERLOADED = (429, 503)
 READ_RETRIES = 3
 MAX_RETRY_AFTER_S = 10
-"""Who only reads waits no longer between two tries. Commits may wait longer: see `frazil.commit.swap`."""
+"""Longest wait between two tries of a read. Commits may wait longer: see `frazil.commit.swap`."""
 NESTED = ("auth", "ssl")
-"""Properties that PyIceberg's client takes as mappings."""
+"""Properties that PyIceberg's client expects as mappings."""
 
 
 class PatientRestCatalog(RestCatalog):
-    """A REST catalog whose requests end, and whose answers are looked at."""
+    """A REST catalog with timeouts, whose answers are checked."""
 
     def __init__(self, name: str, **properties: str) -> None:
         super().__init__(name, **nested(properties))
 
     def _config_headers(self, session: Session) -> None:
-        # PyIceberg's first step with a new session, before it asks for a token with it.
+        # PyIceberg's first step with a new session, before it requests a token.
         super()._config_headers(session)
         _prepare(session)
 
     def _create_session(self) -> Session:
         session = super()._create_session()
-        for adapter in session.adapters.values():  # with the one that signs, which PyIceberg has made meanwhile
+        for adapter in session.adapters.values():  # including the signing one, which PyIceberg has made meanwhile
             adapter.max_retries = _retries()  # type: ignore[attr-defined]
         return session
 
@@ -87,11 +87,11 @@ def _retries() -> Retry:
 def _checked(response: Response) -> Response:
     """Raise for a success, or a "not found", whose body is not JSON.
 
-    PyIceberg would name a validator and quote the whole page, or take a gateway's page for a table that is gone.
+    PyIceberg would name a validator and quote the whole page, or take a gateway's page for a missing table.
     """
     says_something = response.ok or response.status_code in (404, 409)
     if says_something and response.content and not response.content.lstrip().startswith((b"{", b"[")):
         kind = response.headers.get("Content-Type", "no type")
         begin = " ".join(response.text[:200].split())[:60]
-        raise NoIcebergAnswer(f"it answers {response.status_code} with {kind}, and no JSON: {begin!r}")
+        raise NoIcebergAnswer(f"it answers {response.status_code} with {kind} instead of JSON: {begin!r}")
     return response

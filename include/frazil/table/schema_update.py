@@ -1,4 +1,4 @@
-"""Evolves the schema of an existing table: to a declaration, or to what records ask for."""
+"""Evolves the schema of an existing table to a declaration, or to the needs of records."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ EVOLUTION_ATTEMPTS = 5
 
 
 def evolve_to(table: Table, declared: DeclaredTable, stream: str) -> Table:
-    """Evolve the table to the declared schema in one update; another process may do the same.
+    """Evolve the table to the declared schema in one update; another process may do the same concurrently.
 
     Raises SchemaIncompatible, SpecError, CommitUnavailable.
     """
@@ -54,7 +54,7 @@ def evolve_to(table: Table, declared: DeclaredTable, stream: str) -> Table:
 
 
 def evolutions(table: Table, declared: DeclaredTable, stream: str) -> list[Addition | Promotion]:
-    """The evolutions to the declared schema. Raises SchemaIncompatible if they are not all safe."""
+    """The evolutions to the declared schema. Raises SchemaIncompatible if any is unsafe."""
     existing = table.schema()
     wanted = _adoptable(_as_renamed(declared, table), existing)
     found = differences(wanted, existing, _former_schemas(table), declarable=declared.declarable)
@@ -64,7 +64,7 @@ def evolutions(table: Table, declared: DeclaredTable, stream: str) -> list[Addit
 
 
 def _former_schemas(table: Table) -> list[Schema]:
-    """The former schemas from the oldest to the newest, without those before the one that a person accepted."""
+    """Former schemas from oldest to newest, starting at the one that an operator accepted."""
     accepted = table.properties.get(ACCEPTED_SCHEMA, "")
     first = int(accepted) if accepted.isdecimal() else 0
     schemas = sorted(table.metadata.schemas, key=lambda schema: schema.schema_id)
@@ -72,7 +72,7 @@ def _former_schemas(table: Table) -> list[Schema]:
 
 
 def _as_renamed(declared: DeclaredTable, table: Table) -> DeclaredTable:
-    """The declaration with the names that people gave the table's columns by `frazil evolve`."""
+    """The declaration with the column names that users gave by `frazil evolve`."""
     if not (former := former_columns(table.properties)):
         return declared
     schema = renamed_fields(declared.schema, table.schema(), former)
@@ -82,7 +82,7 @@ def _as_renamed(declared: DeclaredTable, table: Table) -> DeclaredTable:
 
 
 def _adoptable(declared: DeclaredTable, existing: Schema) -> Schema:
-    """Let frazil's own columns be optional: it always has a value, and tables may have got them later."""
+    """Let frazil's own columns be optional: they always have a value, and tables may have got them later."""
     there = {field.name: field for field in existing.fields}
 
     def adopted(field: NestedField) -> NestedField:
@@ -101,26 +101,27 @@ def refuse_unreadable(coming: Schema, table: str) -> None:
     """Refuse to add a column that would make the whole table unreadable to an engine. Raises SpecError."""
     for field in coming.fields:
         if field.name.lower() in METADATA_COLUMNS:
-            raise SpecError(f"schema.{field.name}: would come into the table {table}, and {OF_ICEBERG}: rename it")
+            raise SpecError(f"schema.{field.name}: cannot be added to the table {table}: {OF_ICEBERG}; rename it")
     for path in coming.column_names:
         if reason := UNREADABLE.get(str(coming.find_type(path))):
-            raise SpecError(f"schema.{path}: {coming.find_type(path)} would come into the table {table}: {reason}")
+            raise SpecError(f"schema.{path}: {coming.find_type(path)} cannot be added to the table {table}: {reason}")
 
 
 def undeclared_columns(table: Table, spec: StreamSpec) -> tuple[str, ...]:
-    """The top-level columns that a stream fills beside the declared ones and frazil's own, as a declaration has them:
-    `gate: string`."""
+    """Top-level columns that a stream fills in addition to declared ones and frazil's own, as in a declaration:
+    `gate: string`.
+    """
     names = {column.name for column in spec.columns}
-    if former_columns(table.properties):  # else no schema is made: an open page asks this of hundreds of streams
+    if former_columns(table.properties):  # otherwise no schema is made: an open page does this for hundreds of streams
         names = {field.name for field in _as_renamed(declared_table(spec), table).schema.fields}
     return tuple(declaration(field) for field in table.schema().fields if field.name not in names | RESERVED)
 
 
 def evolve(table: Table, spec: StreamSpec, asked: Sequence[Change]) -> Growth:
-    """Change a stream's table as its records ask, in one update. Returns the changes that were made, and the refusals.
+    """Change a stream's table as its records need, in one update. Returns the changes made and the refusals.
 
-    Another stream may do the same: each of them looks at what the other has made of the table. Raises
-    CommitUnavailable, AccessDenied.
+    Another stream may do the same concurrently: each starts from the other's result. Raises CommitUnavailable,
+    AccessDenied.
     """
     fixed = frozenset({spec.event_time.column, *RESERVED})
     with catalog_errors(table.catalog.name):
@@ -168,7 +169,7 @@ def _apply(table: Table, changes: Sequence[Change]) -> None:
 
 
 def told(change: Change) -> str:
-    """A change that was made, in words."""
+    """Describe a change that was made."""
     column = f"column {'.'.join(change.path)}"
     match change:
         case Addition():

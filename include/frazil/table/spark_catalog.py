@@ -1,7 +1,6 @@
 """Translates a catalog's PyIceberg properties to those of Iceberg's Spark runtime. Pure.
 
-Most keys are the same (`uri`, `warehouse`, `s3.*`, `rest.*`); all differences are here.
-"""
+Most keys are the same (`uri`, `warehouse`, `s3.*`, `rest.*`); all differences are here."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ SPARK_CATALOG = "org.apache.iceberg.spark.SparkCatalog"
 S3_FILE_IO = "org.apache.iceberg.aws.s3.S3FileIO"
 SQLITE_BUSY_MS = 30_000
 ATOMIC = "frazil.atomic"
-"""Our own property of a REST catalog: which server it is, if that is one of `frazil.table.atomic_catalogs.SERVERS`."""
+"""Our own property of a REST catalog: its server, if that is one of `frazil.table.atomic_catalogs.SERVERS`."""
 
 _RENAMED = {
     "s3.region": "client.region",
@@ -75,7 +74,7 @@ def jar_sets(properties: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def inferred_type(properties: Mapping[str, str]) -> str:
-    """The declared type of a catalog, else the one that PyIceberg infers from the URI."""
+    """The declared type of a catalog, or the type that PyIceberg infers from the URI."""
     uri = properties.get("uri", "")
     kinds = {"http": "rest", "thrift": "hive", "sqlite": "sql", "postgresql": "sql"}
     inferred = next((kind for scheme, kind in kinds.items() if uri.startswith(scheme)), uri)
@@ -83,7 +82,7 @@ def inferred_type(properties: Mapping[str, str]) -> str:
 
 
 def _shared(properties: Mapping[str, str]) -> dict[str, str]:
-    """Properties that mean the same on both sides, under Iceberg Java's names."""
+    """Properties with the same meaning on both sides, under Iceberg Java's names."""
     translated = {_RENAMED.get(key, key): value for key, value in properties.items() if key not in _PYTHON_ONLY}
     if virtual := translated.pop("s3.force-virtual-addressing", None):
         translated["s3.path-style-access"] = "false" if virtual.lower() == "true" else "true"
@@ -94,7 +93,7 @@ def _shared(properties: Mapping[str, str]) -> dict[str, str]:
 
 
 def _jdbc(name: str, uri: str) -> dict[str, str]:
-    """SQLAlchemy's URL as JDBC's. `V1` is the schema with views, which PyIceberg creates."""
+    """Convert SQLAlchemy's URL to JDBC's. `V1` is the schema with views, which PyIceberg creates."""
     url = make_url(uri)
     common = {"type": "jdbc", "jdbc.schema-version": "V1"}
     if url.get_backend_name() == "sqlite":

@@ -1,4 +1,4 @@
-"""Opens the store that serves a location."""
+"""Opens the store for a location."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from frazil.table.object_store import IoProperties, ObjectStore
 def open_store(location: str, io_properties: IoProperties, *, renew: Callable[[], object] | None = None) -> ObjectStore:
     """The store of a location, by its URI scheme; `io_properties` are a PyIceberg FileIO's (`s3.endpoint`, …).
 
-    `renew` is called when the credentials among them have expired; what failed is tried once more with the new ones.
+    `renew` is called when their credentials have expired; the failed operation is then retried once.
 
     Raises SpecError for a scheme that no store serves.
     """

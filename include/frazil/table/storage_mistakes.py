@@ -1,4 +1,4 @@
-"""Says in one sentence what an error of an object store means, whichever of its clients raised it.
+"""Translates errors of an object store into one sentence, whichever client raised them.
 
 Arrow, which reads and writes data files, has only text; fsspec, which has all other objects, keeps S3's answer. Neither
 an outage nor expired credentials end a stream for good.
@@ -15,16 +15,16 @@ from frazil.spec.addresses import OBJECT_STORES, names_store
 from frazil.table.expired import has_expired
 
 MAX_ERROR_CHARACTERS = 600
-"""Characters of an error in a sentence. Arrow names a long key first, and what happened last."""
+"""Characters of an error in a message. Arrow puts a long key first, and the last event last."""
 _DENIED = ("ACCESS_DENIED", "AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch")
 _OVERLOADED = frozenset({"SlowDown", "InternalError", "ServiceUnavailable", "RequestTimeout", "Throttling", "503"})
 _LOCAL = frozenset({errno.ENOSPC, errno.EDQUOT})
-"""What only this host's own disk raises."""
+"""Errors of the host's own disk."""
 _OUTAGES = frozenset({429, 500, 502, 503, 504})
 
 
 def client_failure(path: str, error: Exception) -> FrazilError | None:
-    """What an error of fsspec's client means; None if it says something about the object."""
+    """Translate an error of fsspec's client; None if it is about the object."""
     if meant := _of_credentials(path, error):
         return meant
     boto = sys.modules.get("botocore.exceptions")
@@ -34,10 +34,10 @@ def client_failure(path: str, error: Exception) -> FrazilError | None:
 
 
 def staging_failure(folder: str, error: OSError) -> FrazilError | None:
-    """What an error of Arrow, or of fsspec, means to a task that stages to this folder; None for a local disk's."""
+    """Translate an error of Arrow or fsspec for a task that stages to this folder; None for a local disk's error."""
     if urlsplit(folder).scheme not in OBJECT_STORES or error.errno in _LOCAL:
         return None
-    # Whatever else it is, no record causes it, and the next try may do.
+    # Whatever the cause, it is not a record, and a retry may succeed.
     outage = CommitUnavailable(f"{folder}: the object store fails: {_said(error)}")
     return _of_credentials(folder, error) or outage
 
@@ -45,14 +45,14 @@ def staging_failure(folder: str, error: OSError) -> FrazilError | None:
 def _of_credentials(path: str, error: Exception) -> FrazilError | None:
     boto = sys.modules.get("botocore.exceptions")
     if boto is not None and isinstance(error, boto.NoCredentialsError):
-        # A host's metadata service that is silent looks the same.
+        # A silent metadata service of the host looks the same.
         return CommitUnavailable(
             f"{path}: no credentials for the object store were found: {_said(error)}. Configure some, unless a host's "
-            "or a role's are only away for a moment"
+            "or a role's are only missing for a moment"
         )
     if has_expired(error):
         return CommitUnavailable(
-            f"{path}: the credentials of the object store have expired: {_said(error)}. The catalog hands out newer "
+            f"{path}: the credentials of the object store have expired: {_said(error)}. The catalog issues new "
             "ones with the table's next load"
         )
     half = boto is not None and isinstance(error, boto.PartialCredentialsError)
@@ -62,7 +62,7 @@ def _of_credentials(path: str, error: Exception) -> FrazilError | None:
 
 
 def _is_outage(error: Exception) -> bool:
-    answer = getattr(error.__cause__, "response", None)  # of botocore's ClientError, which s3fs translates
+    answer = getattr(error.__cause__, "response", None)  # from botocore's ClientError, which s3fs translates
     if not isinstance(answer, dict):
         return isinstance(error, ConnectionError | TimeoutError)
     code = answer.get("Error", {}).get("Code")

@@ -1,4 +1,4 @@
-"""Creates a stream's tables if missing, checks existing ones, and knows where their files lie."""
+"""Creates a stream's tables if missing, checks existing ones, and locates their files."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ logger = logging.getLogger(__name__)
 
 
 def ensure_table(catalog: Catalog, spec: StreamSpec) -> Table:
-    """The stream's table: created if missing, evolved if that is safe, refused otherwise.
+    """Return the stream's table: create it if missing, evolve it if that is safe, refuse it otherwise.
 
-    A table that is partitioned or sorted otherwise than declared stays as it is, with a warning.
-    Raises SpecError where a new column could not be read by an engine, TableLost where a new table would be made in
-    another one's folder, SchemaIncompatible, AccessDenied, CommitUnavailable.
+    A table with another partitioning or sort order than declared stays as it is, with a warning. Raises SpecError if an
+    engine could not read a new column, TableLost if a new table would share another's folder, SchemaIncompatible,
+    AccessDenied, CommitUnavailable.
     """
     declared = declared_table(spec)
     table = ensure_declared(catalog, declared, spec.name)
@@ -40,12 +40,12 @@ def ensure_table(catalog: Catalog, spec: StreamSpec) -> Table:
 
 
 def ensure_dead_letters(catalog: Catalog, spec: StreamSpec) -> Table:
-    """The table of the stream's dead letters, created if missing. Raises as `ensure_table` does."""
+    """Return the stream's dead-letter table; create it if missing. Raises as `ensure_table` does."""
     return ensure_declared(catalog, declared_dead_letters(spec), spec.name)
 
 
 def check_fits(table: Table, spec: StreamSpec) -> None:
-    """Check that the stream's table does not contradict the declaration; it may lack what the next start adds.
+    """Check that the stream's table does not contradict the declaration; it may miss what the next start adds.
 
     Raises SchemaIncompatible.
     """
@@ -61,20 +61,20 @@ def check_stageable(main: Table, dead_letters: Table, spec: StreamSpec) -> None:
         if lacking := evolutions(table, declared, spec.name):
             columns = ", ".join(".".join(change.path) for change in lacking)
             raise SchemaIncompatible(
-                f"stream {spec.name}: the table {name_of(table)} does not have all that is declared yet ({columns}); "
-                f"the writer's next start brings it: `frazil restart {spec.name}`"
+                f"stream {spec.name}: the table {name_of(table)} does not have all declared columns yet ({columns}); "
+                f"the writer's next start adds them: `frazil restart {spec.name}`"
             )
     _check_key(main, spec)
 
 
 def _check_key(main: Table, spec: StreamSpec) -> None:
-    """A table of upserts has one row for each value of its identifier fields, and stays so. A renamed column counts."""
+    """Check that an upserted table's identifier fields are the declared key, under their current names."""
     schema, former = main.schema(), former_columns(main.properties)
     ids = {former.get(name) or schema.find_field(name).field_id for name in spec.key}
     if spec.mode == "upsert" and schema.identifier_field_ids and ids != set(schema.identifier_field_ids):
         names = schema.identifier_field_names()
         raise SchemaIncompatible(
-            f"stream {spec.name}: key: {', '.join(spec.key)}, and the table {name_of(main)} has one row for each "
+            f"stream {spec.name}: key: {', '.join(spec.key)}, but the table {name_of(main)} has one row for each "
             f"{', '.join(sorted(names))}, its identifier fields. Declare that key, or write to a new table"
         )
 
@@ -93,15 +93,15 @@ def state_location(table: Table, stream: str) -> str:
 
 
 def may_delete_files(properties: Mapping[str, str]) -> bool:
-    """Whether a table's files are its own: `gc.enabled` is false where another table may share them.
+    """Whether a table's files belong to it alone: `gc.enabled` is false if another table may share them.
 
-    Like Iceberg, takes everything except "true" for false.
+    Like Iceberg, treats everything except "true" as false.
     """
     return properties.get("gc.enabled", "true").lower() == "true"
 
 
 def ensure_declared(catalog: Catalog, declared: DeclaredTable, stream: str) -> Table:
-    """A declared table, on behalf of a stream. Raises as `ensure_table` does."""
+    """Return a declared table, on behalf of a stream. Raises as `ensure_table` does."""
     with catalog_errors(catalog.name):
         try:
             table = catalog.load_table(declared.identifier)
@@ -111,14 +111,14 @@ def ensure_declared(catalog: Catalog, declared: DeclaredTable, stream: str) -> T
 
 
 def as_declared(table: Table, declared: DeclaredTable, stream: str) -> Table:
-    """A loaded table, evolved if that is safe. Raises SchemaIncompatible."""
+    """Return a loaded table, evolved if that is safe. Raises SchemaIncompatible."""
     _check_format_version(table)
     _check_folders(table)
     return evolve_to(table, declared, stream)
 
 
 def _create(catalog: Catalog, declared: DeclaredTable) -> Table:
-    """Create the namespace and the table. Another process may do the same at once; either may win."""
+    """Create the namespace and the table. Another process may do the same concurrently; either may win."""
     refuse_unreadable(declared.schema, declared.identifier)
     parts = declared.identifier.split(".")
     for depth in range(1, len(parts)):
@@ -126,7 +126,7 @@ def _create(catalog: Catalog, declared: DeclaredTable) -> Table:
     found = remains_in_place(catalog, declared)
     try:
         if found is not None:
-            # It may have been made, and written to, since it was searched.
+            # It may have been created and written to since the search.
             return catalog.load_table(declared.identifier)
         return catalog.create_table(
             declared.identifier,
@@ -175,7 +175,7 @@ def _check_folders(table: Table) -> None:
 
 
 def _warn_of_another_layout(table: Table, declared: DeclaredTable, stream: str) -> None:
-    """Warn only: the declared layout is for a new table, and changing an existing one's is a person's decision."""
+    """Warn only: the declared layout is for a new table, and changing an existing one is the operator's decision."""
     for word, wanted, found in (
         (
             "partitioning",
@@ -203,7 +203,7 @@ def _sort_terms(order: SortOrder, schema: Schema) -> list[str]:
 
 
 def load_stream_table(spec: StreamSpec) -> Table | None:
-    """The stream's table as it stands now, or None. Makes nothing, no catalog either."""
+    """The stream's current table, or None. Creates nothing, not even a catalog."""
     catalog = existing_catalog(spec.table.catalog)
     with catalog_errors(catalog.name):
         try:

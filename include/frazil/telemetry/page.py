@@ -11,14 +11,9 @@ from frazil.telemetry.metrics import BOUNDS_S, METRICS, Metric, Sort
 _INTRODUCTION = """\
 # Metrics
 
-What a process that writes streams publishes, if `FRAZIL_METRICS` says so:
-[Watch with Prometheus](../how-to/watch-with-prometheus.md) is the guide. This page is generated from the table
-(`python -m frazil.telemetry.page`).
-
-The names in OpenTelemetry become those in Prometheus by the rules of OpenTelemetry's specification, so a collector that
-exports to Prometheus yields the same ones. Times are seconds, sizes bytes. Every metric has the labels `stream` and
-`table`; more are named. So there are {series} series for each stream at most, of which {buckets} are buckets of times.
-Counters begin at 0 with each process.
+What writers publish with `FRAZIL_METRICS` ([guide](../how-to/watch-with-prometheus.md)). All metrics have the labels
+`stream` and `table`. A stream has at most {series} series, {buckets} of them buckets. Counters begin at 0 with each
+process. `python -m frazil.telemetry.page` generates this page.
 """
 
 
@@ -28,7 +23,7 @@ def render() -> str:
     others = [metric for metric in METRICS if metric.sort is not Sort.HISTOGRAM and not metric.by_partition]
     buckets = len(times) * (len(BOUNDS_S) + 1)
     series = buckets + 2 * len(times) + len(others) + len(StallKind) - 1
-    rows = ["| Prometheus | OpenTelemetry | kind | unit | meaning |", "|---|---|---|---|---|", *map(_row, METRICS)]
+    rows = ["| Prometheus | OpenTelemetry | kind | meaning |", "|---|---|---|---|", *map(_row, METRICS)]
     bounds = ", ".join(f"{bound:g}" for bound in BOUNDS_S)
     end = f"The buckets of times end at {bounds} seconds."
     return "\n".join([_INTRODUCTION.format(series=series, buckets=buckets), *rows, "", end, ""])
@@ -39,7 +34,7 @@ def _row(metric: Metric) -> str:
     by = f" By {' and '.join(more)}." if more and "`kind`" not in more else ""
     only = " Only with `FRAZIL_METRICS_PARTITIONS=1`." if metric.by_partition else ""
     means = f"{metric.means}{by}{only}"
-    return f"| `{metric.prometheus}` | `{metric.name}` | {metric.sort} | `{metric.unit}` | {means} |"
+    return f"| `{metric.prometheus}` | `{metric.name}` | {metric.sort} | {means} |"
 
 
 if __name__ == "__main__":

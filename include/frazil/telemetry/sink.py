@@ -17,7 +17,7 @@ from frazil.events import (
     StallEnded,
     TableEvolved,
     TablesBehind,
-    ThrottleJudged,
+    ThrottleEvaluated,
 )
 from frazil.host.heartbeat import StallKind
 from frazil.telemetry import metrics as m
@@ -76,7 +76,7 @@ class StreamMetrics:
                 self._batch(event.at_ms, batch)
             case LagMeasured() as measured:
                 self._lag(measured)
-            case ThrottleJudged(reason=reason, stretch=stretch):
+            case ThrottleEvaluated(reason=reason, stretch=stretch):
                 set_(m.THROTTLED, of, reason is not None)
                 set_(m.INTERVAL, of, self._declared_s * stretch)
             case StallBegan(stall=stall):

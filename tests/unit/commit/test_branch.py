@@ -27,7 +27,7 @@ def append_aside(world: Any, files: Sequence[StagedFile]) -> Snapshot:
         prepared = writer.prepare(table, summary={}, now_ms=world.tables.clock_ms())
         return Change(prepared.requirements, prepared.updates, prepared.snapshot)
 
-    return swap(world.tables.main, propose, patience=world.tables.patience)
+    return swap(world.tables.main, propose, retry_policy=world.tables.retry_policy)
 
 
 def test_what_is_committed_to_a_branch_is_there_alone_and_main_goes_on(world: Any) -> None:

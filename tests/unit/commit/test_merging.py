@@ -219,7 +219,7 @@ def test_a_long_merge_that_lost_a_race_is_planned_again(bucketed, catalog):
     inner = bucketed.run_tasks
 
     def slow(context, tasks):
-        bucketed.time.now_s += 10 * bucketed.tables.patience.total_s
+        bucketed.time.now_s += 10 * bucketed.tables.retry_policy.total_s
         return inner(context, tasks)
 
     bucketed.run_tasks = slow

@@ -15,7 +15,7 @@ from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.transforms import DayTransform, HourTransform, MonthTransform, Transform, YearTransform
 
 from frazil.commit import repeats_plan
-from frazil.commit.swap import Patience
+from frazil.commit.swap import RetryPolicy
 from frazil.errors import SpecError
 from frazil.ingest.calendar_limits import MICROSECONDS
 from tests.unit.commit import repeated
@@ -80,7 +80,7 @@ def test_event_times_at_the_ends_of_the_calendar_stop_nothing(
 ) -> None:
     monkeypatch.setattr(repeated, "MINUTE_US", 1)
     world = repeated_world(catalog, tmp_path, PartitionSpec(PartitionField(2, 1000, transform, "at_part")))
-    world.tables = dataclasses.replace(world.tables, patience=Patience(total_s=0))
+    world.tables = dataclasses.replace(world.tables, retry_policy=RetryPolicy(total_s=0))
     committer = world.begin()
     world.batch(committer, [(1, at), (1, at), (2, 0)])
     world.batch(committer, [(1, at), (2, 30), (3, at)])

@@ -1,11 +1,11 @@
-"""Patience with a catalog: bounded, jittered, and never for what no waiting mends."""
+"""RetryPolicy with a catalog: bounded, jittered, and never for what no waiting mends."""
 
 from __future__ import annotations
 
 import pytest
 from requests.exceptions import JSONDecodeError
 
-from frazil.commit.swap import Done, Patience, TableHandle, swap
+from frazil.commit.swap import Done, RetryPolicy, TableHandle, swap
 from frazil.errors import CommitRefused, CommitUnavailable, RolledBack, StaleBatch
 
 
@@ -50,7 +50,7 @@ def test_what_a_decision_raises_on_purpose_ends_the_loop_at_once(world):
         raise StaleBatch("stage it anew")
 
     with pytest.raises(StaleBatch):
-        swap(TableHandle(world.catalog, "demo.events"), decide, patience=world.time.patience())
+        swap(TableHandle(world.catalog, "demo.events"), decide, retry_policy=world.time.retry_policy())
 
     assert world.time.waits == []
 
@@ -61,7 +61,7 @@ def test_a_commit_that_cannot_be_prepared_ends_with_the_reason_and_is_not_tried_
         raise error
 
     with pytest.raises(CommitRefused, match=rf"demo\.events cannot be prepared: {type(error).__name__}: .*journal"):
-        swap(TableHandle(world.catalog, "demo.events"), decide, patience=world.time.patience(total_s=600))
+        swap(TableHandle(world.catalog, "demo.events"), decide, retry_policy=world.time.retry_policy(total_s=600))
 
     assert len(world.time.waits) < 30
     assert world.time.now_s < 200
@@ -80,8 +80,8 @@ def test_an_error_that_goes_while_the_table_changes_or_comes_from_a_server_is_wa
             raise JSONDecodeError("a page of a proxy", "<html>", 0)
         return Done("answer")
 
-    patience = world.time.patience(total_s=3600)
-    assert swap(TableHandle(world.catalog, "demo.events"), decide, patience=patience) == "answer"
+    retry_policy = world.time.retry_policy(total_s=3600)
+    assert swap(TableHandle(world.catalog, "demo.events"), decide, retry_policy=retry_policy) == "answer"
 
 
 def test_a_table_that_has_changed_since_it_was_loaded_is_asked_once_more_before_anything_ends(world):
@@ -96,10 +96,10 @@ def test_a_table_that_has_changed_since_it_was_loaded_is_asked_once_more_before_
         return Done("answer")
 
     with pytest.raises(RolledBack):
-        swap(handle, decide, patience=world.time.patience())
+        swap(handle, decide, retry_policy=world.time.retry_policy())
     assert asked == [rolled_back]
     world.begin()
-    assert swap(handle, decide, patience=world.time.patience()) == "answer"
+    assert swap(handle, decide, retry_policy=world.time.retry_policy()) == "answer"
     assert asked.count(rolled_back) == 2
     assert world.time.waits == []
 
@@ -114,7 +114,7 @@ def test_a_table_that_cannot_be_loaded_for_a_moment_is_waited_for(world):
             raise OSError("a manifest list was expired under us")
         return Done("answer")
 
-    assert swap(handle, decide, patience=world.time.patience()) == "answer"
+    assert swap(handle, decide, retry_policy=world.time.retry_policy()) == "answer"
     assert len({id(table) for table in seen}) == 3
 
 
@@ -128,20 +128,22 @@ def test_expired_credentials_are_renewed_by_loading_the_table_again(world):
             raise PermissionError("AWS Error UNKNOWN: ExpiredToken: The provided token has expired.")
         return Done("answer")
 
-    assert swap(handle, decide, patience=world.time.patience()) == "answer"
+    assert swap(handle, decide, retry_policy=world.time.retry_policy()) == "answer"
     assert seen[0] is not seen[1]
 
 
 def test_waits_double_up_to_their_most_and_end_by_the_deadline(world):
     longest = []
-    patience = Patience(total_s=30, first_s=0.05, most_s=5, clock=lambda: world.time.now_s, wait=world.time.sleep)
+    retry_policy = RetryPolicy(
+        total_s=30, first_s=0.05, most_s=5, clock=lambda: world.time.now_s, wait=world.time.sleep
+    )
 
     def decide(table):  # noqa: ARG001
         longest.append(min(5, 0.05 * 2 ** len(longest)))
         raise ConnectionError("refused")
 
     with pytest.raises(CommitUnavailable, match="failed for 30 s"):
-        swap(TableHandle(world.catalog, "demo.events"), decide, patience=patience)
+        swap(TableHandle(world.catalog, "demo.events"), decide, retry_policy=retry_policy)
 
     assert all(0 <= wait <= most for wait, most in zip(world.time.waits, longest, strict=False))
     assert 30 <= world.time.now_s < 36
@@ -150,26 +152,26 @@ def test_waits_double_up_to_their_most_and_end_by_the_deadline(world):
 
 def test_whoever_commits_is_asked_to_end_during_an_outage_and_waits_no_longer(world):
     waits = []
-    patience = Patience(wait=lambda seconds: waits.append(seconds) or len(waits) == 2)
+    retry_policy = RetryPolicy(wait=lambda seconds: waits.append(seconds) or len(waits) == 2)
 
     def decide(table):  # noqa: ARG001
         raise ConnectionError("refused")
 
     with pytest.raises(CommitUnavailable, match="because the writer was asked to end; the next start decides"):
-        swap(TableHandle(world.catalog, "demo.events"), decide, patience=patience)
+        swap(TableHandle(world.catalog, "demo.events"), decide, retry_policy=retry_policy)
     assert len(waits) == 2
 
 
 def test_an_outage_is_told_when_it_begins_and_when_it_is_over(world, caplog):
     told = []
-    patience = Patience(clock=lambda: world.time.now_s, wait=world.time.sleep, tell=told.append)
+    retry_policy = RetryPolicy(clock=lambda: world.time.now_s, wait=world.time.sleep, tell=told.append)
 
     def decide(table):  # noqa: ARG001
         if world.time.now_s < 60:
             raise ConnectionError("refused")
         return Done("answer")
 
-    assert swap(TableHandle(world.catalog, "demo.events"), decide, patience=patience) == "answer"
+    assert swap(TableHandle(world.catalog, "demo.events"), decide, retry_policy=retry_policy) == "answer"
     first, last = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert first.startswith("a commit to demo.events cannot be prepared (ConnectionError: refused): looking again in")
     assert last.startswith("table demo.events can be committed to again, after 6")

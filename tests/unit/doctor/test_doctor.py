@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from frazil import installed
 from frazil.cli.main import frazil
 from frazil.doctor import airflow, connections, host
-from frazil.doctor.clocks import WARN_MS, WRONG_MS, Told, clocks, judged
+from frazil.doctor.clocks import WARN_MS, WRONG_MS, Told, clocks, evaluate
 from frazil.doctor.finding import Check, Finding, State, findings
 from frazil.doctor.streams import declarations
 from frazil.errors import EnvironmentUnusable
@@ -75,7 +75,7 @@ def test_findings_come_in_the_order_of_their_checks_whatever_each_does() -> None
     ],
 )
 def test_a_clock_is_judged_by_how_far_it_is_apart(apart_ms: int, state: State) -> None:
-    found = judged("server", Told(NOW, NOW + apart_ms, NOW))
+    found = evaluate("server", Told(NOW, NOW + apart_ms, NOW))
     assert found.state is state
     assert bool(found.mend) == (state is not State.OK)
     if apart_ms <= -WARN_MS:

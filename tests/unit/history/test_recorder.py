@@ -19,7 +19,6 @@ from frazil.events import (
     EpochBegan,
     Event,
     FutureEventTimes,
-    Happening,
     LagMeasured,
     NoticeGiven,
     OutageMet,
@@ -27,9 +26,10 @@ from frazil.events import (
     RecordsSkipped,
     StallBegan,
     StallEnded,
+    StreamEvent,
     TableEvolved,
     TablesBehind,
-    ThrottleJudged,
+    ThrottleEvaluated,
 )
 from frazil.history.objects import Found, Objects
 from frazil.history.past import Part, Past
@@ -83,7 +83,7 @@ class Bench:
         return recorder
 
     @staticmethod
-    def tell(recorder: Recorder, *what: Happening, at_ms: int = NOW) -> None:
+    def tell(recorder: Recorder, *what: StreamEvent, at_ms: int = NOW) -> None:
         for happening in what:
             recorder.take(Event("s", at_ms, happening))
 
@@ -147,7 +147,7 @@ def test_a_merge_that_came_to_nothing_with_its_epoch_counts_for_no_batch(bench: 
 
 def test_the_interval_is_the_stretched_one(bench: Bench) -> None:
     recorder = bench.writer(4)
-    bench.tell(recorder, ThrottleJudged("the metadata grows", 3.0, was_under_pressure=False), batch())
+    bench.tell(recorder, ThrottleEvaluated("the metadata grows", 3.0, was_under_pressure=False), batch())
     recorder.write(NOW)
     assert bench.stored().points()[0].interval_ms == 60_000
 
@@ -166,12 +166,12 @@ STALL = Stall(StallKind.OFFSETS, NOW, "t-0", "nothing moves")
         (NoticeGiven("reads in a slower way"), Kind.NOTICE, "reads in a slower way"),
         (FutureEventTimes(BatchKey(4, 1), 7, ("t", 0), "10m"), Kind.FUTURE, "7 rows of batch 4-1"),
         (DistributionChosen(BatchKey(4, 1), True, "it pays", 9, 90, 9), Kind.DECISION, "it pays"),
-        (ThrottleJudged("the metadata grows", 2.0, was_under_pressure=False), Kind.THROTTLE, "the metadata grows"),
+        (ThrottleEvaluated("the metadata grows", 2.0, was_under_pressure=False), Kind.THROTTLE, "the metadata grows"),
         (OutageMet("the catalog is away"), Kind.OUTAGE, "the catalog is away"),
         (TablesBehind(frozenset({"a.b"}), "a.b lacks 1 row"), Kind.OUTAGE, "a.b lacks 1 row"),
     ],
 )
-def test_what_happened_is_told_in_words(bench: Bench, what: Happening, kind: Kind, said: str) -> None:
+def test_what_happened_is_told_in_words(bench: Bench, what: StreamEvent, kind: Kind, said: str) -> None:
     recorder = bench.writer(4)
     bench.tell(recorder, what, at_ms=NOW + 5)
     recorder.write(NOW)
@@ -186,11 +186,11 @@ def test_what_repeats_with_each_batch_is_told_when_it_changes(bench: Bench) -> N
             recorder,
             OutageMet(f"the catalog is away, try {n}"),
             DistributionChosen(BatchKey(4, n), True, f"{n} partitions", 9, 90, 9),
-            ThrottleJudged(f"the metadata has {n} MiB", 2.0, was_under_pressure=n > 0),
+            ThrottleEvaluated(f"the metadata has {n} MiB", 2.0, was_under_pressure=n > 0),
             at_ms=NOW + n * 1_000,
         )
     bench.tell(recorder, PhaseBegan(Phase.WAITING), PhaseBegan(Phase.WAITING), at_ms=NOW + 6_000)
-    bench.tell(recorder, ThrottleJudged(None, 1.0, was_under_pressure=True), at_ms=NOW + 6_000)
+    bench.tell(recorder, ThrottleEvaluated(None, 1.0, was_under_pressure=True), at_ms=NOW + 6_000)
     recorder.write(NOW)
     told = [(h.kind, h.sentence) for h in bench.stored().happened if h.kind is not Kind.EPOCH]
     assert told == [

@@ -181,7 +181,7 @@ def test_what_a_registry_does_not_know_is_inferred_from_the_sample(server: MadeR
     ("schema", "said"),
     [
         ({"schema": '"string"'}, "the registry's schema is no record, but string"),
-        ({"schema": "{"}, "is no schema of Avro"),
+        ({"schema": "{"}, "is not a valid Avro schema"),
         ({"schema": "[", "schemaType": "JSON"}, "several types for t: AVRO, JSON"),
         ({"schema": "", "schemaType": "PROTOBUF"}, "several types for t: AVRO, PROTOBUF"),
     ],

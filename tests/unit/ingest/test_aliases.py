@@ -52,7 +52,7 @@ def test_a_field_of_either_name_fills_a_column_of_any_type(kind: IcebergType, va
     assert one is not None
     assert one == two == three
     assert four is None
-    assert list(found.sighted.new) == [("never",)]
+    assert list(found.drift.new) == [("never",)]
     assert found.rows.schema.field("now").metadata == {b"PARQUET:field_id": b"2"}
 
 
@@ -113,7 +113,7 @@ def test_a_renamed_key_is_taken_from_an_event_under_either_name():
         "after.id: required, and missing or null",
         "before.place: required, and missing or null",
     ]
-    assert list(found.sighted.new) == [("new",)]
+    assert list(found.drift.new) == [("new",)]
 
 
 def captured(kind: IcebergType, *states: dict[str, object], **aliases: int) -> Decoded:

@@ -113,7 +113,7 @@ def test_what_cannot_be_read_is_a_dead_letter_that_says_why_and_nothing_beside_i
         (framed(9, b"\2a\2"), ("UnknownSchema", "the registry has no schema of id 9")),
         (framed(2**31, b"\2a\2"), ("UnknownSchema", "the registry has no schema of id -2147483648")),
         (framed(2, b""), ("UnreadableSchema", "the schema of id 2 is of type PROTOBUF")),
-        (framed(3, b""), ("UnreadableSchema", "the schema of id 3 is no schema of Avro: ")),
+        (framed(3, b""), ("UnreadableSchema", "the schema of id 3 is not a valid Avro schema: ")),
         (framed(4, b"\2"), ("MissingRequired", "s: required, and the written schema's R has no such field")),
         (framed(5, b"\2"), ("TypeMismatch", "s: Avro's int cannot fill a column of type string")),
         (framed(6, b"\2a"), ("MissingRequired", "in.x: required, and the written schema's I has no such field")),
@@ -247,7 +247,7 @@ def test_types_that_unfold_to_exponentially_many_are_read_or_refused_at_once() -
         inner = record(("a", inner), ("b", f"R{i}"), name=f"R{i + 1}")
     schema = record(("new", {"type": "array", "items": inner}))
     decode = AvroDecoder(COLUMNS_OF_ONE, {}, SchemaText("AVRO", json.dumps(schema)))
-    decode.sight(widening=True)
+    decode.report_drift(widening=True)
     assert outcomes(decode(Chunk.of_values([b"\0"]))) == {0: {"s": None}}
 
 
@@ -290,7 +290,7 @@ def test_a_column_that_avro_cannot_fill_is_refused_beforehand() -> None:
 
 
 def test_a_declared_schema_that_is_none_or_cannot_be_read_is_a_mistake_of_the_declaration() -> None:
-    with pytest.raises(SpecError, match="the declared schema is no schema of Avro: KeyError: 'type'"):
+    with pytest.raises(SpecError, match="the declared schema is not a valid Avro schema: KeyError: 'type'"):
         check_supported(COLUMNS, AvroFormat(schema_text="{}"))
     with pytest.raises(SpecError, match=r"source\.format\.schema-file: nowhere\.avsc cannot be read"):
         check_supported(COLUMNS, AvroFormat(schema_file="nowhere.avsc"))

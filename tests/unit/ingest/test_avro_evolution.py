@@ -15,7 +15,7 @@ from frazil.ingest.chunk import Chunk
 from frazil.ingest.formats import decoder
 from frazil.ingest.formats.avro.beyond import beyond_schema, seen_type
 from frazil.ingest.formats.avro.schema import parsed
-from frazil.ingest.sightings import MIXED, ListOf, MapOf, Seen, StructOf, new_fields
+from frazil.ingest.schema_drift import MIXED, ListOf, MapOf, Seen, StructOf, new_fields
 from frazil.table.evolution import Addition
 from tests.grown_schema import grown
 
@@ -87,10 +87,10 @@ def test_a_table_that_grew_by_a_written_schema_holds_its_records():
     plain = {"type": "avro", "schema-text": json.dumps(written)}
 
     first = decoder(plain, TABLE, {}, "additive")(chunk)
-    assert first.rows.num_rows == first.sighted.records == 2
-    added = {new.path: Addition(new.path, new.type, None) for new in new_fields(first.sighted) if new.type}
+    assert first.rows.num_rows == first.drift.records == 2
+    added = {new.path: Addition(new.path, new.type, None) for new in new_fields(first.drift) if new.type}
     wider = assign_fresh_schema_ids(Schema(*grown(TABLE.as_struct(), (), added).fields))
     second = decoder(plain, wider, {}, "additive")(chunk)
-    assert not second.sighted
+    assert not second.drift
     assert second.rows.select(["id", "who", "tags"]).to_pylist() == [{**value, "tags": []}] * 2
-    assert not decoder(plain, TABLE, {})(chunk).sighted
+    assert not decoder(plain, TABLE, {})(chunk).drift

@@ -57,9 +57,9 @@ def test_without_a_folder_code_is_compiled_in_memory_with_one_warning(
                 return x + 1
 
             assert loop(1) == 2
-    assert [r.getMessage()[:29] for r in caplog.records] == ["compiled code cannot be kept,"]
+    assert [r.getMessage()[:30] for r in caplog.records] == ["compiled code cannot be cached"]
     (notice,) = compiler_notices()
-    assert notice.startswith("compiled code cannot be kept")
+    assert notice.startswith("compiled code cannot be cached")
     assert "XDG_CACHE_HOME" in notice
 
 

@@ -473,7 +473,7 @@ def test_another_encoding_is_named_with_and_without_a_byte_order_mark(encoding: 
 def test_a_record_is_cut_off_wherever_it_is_cut(length: int) -> None:
     (rejection,) = decoder("json", SCHEMA, {})(Chunk.of_values([WHOLE[:length]])).rejections
     assert rejection.error_class == "InvalidJson"
-    assert rejection.error.startswith("the record is cut off")
+    assert rejection.error.startswith("the record is truncated")
 
 
 @pytest.mark.parametrize("tail", [b"\0", b"}", b"]"])

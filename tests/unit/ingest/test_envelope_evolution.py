@@ -16,7 +16,7 @@ from pyiceberg.types import IntegerType, LongType, NestedField, StructType
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.decode import Decoded
 from frazil.ingest.formats import decoder
-from frazil.ingest.sightings import ListOf, Sightings, StructOf
+from frazil.ingest.schema_drift import ListOf, SchemaDrift, StructOf
 from tests.unit.ingest.test_envelope import ROW, SPEC, decode, event, wrapped
 
 PLACEHOLDER = "__debezium_unavailable_value"
@@ -45,11 +45,11 @@ def test_events_have_beyond_the_table_what_their_rows_have(rows: list[dict[str, 
     form = data.draw(st.sampled_from((lambda e: e, wrapped)))
     events = [event(data.draw(st.sampled_from("cur")), after=row, before={"old": 1}) for row in rows]
     found = enveloped(*map(form, events), evolution=evolution)
-    assert (found.sighted, found.kept.tolist()) == (plain.sighted, plain.kept.tolist())
+    assert (found.drift, found.kept.tolist()) == (plain.drift, plain.kept.tolist())
 
 
 @pytest.mark.parametrize("form", [lambda value: value, wrapped], ids=["plain", "with its schema"])
-def test_only_states_after_a_change_are_sighted(form: Any) -> None:
+def test_only_states_after_a_change_are_drift(form: Any) -> None:
     state = {"id": 1, "extra": 1, "n": 2**40}
     events = [
         event("d", before=state),
@@ -59,9 +59,9 @@ def test_only_states_after_a_change_are_sighted(form: Any) -> None:
         {"id": 1, "extra": 1},
         event("u", before=state, after={"id": 1}),
     ]
-    assert enveloped(*map(form, events), evolution="full").sighted == Sightings()
+    assert enveloped(*map(form, events), evolution="full").drift == SchemaDrift()
     found = enveloped(*map(form, [*events, event("u", before=state, after=state)]), evolution="full")
-    assert (found.sighted.new, found.sighted.wider) == ({}, {("n",): "long"})
+    assert (found.drift.new, found.drift.wider) == ({}, {("n",): "long"})
 
 
 def test_very_many_new_keys_beside_the_row_hide_none_in_it() -> None:
@@ -69,21 +69,21 @@ def test_very_many_new_keys_beside_the_row_hide_none_in_it() -> None:
     odd = [event("c", after={"id": n}, source={f"s{n}": 1}, **{f"k{n}": {}}) for n in range(3000)]
     last = event("c", after={"id": 1, "extra": [1]})
     found = made(Chunk.of_values([json.dumps(e).encode() for e in [*odd, last]]))
-    assert found.sighted == Sightings({("extra",): ListOf("long")}, records=1)
+    assert found.drift == SchemaDrift({("extra",): ListOf("long")}, records=1)
 
 
 def test_a_placeholder_makes_no_field() -> None:
     hstore = {PLACEHOLDER: PLACEHOLDER}
     found = enveloped(event("u", after={"id": 1, "new": hstore, "in": hstore}))
-    assert found.sighted.new == {("new",): StructOf({})}
+    assert found.drift.new == {("new",): StructOf({})}
     found = enveloped(event("u", after={"id": 1, "new": hstore}), event("c", after={"id": 1, "new": {"a": "b"}}))
-    assert found.sighted.new == {("new",): StructOf({"a": "string"})}
+    assert found.drift.new == {("new",): StructOf({"a": "string"})}
 
 
 def test_a_column_that_the_envelope_fills_is_no_other_column() -> None:
     found = decode([event("c", after={**ROW, "lsn": 1, "tx": 2, "extra": "x"})], evolution="additive")
     assert found.rows["lsn"].to_pylist() == [24_023_128]
-    assert found.sighted.new[("extra",)] == "string"
+    assert found.drift.new[("extra",)] == "string"
 
 
 def test_avro_says_it_by_the_schema() -> None:
@@ -100,9 +100,9 @@ def test_avro_says_it_by_the_schema() -> None:
     form = {"type": "avro", "schema-text": json.dumps(schema), "envelope": "debezium"}
     for evolution, wider in (("additive", {}), ("full", {("n",): "long"})):
         found = decoder(form, SCHEMA, {}, evolution)(Chunk.of_values([out.getvalue()]))  # type: ignore[arg-type]
-        assert found.sighted == Sightings({("extra",): "string"}, wider, records=1)
-    assert decoder(form, SCHEMA, {})(Chunk.of_values([out.getvalue()])).sighted == Sightings()
+        assert found.drift == SchemaDrift({("extra",): "string"}, wider, records=1)
+    assert decoder(form, SCHEMA, {})(Chunk.of_values([out.getvalue()])).drift == SchemaDrift()
 
 
-def test_without_evolution_nothing_is_sighted() -> None:
-    assert decode([event("c", after={**ROW, "extra": 1})], **{"order-by": SPEC["order-by"]}).sighted == Sightings()
+def test_without_evolution_no_drift_is_reported() -> None:
+    assert decode([event("c", after={**ROW, "extra": 1})], **{"order-by": SPEC["order-by"]}).drift == SchemaDrift()

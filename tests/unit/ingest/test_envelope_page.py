@@ -1,4 +1,4 @@
-"""The page on captured changes is true: each row of its table of types is decoded as Debezium writes it."""
+"""The page on captured changes is true: each row of its types and of values/debezium.md is decoded."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from frazil.spec.formats import plain_format
 from frazil.spec.model import StreamSpec
 
 SECTION = Path("docs/how-to/capture-changes.md").read_text().split("## Types")[1].split("\n## ")[0]
+SECTION += Path("tests/unit/ingest/values/debezium.md").read_text()
 ROWS = re.findall(
     r"^\| (.+?) \| (.*?) \| (?:`(.+?)`)? \| (?:`(.+?)`)? \| `([^`]+)` \| (dead letter|`.+?`)(?:, \w+)? \|$",
     SECTION,

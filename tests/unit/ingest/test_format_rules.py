@@ -18,7 +18,7 @@ from pyiceberg.table.update.schema import UpdateSchema
 
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.formats import decoder
-from frazil.ingest.sightings import DEEPEST, new_fields
+from frazil.ingest.schema_drift import DEEPEST, new_fields
 
 FORMATS = ("json", "debezium", "csv", "avro", "protobuf", "string")
 ID = t.NestedField(9, "id", t.LongType(), required=True)
@@ -524,7 +524,7 @@ def evolved(record: Record, schema: Schema, batches: int, mode: Literal["additiv
         assert not decoded.rejections
         unpartitioned: Any = SimpleNamespace(table_metadata=SimpleNamespace(partition_specs=(), schemas=(schema,)))
         update = UpdateSchema(unpartitioned, schema=schema)
-        for new in new_fields(decoded.sighted):
+        for new in new_fields(decoded.drift):
             if new.type:
                 update.add_column(new.path, new.type)
         schema = update._apply()

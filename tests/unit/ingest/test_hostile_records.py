@@ -14,7 +14,7 @@ from frazil.ingest.chunk import Chunk
 from frazil.ingest.coordinates import record_schema
 from frazil.ingest.formats import decoder
 from frazil.ingest.headers import packed, unpacked
-from frazil.ingest.sightings import MAX_NEW_FIELDS, MAX_OBJECT_FIELDS, Sightings, joined_sightings, new_fields
+from frazil.ingest.schema_drift import MAX_NEW_FIELDS, MAX_OBJECT_FIELDS, SchemaDrift, joined_drift, new_fields
 from frazil.spec import iceberg
 from frazil.spec.formats import carried_format
 from frazil.spec.load import validate_stream
@@ -143,7 +143,7 @@ FORMS: dict[str, Any] = {
 }
 
 
-def staged(form: str, values: list[bytes]) -> Sightings:
+def staged(form: str, values: list[bytes]) -> SchemaDrift:
     """Decode, and let a table evolve, as for a batch of these records."""
     of, columns, more = FORMS[form]
     declared = {
@@ -160,18 +160,18 @@ def staged(form: str, values: list[bytes]) -> Sightings:
     decode = decoder(carried_format(spec.value_format), schema, {}, "off" if form == "csv" else "full")
     found = decode(Chunk.of_values(values))
     assert len(found.kept) + len(found.rejections) == len(values)
-    asked, _ = asked_for(Sightings.from_json(json.loads(json.dumps(joined_sightings([found.sighted]).to_json()))))
+    asked, _ = asked_for(SchemaDrift.from_json(json.loads(json.dumps(joined_drift([found.drift]).to_json()))))
     growth(schema, (schema,), asked, max_columns=500)
-    return found.sighted
+    return found.drift
 
 
-def is_quick(form: str, records: Callable[[int], list[bytes]]) -> Sightings:
+def is_quick(form: str, records: Callable[[int], list[bytes]]) -> SchemaDrift:
     staged(form, records(2_000))  # imports, and compiles
     values = records(300_000)
     before = time.process_time()
-    sighted = staged(form, values)
+    drift = staged(form, values)
     assert time.process_time() - before < MAX_SECONDS
-    return sighted
+    return drift
 
 
 @pytest.mark.parametrize("what", JSON)
@@ -194,8 +194,8 @@ def test_so_is_that_for_a_record_of_another_format(form: str, what: str):
 
 
 def test_an_object_with_too_many_fields_becomes_no_column_and_says_so():
-    sighted = is_quick("json", JSON["new fields of a new object"])
-    ((field),) = new_fields(sighted)
+    drift = is_quick("json", JSON["new fields of a new object"])
+    ((field),) = new_fields(drift)
     assert field.type is None
     assert f"more than {MAX_OBJECT_FIELDS:,} fields" in field.problem
     few = staged("json", [b'{"x": %s}' % an_object(MAX_OBJECT_FIELDS)])
@@ -203,11 +203,14 @@ def test_an_object_with_too_many_fields_becomes_no_column_and_says_so():
 
 
 def test_no_more_new_fields_are_kept_than_a_bound_and_the_order_of_records_does_not_matter():
-    parts = [staged("json", [an_object(MAX_NEW_FIELDS, f"{name}_")]) for name in "cab"]
-    found = joined_sightings(parts)
+    parts = [
+        joined_drift(staged("json", [an_object(MAX_OBJECT_FIELDS, f"{name}_{n}_")]) for n in range(10))
+        for name in "cab"
+    ]
+    found = joined_drift(parts)
     assert {path[0][:2] for path in found.new} == {"a_"}
     assert len(found.new) == MAX_NEW_FIELDS
-    assert joined_sightings(reversed(parts)) == joined_sightings([joined_sightings(parts[:2]), parts[2]]) == found
+    assert joined_drift(reversed(parts)) == joined_drift([joined_drift(parts[:2]), parts[2]]) == found
 
 
 def test_so_is_the_work_for_headers():
@@ -215,3 +218,12 @@ def test_so_is_the_work_for_headers():
     before = time.process_time()
     assert unpacked(packed(headers)) == headers
     assert time.process_time() - before < MAX_SECONDS
+
+
+def test_a_record_with_too_many_new_fields_adds_none_and_hides_none_of_the_others():
+    """Its keys would take all columns that the table may still get, the first of the alphabet."""
+    drift = staged("json", [an_object(MAX_OBJECT_FIELDS + 1), b'{"zone": 1, "i": 2}'])
+    asked, (refused,) = asked_for(drift)
+    assert [change.path for change in asked] == [("zone",)]
+    assert (refused.path, drift.records) == (("*",), 2)
+    assert f"more than {MAX_OBJECT_FIELDS:,} fields of one object that are not columns" in refused.reason

@@ -1,4 +1,4 @@
-"""The page on how JSON becomes columns is true: each row of its tables is decoded as it stands there."""
+"""The page on how JSON becomes columns is true: each row of it and of values/json.md is decoded as it stands there."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from frazil.ingest.shape import told
 from frazil.spec import iceberg
 from frazil.spec.load import validate_stream
 
-PAGE = Path("docs/reference/json-to-columns.md").read_text()
-PROSE, _ = PAGE.split("## Dead letters")
+PAGE = Path("docs/reference/json-to-columns.md").read_text().split("## Dead letters")[0]
+PROSE = PAGE + Path("tests/unit/ingest/values/json.md").read_text()
 COLUMN_ROWS = re.findall(
     r"^\| `([a-z][^`|]*)`(?:, `unit: (\w+)`)? \| (?:`(.+)`|\*no field\*) \| (.+) \|$", PROSE, re.MULTILINE
 )

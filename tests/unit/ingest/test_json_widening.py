@@ -22,7 +22,7 @@ from pyiceberg.types import (
 from frazil.errors import SpecError
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.formats import decoder
-from frazil.ingest.sightings import Sightings, new_fields
+from frazil.ingest.schema_drift import SchemaDrift, new_fields
 
 SCHEMA = Schema(
     NestedField(1, "i", IntegerType()),
@@ -38,8 +38,8 @@ SCHEMA = Schema(
 )
 
 
-def sighted(*values: bytes) -> Sightings:
-    return decoder("json", SCHEMA, {}, "full")(Chunk.of_values(values)).sighted
+def drift(*values: bytes) -> SchemaDrift:
+    return decoder("json", SCHEMA, {}, "full")(Chunk.of_values(values)).drift
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def sighted(*values: bytes) -> Sightings:
     ],
 )
 def test_what_would_hold_a_record(value: bytes, wider: dict[tuple[str, ...], str], optional: set[tuple[str, ...]]):
-    found = sighted(b'{"s":"sound"}', value)
+    found = drift(b'{"s":"sound"}', value)
     assert (found.wider, found.optional) == (wider, optional)
 
 
@@ -77,11 +77,11 @@ def test_what_would_hold_a_record(value: bytes, wider: dict[tuple[str, ...], str
     ],
 )
 def test_a_record_that_would_stay_refused_changes_nothing(value: bytes):
-    assert not sighted(value)
+    assert not drift(value)
 
 
 def test_the_widest_of_several_records_is_asked_for():
-    found = sighted(b'{"s":"","d":123.4}', b'{"s":"","d":12345}', b'{"s":"","d":1234}')
+    found = drift(b'{"s":"","d":123.4}', b'{"s":"","d":12345}', b'{"s":"","d":1234}')
     assert found.wider == {("d",): "decimal(7, 2)"}
 
 
@@ -95,7 +95,7 @@ def test_a_column_whose_name_json_must_escape_is_refused_by_its_name(name: str):
 
 @pytest.mark.parametrize("name", ['a"q', "back\\slash", "tab\there"])
 def test_a_field_whose_name_json_must_escape_becomes_no_column(name: str):
-    seen = sighted(json.dumps({"s": "", name: 1, "o": {name: 2, "x": 3}}).encode())
+    seen = drift(json.dumps({"s": "", name: 1, "o": {name: 2, "x": 3}}).encode())
     found = {field.path: field for field in new_fields(seen)}
     assert found[name,].type is None
     assert "in its name" in found[name,].problem or "cannot be printed" in found[name,].problem

@@ -512,17 +512,15 @@ def test_the_cause_of_a_broken_connection_is_said_and_logged_and_not_that_broker
     (_, text), _ = read([], [OffsetRange("a", 0, 0, 9)], codes)
     assert text.startswith("KafkaUnavailable")
     assert "a[0] at 0 of 9: error -199.')" in text
-    assert [record.getMessage() for record in caplog.records] == ["a: Kafka's client says: error -199"]
+    assert [record.getMessage() for record in caplog.records] == ["a: Kafka's client reports: error -199"]
 
 
 @pytest.mark.parametrize("read", [by_columns, by_messages])
 def test_a_quota_is_waited_for_and_named_where_nothing_comes(read: Any, caplog: pytest.LogCaptureFixture) -> None:
     (_, text), _ = read([], [OffsetRange("a", 0, 0, 9)], throttle_ms=40_000)
     assert "no record arrived for 200 s" in text
-    assert "the brokers are silent; a quota of the brokers lets each fetch wait for 40 s. Raise the quota" in text
-    assert [record.getMessage() for record in caplog.records] == [
-        "a: a quota of the brokers lets each fetch wait for 40 s"
-    ]
+    assert "the brokers are silent; a quota of the brokers delays each fetch by 40 s. Raise the quota" in text
+    assert [record.getMessage() for record in caplog.records] == ["a: a quota of the brokers delays each fetch by 40 s"]
 
 
 @pytest.mark.parametrize("read", [by_columns, by_messages])
@@ -570,7 +568,7 @@ def test_the_reader_is_chosen_by_what_it_can_do_and_says_so(monkeypatch: pytest.
     monkeypatch.setenv(readers.FORCED, "messages")
     with readers.kafka_reader(at, ranges) as forced:
         assert isinstance(forced, MessageReader)
-        assert str(forced.notice).endswith(f"{readers.FORCED} asks for it")
+        assert str(forced.notice).endswith(f"{readers.FORCED} requests it")
 
 
 def test_a_library_that_is_laid_out_otherwise_is_not_used_with_one_warning(

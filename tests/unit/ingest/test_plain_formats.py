@@ -170,7 +170,7 @@ def test_what_is_wrong_with_a_line_is_told() -> None:
     lines = [b"a,b", b'"a', b'"a"b,c,d', b"a,b,c\nd,e,f", None, b"a,b,\xff"]
     errors = {r.index: (r.error_class, r.error) for r in TEXTS(Chunk.of_values(lines)).rejections}
     assert errors == {
-        0: ("WrongFieldCount", "the line has 2 fields, and 3 are declared: c1, c2, c3"),
+        0: ("WrongFieldCount", "the line has 2 fields, but 3 are declared: c1, c2, c3"),
         1: ("InvalidCsv", 'a field begins with ", and has no " at its end'),
         2: ("InvalidCsv", 'something follows a closing "; within a quoted field, write it twice'),
         3: ("InvalidCsv", "the value has several lines: write a record for each"),

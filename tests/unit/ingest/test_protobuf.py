@@ -160,7 +160,7 @@ def test_a_descriptor_is_read_from_a_file_and_from_base64_and_travels_as_text(tm
     ("text", "why"),
     [
         ("message {", "ends within"),
-        ('syntax = "proto9";', "no known syntax"),
+        ('syntax = "proto9";', "not a known syntax"),
         ('import "nowhere.proto"; message R {}', "imports nowhere.proto"),
         ("message R { Nothing x = 1; }", "Nothing"),
         ("message R { int32 a = 1; int32 b = 1; }", "."),
@@ -184,9 +184,9 @@ def test_new_fields_and_wider_columns_are_seen() -> None:
         t.NestedField(2, "in", t.StructType(t.NestedField(3, "x", t.FloatType()))),
     )
     decode = decoder({"type": "protobuf", "schema-text": text, "message": "R"}, table, {}, "full")
-    sighted = decode(Chunk.of_values([b"\x08\1"])).sighted
-    assert set(sighted.new) == {("in", "y"), ("more",)}
-    assert sighted.wider == {("l",): "long", ("in", "x"): "double"}
+    drift = decode(Chunk.of_values([b"\x08\1"])).drift
+    assert set(drift.new) == {("in", "y"), ("more",)}
+    assert drift.wider == {("l",): "long", ("in", "x"): "double"}
 
 
 def test_a_schema_that_cannot_fill_the_table_leaves_nothing_behind_for_others() -> None:

@@ -33,7 +33,7 @@ from frazil.ingest.chunk import Chunk
 from frazil.ingest.contract import (
     OffsetRange,
     RecordFile,
-    Routes,
+    Shuffle,
     StageContext,
     StagedFile,
     StageResult,
@@ -41,7 +41,7 @@ from frazil.ingest.contract import (
     TargetTable,
 )
 from frazil.ingest.decode import Decoded, Rejection
-from frazil.ingest.routes import Parcel
+from frazil.ingest.shuffle import Parcel
 from frazil.ingest.stage import Read, Suspect, read, stage, write
 from frazil.spec import iceberg
 from frazil.spec.formats import JsonFormat
@@ -129,17 +129,17 @@ class World:
         context = context or self.context()
         if self.writers and not context.files:
             try:
-                return self._shuffled(replace(context, routes=self._routes(context)), task)
+                return self._shuffled(replace(context, shuffle=self._shuffle(context)), task)
             except Suspect:
                 for path in self.files():  # which the sweep of the batch finds
                     Path(path).unlink()
         return stage(context, task, attempt=0, on_progress=lambda _: None, now_us=lambda: NOW_US)
 
-    def _routes(self, context: StageContext) -> Routes:
+    def _shuffle(self, context: StageContext) -> Shuffle:
         """Every partition that the chunks could have is shared by all writers, if it is that of no value."""
         fields = len(PartitionSpec.model_validate_json(context.main.spec_json).fields)
         parts = tuple((writer, (writer + 1) / self.writers) for writer in range(self.writers))
-        return Routes(self.writers, {(None,) * fields: parts} if fields else {})
+        return Shuffle(self.writers, {(None,) * fields: parts} if fields else {})
 
     def _shuffled(self, context: StageContext, task: StageTask) -> StageResult:
         """As two tasks before and after a shuffle; what is sent arrives in another order."""
@@ -738,7 +738,7 @@ def test_progress_that_cannot_be_told_does_not_fail_the_task(
     result = stage(world.context(), task, attempt=0, on_progress=unreachable)
     assert result.progress[0].records == 3
     assert [r.getMessage() for r in caplog.records].count(
-        "the task's progress cannot be reported, and it goes on: [Errno 5] the state's folder is away"
+        "cannot report the task's progress; the task continues: [Errno 5] the state's folder is away"
     ) == 1
 
 

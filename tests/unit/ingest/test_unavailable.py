@@ -16,7 +16,8 @@ from frazil.ingest.changes import KEPT
 from tests.unit.ingest.test_envelope import ROW, SPEC, decode, event, wrapped
 
 PAGE = Path("docs/how-to/capture-changes.md").read_text().split("## Values that an event does not tell")[1]
-FORMS = re.findall(r"^\| .+? \| `([^`]+)` \| `(.+?)` \|$", PAGE.split("\n## ")[0], re.MULTILINE)
+PAGE = PAGE.split("\n## ")[0] + Path("tests/unit/ingest/values/placeholders.md").read_text()
+FORMS = re.findall(r"^\| .+? \| `([^`]+)` \| `(.+?)` \|$", PAGE, re.MULTILINE)
 X = 11
 """The id of the column `x`."""
 PLACEHOLDER = "__debezium_unavailable_value"
@@ -186,7 +187,7 @@ def test_a_row_that_the_event_makes_has_no_value_to_keep() -> None:
     found = decode([made, event("c", after=ROW), event("d", before={"id": 1})])
     (rejection,) = found.rejections
     assert (rejection.index, rejection.error_class) == (0, "UntoldValue")
-    assert rejection.error.startswith("after.name: the placeholder for a value that the event does not tell")
+    assert rejection.error.startswith("after.name: the placeholder for a value that the event omits")
     assert found.kept.tolist() == [1, 2]
 
 

@@ -14,8 +14,6 @@ from uuid import UUID
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
 from pyiceberg import expressions as ex
 from pyiceberg import transforms as tr
 from pyiceberg import types as t
@@ -25,11 +23,10 @@ from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 from pyiceberg.table.sorting import NullOrder, SortDirection, SortField, SortOrder
 
-import frazil.table.exact_partitions  # noqa: F401
+import frazil.pyiceberg_fixes.manifests  # noqa: F401
 from frazil.errors import SpecError
 from frazil.ingest import write
 from frazil.ingest.contract import StagedFile
-from frazil.ingest.parquet import _upper_bound
 from frazil.ingest.split import Part, split
 from frazil.ingest.write import TableWriter
 
@@ -398,15 +395,3 @@ def test_a_property_that_cannot_be_used_is_refused(
 ) -> None:
     with pytest.raises(SpecError, match=name):
         make_writer(make_table(LONGS, properties={name: value}))
-
-
-@given(st.text(max_size=40), st.integers(1, 20))
-@example("x" * 15 + "\ud7ff" + "tail", 16)
-@example("\U0010ffff" * 17, 16)
-def test_an_upper_bound_of_a_text_can_be_written_and_is_no_less(text: str, length: int) -> None:
-    bound = _upper_bound(text, length)
-    if bound is None:
-        assert set(text[:length]) == {"\U0010ffff"}
-    else:
-        bound.encode()
-        assert (bound >= text, len(bound) <= length or bound == text) == (True, True)

@@ -12,7 +12,7 @@ from pyiceberg.types import StringType
 
 from frazil.commit.marker import BatchKey, Marker
 from frazil.commit.settle import Settled
-from frazil.events import BatchCommitted, EpochBegan, Event, Happening, TableEvolved
+from frazil.events import BatchCommitted, EpochBegan, Event, StreamEvent, TableEvolved
 from frazil.kafka.identity import SourceIdentity
 from frazil.lineage.client import Client
 from frazil.lineage.facts import Dataset, Settings, State, Told, Totals, dataset_of
@@ -78,7 +78,7 @@ class Bench:
         if begins:
             self.tell(EPOCH)
 
-    def tell(self, *what: Happening, at_ms: int = NOW) -> None:
+    def tell(self, *what: StreamEvent, at_ms: int = NOW) -> None:
         for happening in what:
             self.lineage.take(Event("ticks", at_ms, happening))
 

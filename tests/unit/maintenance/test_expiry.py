@@ -156,7 +156,7 @@ def test_what_the_hourly_audits_find_in_snapshots_alone_is_kept_by_itself_for_as
     said = {1: {"frazil_lost": "e-0 offsets 1 to 2"}, 3: {"frazil_backfill_stream": "s"}, 4: {"frazil_stream": "s"}}
     made = plan(metadata(line(20, every=20, said=said)))
     assert gone(made) == [1, 2, *range(4, 18)], "six hours and more have passed since the first"
-    assert made.kept == {1_003: "the audit of its hour reads from it what was backfilled or skipped"}
+    assert made.kept == {1_003: "the audit of its hour needs it for what was backfilled or skipped"}
 
 
 def test_the_last_commit_of_a_stream_is_kept_alone_and_the_line_is_cut_before_it():
@@ -254,7 +254,7 @@ def test_snapshots_that_no_reference_reaches_go_when_they_are_old():
         (metadata(line(20), properties={"frazil.stream.s": "{}"}), "is not a marker"),
         (metadata(line(20), properties={"frazil.backfill.s": "{}"}), "is not a backfill's"),
         (metadata(line(20), properties={"gc.enabled": "false"}), "another table may share its files"),
-        (metadata(line(20), refs={"main": branch(20, min_snapshots_to_keep=1)}), "a retention of its own"),
+        (metadata(line(20), refs={"main": branch(20, min_snapshots_to_keep=1)}), "its own retention"),
     ],
 )
 def test_nothing_is_expired_while_something_is_wrong_or_decided_by_others(found, why):

@@ -16,7 +16,7 @@ from frazil.maintenance.load import MadeElsewhere
 from frazil.maintenance.measure import measure
 from frazil.maintenance.orphan_cleanup import all_folders, clean_orphans
 from frazil.maintenance.plans import MaintenancePlanner
-from frazil.maintenance.routed import judged_of_route, tables_of_route
+from frazil.maintenance.routed import due_of_route, tables_of_route
 from frazil.maintenance.tables import (
     TableKind,
     find_maintained,
@@ -72,7 +72,7 @@ def test_what_the_declarations_name_is_told_without_a_catalog() -> None:
     assert list(routes([spec])) == ["route of shop"]
     assert find_maintained([spec], "shop.raw_a").kind is TableKind.ROUTED
     for name in ("shop.raw_", "shop.a", "route of shop"):
-        with pytest.raises(SpecError, match="no declared stream has a part"):
+        with pytest.raises(SpecError, match="no declared stream uses the table"):
             find_maintained([spec], name)
 
 
@@ -110,11 +110,11 @@ def test_a_table_that_two_routes_name_belongs_to_one_of_them() -> None:
 
 def test_what_is_due_is_told_of_each_table_and_the_one_that_needs_it_most_has_most_new_files(made: MadeRoute) -> None:
     catalog, later_ms = load_catalog(None), made.now_ms + 60_000
-    judged = {
-        table.name: judged_of_route(catalog, table, actions=tuple(Action), now_ms=later_ms)
+    evaluated = {
+        table.name: due_of_route(catalog, table, actions=tuple(Action), now_ms=later_ms)
         for table in tables_of_route(catalog, made.spec, [made.spec])
     }
-    a, b = judged["shop.raw_a"], judged["shop.raw_b"]
+    a, b = evaluated["shop.raw_a"], evaluated["shop.raw_b"]
     assert a is not None
     assert b is not None
     assert {Action.COMPACTION, Action.EXPIRY} <= set(a.reasons)

@@ -40,7 +40,7 @@ def test_it_gives_up_only_where_another_commit_won(done: Rewritten, ending: Endi
     [
         (0, 9, "v1", ""),
         (10, 19, "v1", ""),
-        (10, 80, "v1", "; they take 8 times the bytes now, in Parquet's older encodings: "),
+        (10, 80, "v1", "; they now take 8 times the bytes, in Parquet's older encodings: "),
         (10, 20, "v2", "; they take 2 times the bytes now"),
     ],
 )

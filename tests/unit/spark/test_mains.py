@@ -27,6 +27,6 @@ def test_a_catalog_configuration_that_cannot_be_read_is_one_sentence(main: Path,
     environment = {**os.environ, "PYICEBERG_HOME": str(tmp_path)}
     command = [sys.executable, str(main), *CALLS[main]]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-    assert done.stderr.startswith(f"SpecError: {tmp_path / '.pyiceberg.yaml'} is not the YAML that PyIceberg reads: ")
+    assert done.stderr.startswith(f"SpecError: {tmp_path / '.pyiceberg.yaml'} is not YAML that PyIceberg can read: ")
     assert len(done.stderr.splitlines()) == 1
     assert done.returncode == SpecError.exit_code

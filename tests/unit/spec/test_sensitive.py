@@ -12,8 +12,8 @@ from pyiceberg.types import LongType, StringType, StructType
 
 from frazil.cli.main import frazil
 from frazil.errors import SpecError
+from frazil.ingest.schema_drift import SchemaDrift
 from frazil.ingest.sealing import Secret
-from frazil.ingest.sightings import Sightings
 from frazil.spec.load import load_stream
 from frazil.stream.evolve import evolved, without_hidden
 from frazil.table.catalogs import load_catalog
@@ -100,7 +100,7 @@ def test_no_spelling_of_a_protected_columns_names_becomes_a_column(
     schema = {declared: "string not null", "departed": "timestamptz not null"}
     more = {"evolution": "additive", "sensitive": {"fields": {declared: "mask"}}, "partition_by": [], "sort_by": []}
     spec = load_stream(declare(schema=schema, **more))
-    found = evolved(table, spec, [Sightings({(name,): "string" for name in ("CARRIER", "Line", "carrier")})])
+    found = evolved(table, spec, [SchemaDrift({(name,): "string" for name in ("CARRIER", "Line", "carrier")})])
     assert found.changes == ()
     assert {refusal.path for refusal in found.refused} == {("CARRIER",), ("Line",), ("carrier",)}
 
@@ -116,4 +116,4 @@ def test_tokens_are_revealed_a_line_each(declare: Declare) -> None:
 
     assert call(*tokens).output == call(lines="\n".join(tokens)).output == "AA\nÜ\n"
     wrong = call(tokens[0], secret=SECRET + "!")
-    assert (wrong.exit_code, "is no token of this secret" in wrong.output) == (1, True)
+    assert (wrong.exit_code, "is not a token of this secret" in wrong.output) == (1, True)

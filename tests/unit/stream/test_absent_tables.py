@@ -19,15 +19,15 @@ from pyiceberg.types import StringType
 from frazil.audit.run import audit_stream
 from frazil.cli.route import route as route_command
 from frazil.commit.beside_home import note_of, notes
-from frazil.commit.followers import PATIENCE_S, Behind
+from frazil.commit.followers import RETRY_TIMEOUT_S, Behind
 from frazil.commit.following import give_up, give_up_beside
 from frazil.commit.lacking import lacking
 from frazil.commit.opened import OpenStream
 from frazil.commit.settle import settle
-from frazil.commit.swap import Patience
+from frazil.commit.swap import RetryPolicy
 from frazil.commit.sweep import bare_path
 from frazil.errors import AccessDenied, RouteBehind
-from frazil.events import Happening, TablesBehind
+from frazil.events import StreamEvent, TablesBehind
 from frazil.ingest.contract import Target
 from frazil.maintenance.orphans import Undecided
 from frazil.status.missing import missing_tables
@@ -81,10 +81,10 @@ class Shop(MadeRoute):
     def start(self) -> Shop:
         """Another process takes over."""
         self.__dict__.pop("tables", None)
-        patience = Patience(clock=lambda: self.waited_s, wait=self._wait)
-        self.__dict__["tables"] = dataclasses.replace(self.tables, patience=patience)
+        retry_policy = RetryPolicy(clock=lambda: self.waited_s, wait=self._wait)
+        self.__dict__["tables"] = dataclasses.replace(self.tables, retry_policy=retry_policy)
         settle(self.tables, self.begin())
-        self.said: list[Happening] = []
+        self.said: list[StreamEvent] = []
         found = StreamRoute.begin(self.spec, self.tables, self.home(), self.said.append)
         assert found is not None
         self.route, self.followers = found, found.followers
@@ -331,7 +331,7 @@ def test_a_start_ends_when_a_table_that_has_been_behind_for_too_long_stays_so(ma
     broken.refused = {("load_table", A)}
     with pytest.raises(RouteBehind, match=r"it is forbidden \(.*not yours\): let frazil's user.*--give-up shop\.raw_a"):
         made.start()
-    assert made.waited_s == pytest.approx(PATIENCE_S)
+    assert made.waited_s == pytest.approx(RETRY_TIMEOUT_S)
 
 
 def test_a_writer_that_is_asked_to_end_while_its_start_is_patient_ends_as_it_should(made: Shop, broken: Broken) -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from frazil.commit.marker import BatchKey, LastTransaction
 from frazil.errors import CommitUnavailable, Fenced, StaleBatch
-from frazil.events import DistributionChosen, Happening, NoticeGiven
+from frazil.events import DistributionChosen, NoticeGiven, StreamEvent
 from frazil.host.exchange import open_exchange
 from frazil.ingest.contract import RangeProgress, StagedFile, StageResult
 from frazil.kafka.identity import SourceIdentity
@@ -56,7 +56,7 @@ def test_partitions_stay_apart_and_no_row_means_no_event_time():
 
 
 def test_a_notice_of_a_task_is_given_once():
-    emitted: list[Happening] = []
+    emitted: list[StreamEvent] = []
     runner: Any = SimpleNamespace(notices=frozenset(), emit=emitted.append)
     answers = [TaskAnswer(StageResult((), (), notices=notices), 0.0) for notices in (("b", "a"), ("a",), ())]
     for _ in range(2):
@@ -92,7 +92,7 @@ def wrote(batch: int, tasks: int, *, partitions: int | None = None, spec_id: int
     return SimpleNamespace(key=BatchKey(1, batch), staged_for=lambda _: files, partitions=partitions)
 
 
-def deciding(records: list[Any], emitted: list[Happening], declared: str = "auto") -> Any:
+def deciding(records: list[Any], emitted: list[StreamEvent], declared: str = "auto") -> Any:
     """A runner of a new epoch, with these commit records."""
     metadata = SimpleNamespace(spec=lambda: SimpleNamespace(spec_id=0, fields=["one"]))
     runner: Any = SimpleNamespace(
@@ -114,7 +114,7 @@ BATCH: Any = SimpleNamespace(epoch=2, batch=1, main=SimpleNamespace(target_file_
 
 @pytest.mark.parametrize("records", [[wrote(1, 4)], [wrote(1, 1, partitions=200), wrote(2, 1, partitions=200)]])
 def test_a_new_writer_knows_from_commit_records_what_is_worth_a_shuffle(records: list[Any]):
-    emitted: list[Happening] = []
+    emitted: list[StreamEvent] = []
     routes = BatchRunner._routes(deciding(records, emitted), BATCH, tasks=4)
     assert routes is not None
     assert (routes.writers, len(routes.shares)) == (4, 50)
@@ -125,7 +125,7 @@ def test_a_new_writer_knows_from_commit_records_what_is_worth_a_shuffle(records:
 
 @pytest.mark.parametrize("records", [[], [wrote(1, 1)], [wrote(1, 4, spec_id=1)]])
 def test_and_what_is_not(records: list[Any]):
-    emitted: list[Happening] = []
+    emitted: list[StreamEvent] = []
     assert BatchRunner._routes(deciding(records, emitted), BATCH, tasks=4) is None
     assert len(emitted) == 1
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from frazil.errors import OffsetGap
-from frazil.events import Happening, PhaseBegan
+from frazil.events import PhaseBegan, StreamEvent
 from frazil.host.heartbeat import Phase
 from frazil.stream import batch_loop
 from frazil.stream.batch_loop import BatchLoop, next_position, planning_interval_s
@@ -46,7 +46,7 @@ class Runner:
     """Commits whatever it is given."""
 
     def __init__(self) -> None:
-        self.emitted: list[Happening] = []
+        self.emitted: list[StreamEvent] = []
         self.emit = self.emitted.append
         self.ran: list[Any] = []
         self.ends: list[Position] = []

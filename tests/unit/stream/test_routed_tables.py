@@ -19,7 +19,7 @@ from frazil.commit.followers import Behind
 from frazil.commit.marker import BatchKey, Marker, read_marker
 from frazil.commit.settle import settle
 from frazil.commit.stream_tables import StreamTables
-from frazil.commit.swap import Patience
+from frazil.commit.swap import RetryPolicy
 from frazil.commit.sweep import bare_path, batch_folder
 from frazil.ingest.contract import StageContext
 from frazil.ingest.decode import Decoded
@@ -64,7 +64,7 @@ class Shop:
             "main": ensure_table(self.catalog, self.spec),
             "dead-letters": ensure_dead_letters(self.catalog, self.spec),
         }
-        self.tables = StreamTables.of("shop", targets, clock_ms=lambda: 1, patience=Patience(total_s=5))
+        self.tables = StreamTables.of("shop", targets, clock_ms=lambda: 1, retry_policy=RetryPolicy(total_s=5))
         Committer.take_over(self.tables, source=SOURCE, initial=lambda: {("shop", 0): 0})
 
     def home(self) -> Marker:

@@ -11,7 +11,7 @@ import pytest
 
 from frazil import errors
 from frazil.commit.marker import BatchKey
-from frazil.ingest.contract import RangeProgress, Routes, StageContext, StagedFile, StageResult, Target, TargetTable
+from frazil.ingest.contract import RangeProgress, Shuffle, StageContext, StagedFile, StageResult, Target, TargetTable
 from frazil.stream.batch import BatchRunner
 from frazil.stream.engine import RecordSuspected, TaskAnswer, read_shuffled
 from frazil.stream.position import Position
@@ -79,22 +79,22 @@ def test_an_error_of_a_task_is_raised_and_precedes_a_suspicion() -> None:
 
 
 def test_a_batch_with_a_suspect_is_staged_again_without_a_shuffle() -> None:
-    routes = Routes(2)
-    seen: list[Routes | None] = []
+    shuffle = Shuffle(2)
+    seen: list[Shuffle | None] = []
 
     def stage(work: Any) -> tuple[TaskAnswer, ...]:
-        seen.append(work.context.routes)
-        if work.context.routes:
+        seen.append(work.context.shuffle)
+        if work.context.shuffle:
             raise RecordSuspected("ValueError: a bug")
         return (TaskAnswer(StageResult((), ()), 1.0),)
 
     runner: Any = SimpleNamespace(
         _context=lambda _: CONTEXT,
-        _routes=lambda *_, **__: routes,
+        _shuffle=lambda *_, **__: shuffle,
         _journal=lambda *_: None,
         progress=ProgressFolder("/progress", {}),
         _evolved=lambda *_: False,
     )
     runner._staged_once = partial(BatchRunner._staged_once, runner)
     answers, _ = BatchRunner.staged(runner, stage, BatchKey(1, 1), Position({}), tasks=2)
-    assert (seen, len(answers)) == ([routes, None], 1)
+    assert (seen, len(answers)) == ([shuffle, None], 1)

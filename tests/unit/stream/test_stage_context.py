@@ -148,5 +148,5 @@ def test_rows_are_not_staged_without_a_column_that_only_the_next_start_adds(
     tables = StreamTables.of("flights", {"main": main, "dead-letters": dead}, clock_ms=lambda: 0)
     columns = (*SPEC.columns, SPEC.columns[1].model_copy(update={"name": "more"}))
     wider = SPEC.model_copy(update={"columns": columns})
-    with pytest.raises(SchemaIncompatible, match=r"not have all that is declared yet \(more\).*frazil restart flights"):
+    with pytest.raises(SchemaIncompatible, match=r"not have all declared columns yet \(more\).*frazil restart flights"):
         stage_context(wider, tables, BatchKey(1, 1), kafka_properties={}, topic_ids={})

@@ -14,7 +14,7 @@ from pyspark import cloudpickle
 from frazil import __version__
 from frazil.errors import VersionChanged
 from frazil.ingest import contract
-from frazil.ingest.contract import OffsetRange, RecordFile, Routes, StageContext, TargetTable
+from frazil.ingest.contract import OffsetRange, RecordFile, Shuffle, StageContext, TargetTable
 from frazil.stream import stage_rows
 from frazil.stream.engine import read_answers
 from frazil.stream.progress import ProgressFolder
@@ -37,7 +37,7 @@ WORK = StageRows(
         dead_letters_held={("ticks", 0): b"\x00\xff"},
         event_times_us=(1, 2),
         files=(RecordFile("/f", 1, 2, (OffsetRange("ticks", 0, 1, 2),)),),
-        routes=Routes(2, {("a", None): ((0, 0.5), (1, 1.0))}),
+        shuffle=Shuffle(2, {("a", None): ((0, 0.5), (1, 1.0))}),
     ),
     ProgressFolder("/progress", {"s3.region": "x"}),
 )

@@ -37,7 +37,7 @@ WARNS = Bounds("demo.t", snapshots=500, manifests=100, every=HOUR, interval=MINU
 COUNTS = st.lists(st.integers(0, 20_000), min_size=1, max_size=60)
 
 
-def judged(seen: list[tuple[timedelta, int, int]], bounds: Bounds = BOUNDS) -> list[Throttle]:
+def evaluated(seen: list[tuple[timedelta, int, int]], bounds: Bounds = BOUNDS) -> list[Throttle]:
     """What is thought after each of some commits, by when they are and the snapshots and manifests that they leave."""
     found: list[Throttle] = []
     for at, snapshots, manifests in seen:
@@ -48,7 +48,7 @@ def judged(seen: list[tuple[timedelta, int, int]], bounds: Bounds = BOUNDS) -> l
 
 def after(counts: list[int], bounds: Bounds = BOUNDS) -> list[Throttle]:
     """By the fewest snapshots of each half hour."""
-    return judged([(n * HOUR / 2, count, 10) for n, count in enumerate(counts)], bounds)
+    return evaluated([(n * HOUR / 2, count, 10) for n, count in enumerate(counts)], bounds)
 
 
 # A table between two runs of its maintenance
@@ -80,34 +80,34 @@ def test_maintenance_in_time_is_no_pressure_however_much_comes_between_its_runs(
 ):
     runs = [n + 0.5 + late for n, late in enumerate(late_h)]
     seen = sawtooth(8, every_s=every_s, streams=streams, runs=runs, leaves=lambda _: left)
-    assert not any(t.reason for t in judged(seen))
+    assert not any(t.reason for t in evaluated(seen))
 
 
 @pytest.mark.parametrize(("every_s", "streams"), [(5, 1), (5, 4), (10, 2), (20, 4)])
 def test_maintenance_that_stops_is_pressure_after_about_two_of_its_periods(every_s: int, streams: int):
     seen = sawtooth(8, every_s=every_s, streams=streams, runs=[1, 2, 3], leaves=lambda _: 5)
-    first = next(at for (at, *_), t in zip(seen, judged(seen), strict=True) if t.reason)
+    first = next(at for (at, *_), t in zip(seen, evaluated(seen), strict=True) if t.reason)
     assert 1.5 * HOUR <= first - 3 * HOUR <= 2.5 * HOUR
 
 
 def test_maintenance_that_leaves_more_each_time_is_pressure_until_it_gains():
     seen = sawtooth(12, every_s=10, streams=1, runs=[*range(1, 12)], leaves=lambda run: 80 * run if run < 8 else 5)
-    pressed = [at / HOUR for (at, *_), t in zip(seen, judged(seen), strict=True) if t.reason]
+    pressed = [at / HOUR for (at, *_), t in zip(seen, evaluated(seen), strict=True) if t.reason]
     assert (4 < pressed[0] < 7, round(pressed[-1])) == (True, 9)
 
 
 def test_a_writer_that_comes_back_after_a_rest_does_not_take_the_table_s_worst_for_what_maintenance_leaves():
     begins = [(n * HOUR / 2, 500, 10) for n in range(6)]
     rested = [(10 * HOUR + n * HOUR / 2, 500, 700) for n in range(8)]
-    assert not any(t.reason for t in judged([*begins, *rested]))
+    assert not any(t.reason for t in evaluated([*begins, *rested]))
 
 
 def test_a_stream_that_seldom_commits_is_no_judge_of_what_lies_between():
-    assert not any(t.reason for t in judged([(n * HOUR, 500, 10 + 200 * n) for n in range(12)]))
+    assert not any(t.reason for t in evaluated([(n * HOUR, 500, 10 + 200 * n) for n in range(12)]))
 
 
 def test_a_clock_that_was_put_back_begins_the_history_anew():
-    worst = judged([(100 * HOUR + n * HOUR / 2, 500, 10 + 200 * n) for n in range(8)])
+    worst = evaluated([(100 * HOUR + n * HOUR / 2, 500, 10 + 200 * n) for n in range(8)])
     assert worst[-1].reason
     assert throttle(worst[-1], Measure(500, 5_000, 0.5, 0), BOUNDS).reason is None
 
@@ -128,7 +128,7 @@ def test_a_table_that_outgrows_its_maintenance_is_stretched_and_says_why():
 
 def test_many_manifests_are_pressure_as_well():
     seen = [(n * HOUR / 2, 10, manifests) for n, manifests in enumerate([150, *[300] * 4])]
-    assert judged(seen)[-1].stretch == pytest.approx(2.0)
+    assert evaluated(seen)[-1].stretch == pytest.approx(2.0)
 
 
 def test_a_table_that_was_large_at_the_start_is_left_alone_until_it_grows():

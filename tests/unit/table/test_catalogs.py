@@ -151,7 +151,7 @@ def test_a_moment_without_credentials_or_network_does_not_end_a_writer_for_good(
 
 @pytest.mark.parametrize("said", ["disk I/O error", "database or disk is full"])
 def test_what_sqlite_says_of_a_full_disk_leads_to_the_disk(said: str) -> None:
-    with pytest.raises(CommitUnavailable, match=f"{said}; look for room on its disk"), catalog_errors("lake"):
+    with pytest.raises(CommitUnavailable, match=f"{said}; check the free space on its disk"), catalog_errors("lake"):
         raise OperationalError("commit", None, sqlite3.OperationalError(said))
 
 

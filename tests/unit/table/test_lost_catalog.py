@@ -101,7 +101,7 @@ def test_a_mistyped_file_registers_nothing_and_the_right_one_is_taken_then(
     empty, wrong = lose(unconfigured), tmp_path / "mistyped.metadata.json"
     if contents is not None:
         wrong.write_bytes(contents)
-    said = "there is no file" if contents is None else "is no metadata file of a table"
+    said = "does not exist" if contents is None else "is not a metadata file of a table"
     assert said in refusal("demo.flights", f"file://{wrong}")
     assert empty.list_namespaces() == []
     assert register("demo.flights", made.metadata_location).exit_code == 0

@@ -52,10 +52,10 @@ def test_without_the_property_nothing_was_renamed():
         (Asked({"b": "a"}, []), []),
         (Asked({"none": "c"}, ["nothing"]), ["has no column none", "has no column nothing"]),
         (Asked({"b": "ID"}, []), ["already has the column id"]),
-        (Asked({"b": "x.y"}, []), ["can be no column's name"]),
+        (Asked({"b": "x.y"}, []), ["is not a valid column name"]),
         (Asked({"b": "_Pos"}, []), ["one of Iceberg's metadata columns"]),
         (Asked({"b": "gone"}, []), ["was the name of another column"]),
-        (Asked({"b": "c"}, ["b"]), ["both to be renamed and to be dropped"]),
+        (Asked({"b": "c"}, ["b"]), ["to be both renamed and dropped"]),
     ],
 )
 def test_what_cannot_be_is_said(asked: Asked, says: list[str]):

@@ -49,13 +49,13 @@ def opened(server: TroubledProxy, **properties: str) -> str:
     return text
 
 
-FOREIGN = "CommitUnavailable: what answers at the uri of the catalog 'lake' is no Iceberg REST catalog: it answers"
+FOREIGN = "CommitUnavailable: the uri of the catalog 'lake' does not answer like an Iceberg REST catalog: it answers"
 
 
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        (page(200), f"{FOREIGN} 200 with text/html, and no JSON: '<html><body>Welcome!</body></html>'"),
+        (page(200), f"{FOREIGN} 200 with text/html instead of JSON: '<html><body>Welcome!</body></html>'"),
         (page(200, "<p>" * 10_000), f"{FOREIGN} 200 with text/html"),
         (page(404), f"{FOREIGN} 404 with text/html"),
         (Answer(404), f"{FOREIGN} 404 without Iceberg's error. Correct uri and warehouse, unless"),

@@ -15,7 +15,6 @@ from frazil.events import (
     EpochBegan,
     Event,
     FutureEventTimes,
-    Happening,
     LagMeasured,
     NoticeGiven,
     OutageMet,
@@ -23,9 +22,10 @@ from frazil.events import (
     RecordsSkipped,
     StallBegan,
     StallEnded,
+    StreamEvent,
     TableEvolved,
     TablesBehind,
-    ThrottleJudged,
+    ThrottleEvaluated,
 )
 from frazil.host.heartbeat import Phase, Stall, StallKind
 from frazil.kafka.identity import SourceIdentity
@@ -48,7 +48,7 @@ class Bench:
             self.meters, stream=OF[0], table=OF[1], interval_s=20, partitions=partitions, now_s=1_000
         )
 
-    def tell(self, *what: Happening) -> None:
+    def tell(self, *what: StreamEvent) -> None:
         for happening in what:
             self.sink.take(Event(OF[0], 7_000, happening))
 
@@ -109,12 +109,14 @@ def test_a_tick_is_no_batch_and_moves_the_watermark() -> None:
         (
             m.THROTTLED,
             (),
-            ThrottleJudged("grows", 2.0, was_under_pressure=False),
-            ThrottleJudged(None, 1.0, was_under_pressure=True),
+            ThrottleEvaluated("grows", 2.0, was_under_pressure=False),
+            ThrottleEvaluated(None, 1.0, was_under_pressure=True),
         ),
     ],
 )
-def test_a_state_is_one_while_it_lasts(metric: m.Metric, more: tuple[str], begins: Happening, ends: Happening) -> None:
+def test_a_state_is_one_while_it_lasts(
+    metric: m.Metric, more: tuple[str], begins: StreamEvent, ends: StreamEvent
+) -> None:
     bench = Bench()
     seen = [bench.value(metric, *more)]
     for what in (begins, ends):
@@ -144,7 +146,7 @@ def test_other_events_are_counted() -> None:
         FutureEventTimes(KEY, 7, ("t", 0), "10m"),
         RecordsSkipped("t-0: 1..9", MARKER),
         NoticeGiven("slow"),
-        ThrottleJudged("grows", 3.0, was_under_pressure=False),
+        ThrottleEvaluated("grows", 3.0, was_under_pressure=False),
         LagMeasured(50, {("t", 0): 50}, 9_000, 400),
     )
     seen = [bench.value(x) for x in (m.EPOCHS, m.EVOLUTIONS, m.FUTURE, m.SKIPS, m.NOTICES, m.INTERVAL)]

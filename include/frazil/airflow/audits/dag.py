@@ -26,7 +26,7 @@ from frazil.errors import SpecError
 from frazil.spec.units import format_duration
 
 MINUTE = 15
-"""A commit is dated when it is first tried and may land ten minutes later (`Patience`), after its hour has ended."""
+"""A commit is dated when it is first tried and may land ten minutes later (`RetryPolicy`), after its hour has ended."""
 EVERY_VARIABLE = "FRAZIL_AUDIT_EVERY"
 EVERY = (1, 2, 3, 4, 6, 8, 12, 24)
 """Hours from run to run: each divides a day, so that no hour of it is left out."""

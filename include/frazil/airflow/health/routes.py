@@ -83,10 +83,10 @@ def look_on(
         log.warning("%s", reading.sentence)
     known = {name: found for name, found in before.beyond.items() if name in by_name and name not in seen}
     known |= {name: beyond for name, found in seen.items() if (beyond := [r.rule for r in found or () if r.is_beyond])}
-    judged = {UNMEASURED, *(one.rule for found in seen.values() for one in found or ())}
-    judged |= {rule for found in known.values() for rule in found}
+    evaluated = {UNMEASURED, *(one.rule for found in seen.values() for one in found or ())}
+    evaluated |= {rule for found in known.values() for rule in found}
     after = RouteFindings(known, mine[-1] if mine else "")
-    return after, [_reading(spec, rule, known) for rule in sorted(judged)]
+    return after, [_reading(spec, rule, known) for rule in sorted(evaluated)]
 
 
 def next_after(last: str, names: Sequence[str]) -> list[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from frazil.airflow.declared import all_streams
 from frazil.airflow.maintenance.route import RouteTables
-from frazil.airflow.maintenance.tasks import judged, orphans_due, sentence
+from frazil.airflow.maintenance.tasks import due_actions, orphans_due, sentence
 from frazil.airflow.maintenance.turns import States, Turn, busy, whose_turn
 from frazil.airflow.side_by_side import side_by_side
 from frazil.airflow.untrusted import Store, stored_mapping
@@ -119,7 +119,7 @@ def _needy(
         needs = False
         for table in together[name]:
             catalog = existing_catalog(table.catalog)
-            answers = judged(catalog, table, run.actions)
+            answers = due_actions(catalog, table, run.actions)
             log.info("%s", "; ".join(sentence(table.name, *one) for one in answers.items()) or f"{name}: no table yet")
             needs = needs or any(answer.due for answer in answers.values())
             needs = needs or (table.name in dirty and catalog.table_exists(table.identifier))

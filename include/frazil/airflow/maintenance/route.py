@@ -17,7 +17,7 @@ from frazil.errors import FrazilError
 from frazil.maintenance.due import Action
 from frazil.maintenance.load import MadeElsewhere
 from frazil.maintenance.orphan_cleanup import all_folders, clean_orphans
-from frazil.maintenance.routed import Judged, judged_of_route, tables_of_route
+from frazil.maintenance.routed import DueTable, due_of_route, tables_of_route
 from frazil.maintenance.tables import routes
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import counted
@@ -57,12 +57,12 @@ class RouteTables:
         catalog, now_ms = existing_catalog(self.spec.table.catalog), clock.now_ms()
         tables = {table.name: table for table in tables_of_route(catalog, self.spec, self.specs)}
 
-        def look(name: str) -> Judged | None:
-            return judged_of_route(catalog, tables[name], actions=actions, now_ms=now_ms)
+        def look(name: str) -> DueTable | None:
+            return due_of_route(catalog, tables[name], actions=actions, now_ms=now_ms)
 
         found = side_by_side(tables, look, within_s=WITHIN.total_seconds())
         broken = self._told({name: error for name, error in found.items() if isinstance(error, Exception)}, len(tables))
-        due = [one for one in found.values() if isinstance(one, Judged) and one.reasons]
+        due = [one for one in found.values() if isinstance(one, DueTable) and one.reasons]
         due.sort(key=lambda one: one.need, reverse=True)
         for one in due[:MAX_TABLES]:
             said = "; ".join(f"{action}: {reason}" for action, reason in one.reasons.items())

@@ -57,7 +57,7 @@ def _declared(streams: Path) -> list[StreamSpec]:
     return [stream.spec for stream in all_streams(streams) if stream.spec is not None and not stream.removed]
 
 
-def judged(catalog: Catalog, table: MaintainedTable, actions: Collection[str]) -> Mapping[Action, Due]:
+def due_actions(catalog: Catalog, table: MaintainedTable, actions: Collection[str]) -> Mapping[Action, Due]:
     """Which of these actions are due, from metadata; empty if there is no table yet."""
     health = measure(catalog, table, now_ms=clock.now_ms())
     answers = due(health, table.settings, full_check_at=table.full_check_at) if health else {}
@@ -72,7 +72,7 @@ def look(names: Collection[str], streams: Path, *, actions: Collection[str], dry
     """What is due, a sentence each. A dry run only logs what would be done, from all manifests, and returns nothing."""
     found = []
     for table, catalog in _tables(names, streams):
-        answers = judged(catalog, table, actions)
+        answers = due_actions(catalog, table, actions)
         if not answers:
             log.info("%s: nothing to look at: there is no table yet, or only orphans were asked for", table.name)
         for action, answer in answers.items():

@@ -28,10 +28,10 @@ TIMEOUT_S = 300.0
 def gates_of(expectations: Path | None, table: str) -> RunGates | None:
     """How a table's windows are judged; None if it has no suite."""
     suite = find_suite(expectations, table) if expectations else None
-    return partial(_judge, suite) if suite else None
+    return partial(_evaluate, suite) if suite else None
 
 
-def _judge(suite: Path, seen: Assessment, windows: Sequence[Window]) -> Mapping[Window, Gate]:
+def _evaluate(suite: Path, seen: Assessment, windows: Sequence[Window]) -> Mapping[Window, Gate]:
     head = head_of(seen.table.metadata)
     if head is None:
         return {}

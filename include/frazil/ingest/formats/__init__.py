@@ -1,4 +1,4 @@
-"""The formats of records, by their type in `source.format`. Each is a package beside `json`."""
+"""The formats of records, by their type in `source.format`. Each is a package next to `json`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from frazil.ingest.formats.csv.lines import Line
 from frazil.ingest.formats.json import types as json_types
 from frazil.ingest.formats.json.framed import content
 from frazil.ingest.formats.json.record import quoted as quoted_json
-from frazil.ingest.sightings import SightingDecoder
+from frazil.ingest.schema_drift import DriftDecoder
 from frazil.spec.formats import (
     AvroFormat,
     BytesFormat,
@@ -33,11 +33,10 @@ from frazil.spec.formats import (
 )
 
 PlainFormat = str | Mapping[str, Any]
-"""A format as `plain_format` gives it: its name, or a mapping."""
+"""The result of `plain_format`: a format's name, or a mapping."""
 
 DecoderMaker = Callable[[Any, Schema, Mapping[int, str]], Decoder]
-"""From a format, an Iceberg schema and units, as `decoder` takes them. Raises SpecError for a column that it cannot
-fill."""
+"""Makes a decoder from a format, an Iceberg schema and units. Raises SpecError for a column that it cannot fill."""
 
 
 def _json(declared: JsonFormat, schema: Schema, units: Mapping[int, str]) -> Decoder:
@@ -99,10 +98,10 @@ CHECKS: Mapping[str, Callable[[StructType], None]] = {
     "avro": lambda schema: json_types.check_supported(schema, "avro"),
     "protobuf": lambda schema: json_types.check_supported(schema, "protobuf"),
 }
-"""Each raises SpecError for a column that its format cannot fill."""
+"""Checks by format; each raises SpecError for a column that its format cannot fill."""
 
 Quoter = Callable[[bytes, Sequence[str]], str | None]
-"""From a decoded record and a path of fields: the value there as it was sent, in words, or None."""
+"""Given a decoded record and a path of fields, returns the value as it was sent, as text, or None."""
 
 
 def decoder(
@@ -111,11 +110,11 @@ def decoder(
     units: Mapping[int, str],
     evolution: Literal["off", "additive", "full"] = "off",
 ) -> Decoder:
-    """A decoder of chunks to Arrow tables of this Iceberg schema, field ids included.
+    """Return a decoder of chunks to Arrow tables of this Iceberg schema, including field ids.
 
-    A format of one column, and one of fields, names them, as `StreamSpec.value_format` does. `units` maps a timestamp
-    column's field id to the unit of the number that it arrives as. Raises SpecError for a format or a column type that
-    cannot be decoded. Unless `evolution` is off, it also says what records have beyond the schema.
+    `plain` names its columns or fields, as `StreamSpec.value_format` does. `units` maps a timestamp column's field id
+    to the unit of the number in records. Unless `evolution` is off, the decoder also reports what records have beyond
+    the schema. Raises SpecError for a format or column type that cannot be decoded.
     """
     declared = _parsed(plain)
     if envelope := envelope_of(declared):
@@ -125,13 +124,13 @@ def decoder(
         made: Decoder = EnvelopeDecoder(partial(FORMATS[declared.type], content), schema, units, envelope)
     else:
         made = FORMATS[declared.type](declared, schema, units)
-    if evolution != "off" and isinstance(made, SightingDecoder):
-        made.sight(widening=evolution == "full")
+    if evolution != "off" and isinstance(made, DriftDecoder):
+        made.report_drift(widening=evolution == "full")
     return made
 
 
 def quoter(plain: PlainFormat) -> Quoter:
-    """What quotes records of a format. Raises SpecError as `decoder` does."""
+    """Return a function that quotes records of a format. Raises SpecError as `decoder` does."""
     declared = _parsed(plain)
     if isinstance(declared, CsvFormat):
         return Line(declared).quoted
@@ -149,15 +148,15 @@ def has_lines(plain: PlainFormat) -> bool:
 
 
 def check_supported(schema: Schema, declared: ValueFormat) -> None:
-    """Refuse a column that no record could fill, and a declared schema that is none. Raises SpecError."""
+    """Raise SpecError for a column that no record could fill, or an invalid declared schema."""
     CHECKS[_known(declared.type)](schema.as_struct())
     if isinstance(declared, AvroFormat) and declared.registry is None:
         try:
             parsed(schema_of(declared))
         except UnreadableSchema as error:
-            raise SpecError(f"source.format: the declared schema is no schema of Avro: {error}") from None
+            raise SpecError(f"source.format: the declared schema is not a valid Avro schema: {error}") from None
     if isinstance(declared, ProtobufFormat) and declared.registry is None:
-        from frazil.ingest.formats.protobuf import schema as protobuf  # noqa: PLC0415 - who has no Protobuf loads none
+        from frazil.ingest.formats.protobuf import schema as protobuf  # noqa: PLC0415 - only loaded where Protobuf is used
 
         try:
             protobuf.message_of(schema_of(declared), (), declared.message)
@@ -176,5 +175,5 @@ def _parsed(plain: PlainFormat) -> ValueFormat:
 
 def _known(name: str) -> str:
     if name not in FORMATS:
-        raise SpecError(f"source.format: frazil does not decode {name!r} yet; allowed: {', '.join(FORMATS)}")
+        raise SpecError(f"source.format: frazil does not decode {name!r}; allowed: {', '.join(FORMATS)}")
     return name

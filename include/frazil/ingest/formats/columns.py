@@ -1,4 +1,4 @@
-"""Columns while a compiled loop fills them, and as Arrow afterwards. How values are kept there is in `json.words`."""
+"""Columns that a compiled loop fills, and their conversion to Arrow. `json.words` describes the layout."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ from frazil.ingest.formats.json.nodes import (
 )
 from frazil.ingest.formats.json.types import Units
 from frazil.ingest.formats.json.words import ROOM, USED, gathered
-from frazil.ingest.sightings import Path
+from frazil.ingest.schema_drift import Path
 
 WORDS_AT_ONCE = 4 * 2**20
-"""Chunks of wide rows are read in parts of about this many 64-bit words, whose memory is reused."""
+"""Wide rows are read in parts of about this many 64-bit words, whose memory is reused."""
 MIN_RECORDS = 1024
-"""At least this many records are read together."""
+"""Minimum of records that are read together."""
 
 
 class Columns:
-    """The memory for columns of one schema. It is reused for the next records; Arrow tables have their own."""
+    """Memory for the columns of one schema, reused for the next records; Arrow tables get copies."""
 
     def __init__(self, schema: iceberg.StructType, arrow_schema: pa.Schema, units: Units) -> None:
         self.arrow_schema = arrow_schema
@@ -52,7 +52,7 @@ class Columns:
         self._allocate()
 
     def watch(self, paths: Sequence[Path]) -> None:
-        """Let new keys be looked for in the structs at these paths, and in what is inside them, alone."""
+        """Search for new keys only in the structs at these paths, and in what they contain."""
         self.nodes[:, WATCHED] = 0
         for path in paths:
             k = 0
@@ -65,13 +65,13 @@ class Columns:
         return bytes(self.names[first : first + self.nodes[k, LENGTH]]).decode()
 
     def parts(self, count: int) -> Iterator[slice]:
-        """The parts that so many records are read in."""
+        """Slices of `count` records that are each read at once."""
         of_row = int(self._width[self.nodes[:, DOMAIN] == 0].sum()) + 1
         step = max(MIN_RECORDS, WORDS_AT_ONCE // of_row)
         return (slice(start, start + step) for start in range(0, count, step))
 
     def begin(self, rows: int, text: bytes = b"") -> None:
-        """Forget all values, and make room for so many rows; `text` begins with this text."""
+        """Clear all values and make room for `rows`; the column of texts begins with `text`."""
         if rows > self.domains[0, ROOM] or len(text) > self.domains[-1, ROOM]:
             self.domains[0, ROOM] = max(rows, self.domains[0, ROOM])
             self.domains[-1, ROOM] = max(len(text), self.domains[-1, ROOM])
@@ -90,7 +90,7 @@ class Columns:
         self.text = np.zeros(self.domains[-1, ROOM], np.uint8)
 
     def grow(self, domain: int) -> None:
-        """Double the room of one domain; what is written stays."""
+        """Double the room of one domain and keep its values."""
         table, words, valid, text = self.nodes.copy(), self.words, self.valid, self.text
         self.domains[domain, ROOM] *= 2
         self._allocate()
@@ -101,7 +101,7 @@ class Columns:
             self.valid[new[FLAG] :][:count] = valid[old[FLAG] :][:count]
 
     def table(self, data: NDArray[np.uint8]) -> pa.Table:
-        """The rows, whose strings are in `data`, the bytes of the records, or in `text`."""
+        """The rows, whose strings are in `data` (the bytes of the records) or in `text`."""
         arrays = [
             self._array(int(child), field.type, data)
             for child, field in zip(self._fields(0), self.arrow_schema, strict=True)
@@ -160,7 +160,7 @@ def _offsets(ends: Numbers, kind: type[np.signedinteger[Any]]) -> pa.Array:
 
 
 def _spread(octets: NDArray[np.uint8], valid: NDArray[np.bool_], length: int) -> NDArray[np.uint8]:
-    """Values of one length, with zeros where a value is missing."""
+    """Fixed-length values, with zeros where a value is missing."""
     spread = np.zeros((len(valid), length), np.uint8)
     spread[valid] = octets.reshape(-1, length)
     return spread

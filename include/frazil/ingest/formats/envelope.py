@@ -1,8 +1,8 @@
-"""Debezium's envelopes: an event of a row's change, with its state before and after, as rows of a change file.
+"""Decodes Debezium's envelopes: events of row changes, with the row before and after, become rows of a change file.
 
-An envelope is decoded as a record of nested structs, by the decoder of its format, and flattened in Arrow: `after` of
-what was created, updated or read in a snapshot, the key in `before` of what was deleted. In JSON it may be the
-`payload` of an object that has its schema as well.
+The format's own decoder reads an envelope as a record of nested structs, which is flattened in Arrow: `after` for a
+create, update or snapshot read, the key in `before` for a delete. In JSON, the envelope may be the `payload` next to
+its schema.
 """
 
 from __future__ import annotations
@@ -34,40 +34,42 @@ from frazil.ingest.changes import CHANGE, DELETE, KEPT, UPSERT
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.decode import Decoded, Decoder, EventDecoder, Rejection
 from frazil.ingest.formats.unavailable import Unavailable, hides_null, true_where
-from frazil.ingest.sightings import WHOLE, SightingDecoder, Within
+from frazil.ingest.schema_drift import WHOLE, DriftDecoder, Within
 from frazil.ingest.source_log import POSITIONS, positions
 from frazil.spec.formats import POSITION, Envelope
 
 MakeDecoder = Callable[[Schema, Mapping[int, str]], Decoder]
 
 BEFORE_IDS, PAYLOAD_IDS, OWN_IDS = 1_000_000_000, 500_000_000, 1_900_000_000
-"""Where the field ids of `before`, of all within `payload`, and of fields that are no columns begin."""
+"""First field ids of `before`, of everything within `payload`, and of fields that are not columns."""
 NOT_AN_ENVELOPE, TRUNCATED, UNTOLD = "NotAnEnvelope", "Truncated", "UntoldValue"
 UNTOLD_NULL = (
-    "null, which the connector also writes for a large value of this type that the update left as it was: let the "
-    "source's table have replica identity full"
+    "null, which the connector also writes for a large value of this type that the update left unchanged: set replica "
+    "identity full on the source's table"
 )
 UNTOLD_TEXT = (
-    "the placeholder for a value that the event does not tell, though the event makes the row: its primary key "
-    "changed, and the log lacks this value. Let the source's table have replica identity full"
+    "the placeholder for a value that the event omits, although the event makes the row: its primary key changed, and "
+    "the log does not have this value. Set replica identity full on the source's table"
 )
 _SKIPPED = ("m",)
-"""Messages that an application wrote to the log."""
+"""Operations without a row: messages that an application wrote to the log."""
 _STATES = ("c", "u", "r")
-_SIGHTED = tuple(Within(path, beside="op", values=frozenset(_STATES)) for path in (("after",), ("payload", "after")))
+_DRIFT_WITHIN = tuple(
+    Within(path, beside="op", values=frozenset(_STATES)) for path in (("after",), ("payload", "after"))
+)
 
 
 class EnvelopeDecoder:
     """Decodes the events of one stream.
 
-    A tombstone is neither row nor rejection, since its delete came before it, and neither is an event of no row.
+    A tombstone is neither a row nor a rejection, since its delete came before it; so is an event that changes no row.
     """
 
     def __init__(self, make: MakeDecoder, schema: Schema, units: Mapping[int, str], envelope: Envelope) -> None:
-        """`schema` has the columns that an event fills, of which only the key is required."""
+        """`schema` has the columns that an event fills; only the key is required."""
         self._envelope = envelope
         self._schema = schema_to_pyarrow(schema, include_field_ids=True)
-        self._key = [[field.name] for field in schema.fields if field.required]  # each with its other names
+        self._key = [[field.name] for field in schema.fields if field.required]  # each with its aliases
         self._columns = [field for field in schema.fields if field.name not in envelope.metadata]
         self._positions = [column for column, path in envelope.metadata.items() if path == POSITION]
         self._unavailable = Unavailable(envelope.unavailable)
@@ -85,22 +87,22 @@ class EnvelopeDecoder:
         shifted = {PAYLOAD_IDS + i: unit for i, unit in plain.items()}
         return make(Schema(*layers, payload, schema_id=schema.schema_id), {**plain, **shifted})
 
-    def sight(self, *, widening: bool, within: Sequence[Within] = WHOLE) -> None:
-        """`within` says nothing: fields of the row's state after the event are sighted."""
+    def report_drift(self, *, widening: bool, within: Sequence[Within] = WHOLE) -> None:
+        """Report new fields of the row's state after the event; `within` is ignored."""
         assert within == WHOLE
         self._widening = widening
-        if isinstance(self._decode, SightingDecoder):
-            self._decode.sight(widening=widening, within=_SIGHTED)
+        if isinstance(self._decode, DriftDecoder):
+            self._decode.report_drift(widening=widening, within=_DRIFT_WITHIN)
 
     def rename(self, aliases: Mapping[str, str], required: Collection[str]) -> None:
         for alias, column in aliases.items():
             self._hiding.get(column, []).extend(self._hiding.pop(alias, []))
         renamed = [[name, *(alias for alias, of in aliases.items() if of == name)] for name in required]
-        if renamed:  # columns of the key: `before` has them under the names of its time
+        if renamed:  # columns of the key: `before` still has their old names
             self._key += renamed
             self._decode = self._made()
             if self._widening is not None:
-                self.sight(widening=self._widening)
+                self.report_drift(widening=self._widening)
 
     @property
     def _key_names(self) -> set[str]:
@@ -125,7 +127,7 @@ class EnvelopeDecoder:
         ]
 
     def _arriving(self, kind: IcebergType, own: _Ids) -> IcebergType:
-        """The type that a column's value arrives as."""
+        """The type of a column's value in an event."""
         if isinstance(kind, StructType):
             return self._unavailable.within(kind, own)
         if self._envelope.times == "iso":
@@ -160,7 +162,7 @@ class EnvelopeDecoder:
         for name, mask in untold.items():
             for row in np.flatnonzero(mask & made).tolist():
                 wrong.setdefault(row, (UNTOLD, f"after.{name}: {UNTOLD_TEXT}"))
-        for name in self._positions:  # the table's row keeps the one of its last change in the log
+        for name in self._positions:  # the table's row keeps the position of its last change in the log
             if (mask := true_where(columns[name].is_null()) & states).any():
                 untold[name] = mask
             columns[name] = pc.if_else(pa.array(snapshot), None, columns[name])
@@ -172,11 +174,13 @@ class EnvelopeDecoder:
         rows = pa.Table.from_arrays(arrays, schema=_nullable(self._schema)).append_column(CHANGE, change)
         rows = rows.append_column(KEPT, kept).filter(pa.array(good))
         told = [Rejection(int(decoded.kept[row]), *wrong[row]) for row in sorted(wrong)]
-        return Decoded(rows, decoded.kept[good], [*rejections, *told], self._unavailable.not_sighted(decoded.sighted))
+        return Decoded(
+            rows, decoded.kept[good], [*rejections, *told], self._unavailable.without_placeholder(decoded.drift)
+        )
 
     def _other_events(self, chunk: Chunk, decoded: Decoded, op: pa.Array) -> list[int]:
-        """The rows of events that tell no change of a row."""
-        assert isinstance(self._decode, EventDecoder)  # as those of all formats that have envelopes
+        """The rows of events that change no row."""
+        assert isinstance(self._decode, EventDecoder)  # true for all formats that have envelopes
         without_op = np.flatnonzero(true_where(op.is_null())).tolist()
         is_other = self._decode.is_other_event
         return [row for row in without_op if is_other(chunk.values[int(decoded.kept[row])] or b"")]
@@ -191,7 +195,7 @@ class EnvelopeDecoder:
                 text = "op: t: the source's table was truncated; its rows are still in this one: delete them by hand"
                 found[row] = (TRUNCATED, text)
             elif said is None:
-                text = "op: missing: this is no event of Debezium; if a transform unwraps them, declare no envelope"
+                text = "op: missing: this is not a Debezium event; if a transform unwraps them, declare no envelope"
                 found[row] = (NOT_AN_ENVELOPE, text)
             else:
                 found[row] = (NOT_AN_ENVELOPE, f"op: {said!r:.50}: c, u, r, d, t or m is needed")
@@ -202,7 +206,7 @@ class EnvelopeDecoder:
         return found
 
     def _values(self, parts: _Parts, deletes: NDArray[np.bool_]) -> dict[str, pa.Array]:
-        """The values of all columns; of a delete only the key's and the metadata's."""
+        """The values of all columns; for a delete, only those of the key and the metadata."""
         found, key = {}, self._key_names
         for field in self._columns:
             values = parts.of_column("after", field.name)
@@ -216,9 +220,10 @@ class EnvelopeDecoder:
     def _kept(
         self, columns: dict[str, pa.Array], *, snapshot: NDArray[np.bool_]
     ) -> tuple[dict[str, NDArray[np.bool_]], dict[str, pa.Array]]:
-        """By column the rows that keep its value, because the event does not tell it; these values become null.
+        """Return the mask of rows by column that keep its value, because the event omits it; and the columns, null
+        there.
 
-        What was read from a table is told: there, and in a key, the placeholder is a value like any other.
+        An event that was read from a table has all values: there, and in a key, the placeholder is an ordinary value.
         """
         masks: dict[str, NDArray[np.bool_]] = {}
         key = self._key_names
@@ -234,7 +239,7 @@ class EnvelopeDecoder:
         return masks, columns
 
     def _lists(self, masks: Mapping[str, NDArray[np.bool_]], count: int) -> pa.Array:
-        """For each row the field ids of the columns that it keeps."""
+        """For each row, the field ids of the columns that it keeps."""
         lists: list[list[int] | None] = [None] * count
         for row in np.flatnonzero(np.any([*masks.values()], axis=0)).tolist() if masks else ():
             lists[row] = [self._ids[name] for name, mask in masks.items() if mask[row]]
@@ -243,9 +248,9 @@ class EnvelopeDecoder:
     def _untold(
         self, parts: _Parts, op: pa.Array, columns: dict[str, pa.Array], named: Callable[[int], Collection[str]]
     ) -> Iterator[tuple[int, tuple[str, str]]]:
-        """Updates with a null of which nobody knows whether the row has it: the event has no row before the update.
+        """Updates whose null may mean "unchanged", because the event has no row from before the update.
 
-        A field that is missing is no such null: the connector leaves the column out.
+        A missing field is no such null: the connector omits the column.
         """
         bare = true_where(pc.equal(op, "u")) & ~parts.there("before") & parts.there("after")
         for names in self._hiding.values() if bare.any() else ():
@@ -255,7 +260,7 @@ class EnvelopeDecoder:
                     yield row, (UNTOLD, f"after.{name}: {UNTOLD_NULL}")
 
     def _named(self, chunk: Chunk, decoded: Decoded, parts: _Parts) -> Callable[[int], Collection[str]]:
-        """Which fields `after` has in the event of a row."""
+        """Return a function that lists the fields of `after` in a row's event."""
         decode = self._decode
         assert isinstance(decode, EventDecoder)
         names = decode.names
@@ -270,7 +275,7 @@ class EnvelopeDecoder:
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """Envelopes as decoded, each as it is or within `payload`."""
+    """Decoded envelopes: bare ones, and those within `payload`."""
 
     rows: dict[str, pa.Array]
     payload: pa.StructArray
@@ -320,7 +325,7 @@ def _optional(field: NestedField, kind: IcebergType) -> NestedField:
 
 
 def _moved(fields: list[NestedField], by: int) -> list[NestedField]:
-    """The fields with other ids, at every level."""
+    """The fields with their ids shifted at every level."""
     text = StructType(*fields).model_dump()
 
     def moved(value: object) -> object:
@@ -353,14 +358,14 @@ def _fields(tree: Mapping[str, object], ids: _Ids) -> list[NestedField]:
 
 
 def _timed(values: pa.Array, kind: IcebergType) -> pa.Array:
-    """Days and microseconds, as Debezium writes dates and times."""
+    """Days and microseconds from dates and times as Debezium writes them."""
     if isinstance(kind, DateType):
         return values.cast(pa.int32()).cast(pa.date32())
     return values.cast(pa.time64("us")) if isinstance(kind, TimeType) else values
 
 
 def _chosen(mask: NDArray[np.bool_], first: pa.Array, second: pa.Array) -> pa.Array:
-    """The first value where the mask is true, else the second; of any type."""
+    """The first value where the mask is true, else the second; supports every type."""
     places = np.where(mask, np.arange(len(mask)), np.arange(len(mask)) + len(mask))
     return pa.concat_arrays([first, second.cast(first.type)]).take(pa.array(places))
 

@@ -1,7 +1,7 @@
-"""Debezium's events that tell no change of a row: heartbeats, changes of schema, and the metadata of transactions.
+"""Recognises Debezium's events that change no row: heartbeats, schema changes, and transaction metadata.
 
-They have topics of their own, but a topic pattern, a transform or a connector's setting may bring them into one of row
-changes. They are known by their schema's name, or, in JSON without a schema, by having all their fields and no other.
+They have topics of their own, but a topic pattern, a transform or a connector setting may mix them with row changes.
+They are recognised by their schema's name or, in JSON without a schema, by having exactly their fields.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ _NAMES = re.compile(r"io\.debezium\.connector\.(common\.(Heartbeat|TransactionMe
 _OF_END = frozenset({"status", "id", "event_count", "data_collections"})
 _OF_SCHEMA_CHANGE = frozenset({"source", "databaseName", "schemaName", "ddl", "tableChanges"})
 _MAYBE = frozenset({"ts_ms"})
-"""Versions before Debezium 2 wrote it into heartbeats alone."""
+"""Optional fields: versions before Debezium 2 wrote it only into heartbeats."""
 
 
 def is_other_schema(name: str) -> bool:
-    """Whether Kafka Connect's schema of this name is of such events."""
+    """Whether a Kafka Connect schema of this name belongs to such events."""
     return _NAMES.fullmatch(name) is not None
 
 
 def is_other_event(record: bytes) -> bool:
-    """Whether a record in JSON is such an event, with its schema or without."""
+    """Whether a JSON record is such an event, with or without its schema."""
     try:
         value = json.loads(record)
     except (ValueError, RecursionError):
@@ -52,7 +52,7 @@ def _has_form(value: Mapping[str, Any]) -> bool:
 
 
 def _is_boundary(value: Mapping[str, Any]) -> bool:
-    """Whether a transaction begins or ends with it."""
+    """Whether an event begins or ends a transaction."""
     if not isinstance(value["id"], str):
         return False
     if value["status"] == "BEGIN":

@@ -1,4 +1,4 @@
-"""What Debezium's records say of transactions: which one an event is of, and how many events a transaction had."""
+"""Reads transactions from Debezium's records: which one an event belongs to, and how many events it had."""
 
 from __future__ import annotations
 
@@ -21,30 +21,31 @@ from frazil.ingest.source_log import positions
 from frazil.spec.formats import AvroFormat, JsonFormat
 
 _OF_POSTGRES = re.compile(r"(\d+):\d+")
-"""PostgreSQL's transaction and, behind the colon, the position of the single event."""
+"""PostgreSQL's transaction id and, after the colon, the position of the single event."""
 _COMMIT_BEFORE = r'^\["(?P<lsn>[0-9]{1,18})"'
-"""In `source.sequence` of PostgreSQL, a JSON array as text."""
+"""Position of the last commit, in PostgreSQL's `source.sequence`, a JSON array as text."""
 _CHANGES = frozenset("cudt")
 MAX_ID_CHARACTERS = 200
-"""Longer ids of transactions are cut, and end with their hash: markers, heartbeats and messages have them."""
+"""Longer transaction ids are shortened and end with their hash: markers, heartbeats and messages contain them."""
 
 
 class Said(NamedTuple):
-    """What a record says. A tombstone and a snapshot's row say nothing."""
+    """A record's transaction. A tombstone or a snapshot's row has none."""
 
     transaction: str = ""
-    """Empty if the record is of none."""
+    """Empty if the record belongs to none."""
     order: int = 0
-    """Of an event: which one of its transaction's events in this table it is, from 1."""
+    """Number of an event among its transaction's events in this table, from 1."""
     position: str | None = None
-    """Where an event's transaction lies in the source's log (`frazil.ingest.source_log`). The position of the
-    commit before, of PostgreSQL, where those of single events mix; a binlog's file and place, of MySQL."""
+    """Position of an event's transaction in the source's log (`frazil.ingest.source_log`): for PostgreSQL the
+    previous commit's position, because those of single events interleave; for MySQL a binlog's file and position.
+    """
     tables: tuple[str, ...] = ()
-    """Of an event: the names by which an end may call its table."""
+    """Names that the end of a transaction may use for an event's table."""
     unmarked: bool = False
-    """Whether this is a change of a row that does not tell its transaction."""
+    """Whether a row's change does not name its transaction."""
     unreadable: bool = False
-    """Whether it has a value that cannot be read."""
+    """Whether the record has a value that cannot be read."""
 
 
 class Ended(NamedTuple):
@@ -52,20 +53,20 @@ class Ended(NamedTuple):
 
     transaction: str
     events: dict[str, int]
-    """How many events it had, by table."""
+    """Number of events by table."""
 
 
 class TransactionDecoder:
-    """Reads the records of a table's topic, and those of the topic of transactions."""
+    """Reads records of a table's topic and of the topic of transactions."""
 
     def __init__(self, declared: JsonFormat | AvroFormat) -> None:
         content = declared.model_copy(update={"envelope": None})
         self._decode: Decoder = FORMATS[declared.type](content, _schema(), {})
         self.unreadable = 0
-        """Records among which ends were looked for and that could not be read. One may have been an end."""
+        """Unreadable records among those searched for ends; any of them may have been an end."""
 
     def events(self, chunk: Chunk) -> list[Said]:
-        """Of each record, in their order."""
+        """The transaction of each record, in order."""
         said = [Said(unreadable=there) for there in (chunk.values.lengths != NULL).tolist()]
         for records, rows in self._forms(chunk):
             of = [_inside(rows, "transaction", name).to_pylist() for name in ("id", "data_collection_order")]
@@ -79,7 +80,7 @@ class TransactionDecoder:
         return said
 
     def ends(self, chunk: Chunk) -> list[Ended]:
-        """Those among the records."""
+        """The ends among the records."""
         forms = [rows for _, rows in self._forms(chunk)]
         self.unreadable += int((chunk.values.lengths != NULL).sum()) - sum(rows.num_rows for rows in forms)
         return [
@@ -90,7 +91,7 @@ class TransactionDecoder:
         ]
 
     def _forms(self, chunk: Chunk) -> Iterator[tuple[list[int], pa.Table]]:
-        """The readable records by their form, as they are and within `payload`, each with their numbers."""
+        """The readable records, bare ones and those within `payload`, each group with the records' numbers."""
         decoded = self._decode(chunk)
         wrapped = decoded.rows["payload"].is_valid().combine_chunks()
         for form, rows in ((pc.invert(wrapped), decoded.rows), (wrapped, _of_payload(decoded.rows))):
@@ -127,13 +128,13 @@ def _positions(rows: pa.Table) -> pa.Array:
 
 @lru_cache
 def _tables(db: str | None, schema: str | None, table: str | None) -> tuple[str, ...]:
-    """`schema.table` of PostgreSQL, `db.table` of MySQL, and all three of others."""
+    """`schema.table` for PostgreSQL, `db.table` for MySQL, and all three for others."""
     ways = ((schema, table), (db, schema, table)) if schema else ((db, table),)
     return tuple(".".join(filter(None, parts)) for parts in ways if all(parts))
 
 
 def _schema() -> Schema:
-    """Of both kinds of records, as they are and within `payload`."""
+    """The schema of both kinds of records, bare and within `payload`."""
     return Schema(*_fields(1), NestedField(100, "payload", StructType(*_fields(101)), required=False))
 
 

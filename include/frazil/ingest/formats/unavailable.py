@@ -1,7 +1,7 @@
-"""What Debezium writes for a value that an update left as it was and the log does not have: it depends on the type.
+"""Finds what Debezium writes for a value that an update left unchanged and the log omits.
 
-The forms are those of its `UnchangedToastedPlaceholder` and, for binary columns, of its `binary.handling.mode`. For
-other types its PostgreSQL connector writes null, because the placeholder is no value of theirs.
+It depends on the type: the forms are those of its `UnchangedToastedPlaceholder` and, for binary columns, its
+`binary.handling.mode`. For other types its PostgreSQL connector writes null, because they cannot hold the placeholder.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from pyiceberg.types import (
     UUIDType,
 )
 
-from frazil.ingest.sightings import Seen, Sightings, StructOf
+from frazil.ingest.schema_drift import SchemaDrift, Seen, StructOf
 
 _TOLD_IN_LISTS = (StringType, BinaryType, UUIDType, IntegerType, LongType, DateType)
 
 
 def hides_null(kind: IcebergType) -> bool:
-    """Whether a null may stand for a value that is not told, as far as the type of the column shows."""
+    """Whether a null may stand for an omitted value, as far as the column's type shows."""
     match kind:
         case ListType():
             return not isinstance(kind.element_type, _TOLD_IN_LISTS)
@@ -63,17 +63,17 @@ class Unavailable:
         self._numbers = np.frombuffer(data, np.int8).tolist()
 
     def within(self, kind: StructType, new_id: Callable[[], int]) -> StructType:
-        """The struct with the field that an hstore's placeholder has, beside its own."""
+        """The struct with an additional field for an hstore's placeholder."""
         if self._text in {field.name for field in kind.fields} or set(self._text) & {*'"\\'} or min(self._text) < " ":
             return kind
         return StructType(*kind.fields, NestedField(new_id(), self._text, StringType(), required=False))
 
-    def not_sighted(self, sighted: Sightings) -> Sightings:
-        """The same without fields that only the placeholder has."""
-        if not sighted.new:
-            return sighted
-        new = {path: self._without(seen) for path, seen in sighted.new.items() if path[-1] != self._text}
-        return dataclasses.replace(sighted, new=new)
+    def without_placeholder(self, drift: SchemaDrift) -> SchemaDrift:
+        """The same drift without fields that only the placeholder has."""
+        if not drift.new:
+            return drift
+        new = {path: self._without(seen) for path, seen in drift.new.items() if path[-1] != self._text}
+        return dataclasses.replace(drift, new=new)
 
     def _without(self, seen: Seen) -> Seen:
         if isinstance(seen, StructOf) and self._text in seen.fields:
@@ -81,7 +81,7 @@ class Unavailable:
         return seen
 
     def __call__(self, values: pa.Array) -> tuple[NDArray[np.bool_], pa.Array]:
-        """Where a column has the placeholder, and the column without the field that `within` adds."""
+        """The mask of placeholders in a column, and the column without the field that `within` adds."""
         if not pa.types.is_struct(values.type):
             return self._found(values), values
         at = values.type.get_field_index(self._text)
@@ -122,13 +122,13 @@ class Unavailable:
             try:
                 yield pa.array([Decimal(number) for number in self._numbers], element)
             except (pa.ArrowInvalid, InvalidOperation):
-                return  # it cannot hold them, so no record has them
+                return  # it cannot hold the placeholder, so no record has it
         elif pa.types.is_integer(element) or pa.types.is_floating(element):
             yield pa.array(self._numbers, element)
 
 
 def _are(lists: pa.Array, elements: pa.Array, form: pa.Array) -> NDArray[np.bool_]:
-    """The lists, or maps, that have just these elements."""
+    """The mask of lists, or maps, with exactly these elements."""
     offsets = lists.offsets.to_numpy()
     found = np.zeros(len(lists), np.bool_)
     rows = np.flatnonzero(true_where(lists.is_valid()) & (np.diff(offsets) == len(form)))
@@ -144,6 +144,6 @@ def _is_uuid(kind: pa.DataType) -> bool:
 
 
 def true_where(array: pa.Array) -> NDArray[np.bool_]:
-    """The places where a column of booleans is true; null is not."""
+    """The mask of true values; null counts as false."""
     found: NDArray[np.bool_] = pc.fill_null(array, False).to_numpy(zero_copy_only=False).astype(np.bool_)
     return found

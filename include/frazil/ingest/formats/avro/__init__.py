@@ -1,1 +1,1 @@
-"""Avro's binary encoding: by the schema that a record was written with, straight into columns."""
+"""Decodes Avro's binary encoding directly into columns, using the schema that each record was written with."""

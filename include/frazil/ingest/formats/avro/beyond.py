@@ -1,4 +1,4 @@
-"""Sights what a written Avro schema has beyond a table's: new fields, and columns that would have to be wider. Pure."""
+"""Finds what a written Avro schema has beyond a table's: new fields, and columns that must be wider. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pyiceberg import types as iceberg
 
 from frazil.ingest.formats.avro.program import filled_columns
 from frazil.ingest.formats.avro.schema import AvroType
-from frazil.ingest.sightings import DEEPEST, MIXED, ListOf, MapOf, Path, Seen, Sightings, struct_of
+from frazil.ingest.schema_drift import DEEPEST, MIXED, ListOf, MapOf, Path, SchemaDrift, Seen, struct_of
 
 _PLAIN = {
     "boolean": "boolean",
@@ -26,15 +26,15 @@ _WIDER: dict[tuple[str, type[iceberg.IcebergType]], str] = {
 }
 _MAX_DIGITS = 38
 _MAX_PARTS = 10_000
-"""Of a new column's type."""
+"""Limit of parts in a new column's type."""
 
 
-def beyond_schema(written: AvroType, struct: iceberg.StructType, *, widening: bool) -> Sightings:
-    """What records of a written schema may have that a table lacks. The schema says it, whatever values they have."""
+def beyond_schema(written: AvroType, struct: iceberg.StructType, *, widening: bool) -> SchemaDrift:
+    """Return what the table needs for records of a written schema, whatever values they have."""
     found = list(_beyond(written, struct, (), frozenset()))
     new = {path: seen for path, seen, _ in found if seen is not None}
     wider = {path: kind for path, _, kind in found if kind} if widening else {}
-    return Sightings(new, wider)
+    return SchemaDrift(new, wider)
 
 
 def _beyond(
@@ -66,9 +66,9 @@ def _beyond(
 
 
 def seen_type(written: AvroType, inside: frozenset[int] = frozenset()) -> Seen:  # noqa: PLR0911 - a table
-    """The type of a column for values of a written type `inside` others, by their ids.
+    """Return the column type for values of a written type, nested in the types with the ids `inside`.
 
-    MIXED if a column can hold only some, or no values, and for a type that contains itself.
+    MIXED if a column can hold only some values or none, or if the type contains itself.
     """
     if id(written) in inside or len(inside) > DEEPEST:
         return MIXED
@@ -91,7 +91,7 @@ def seen_type(written: AvroType, inside: frozenset[int] = frozenset()) -> Seen: 
 
 
 def few_parts(written: AvroType) -> bool:
-    """Whether the type has at most `_MAX_PARTS`; one that is named again and again has exponentially many."""
+    """Whether the type has at most `_MAX_PARTS` parts; a type that is named repeatedly can have exponentially many."""
     left, count = [(written, 0)], 0
     while left:
         one, depth = left.pop()

@@ -1,4 +1,4 @@
-"""Decodes Avro records to Arrow, each by the schema that it was written with."""
+"""Decodes Avro records to Arrow, each with the schema that it was written with."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ from frazil.ingest.formats.json.nodes import Numbers
 from frazil.ingest.formats.json.types import check_supported
 from frazil.ingest.formats.other_events import is_other_schema
 from frazil.ingest.no_rows import no_rows
-from frazil.ingest.sightings import WHOLE, Sightings, Within, joined_sightings
+from frazil.ingest.schema_drift import WHOLE, SchemaDrift, Within, joined_drift
 from frazil.registry.client import Schemas, SchemaText, UnknownSchema
 
 MAX_DEPTH = 500
 FRAME_BYTES = 5
-"""A zero byte, and the schema's id, its highest byte first."""
+"""A zero byte and the schema's id, big-endian."""
 DECLARED = 0
 """The id of the declared schema."""
 _SLOTS = 1024
 _ASKED = 1000
-"""Schemas that are asked for together: fewer than a registry's client keeps."""
+"""Schemas requested together: fewer than a registry's client keeps."""
 
 
 class AvroDecoder:
@@ -50,7 +50,7 @@ class AvroDecoder:
     _max_depth = MAX_DEPTH
 
     def __init__(self, schema: Schema, units: Mapping[int, str], schemas: Schemas | SchemaText) -> None:
-        """`schemas` gives the schema by the id before each record, or is the one of all records, which have no id.
+        """`schemas` looks up the schema by the id before each record, or is the one schema of records without ids.
 
         Raises SpecError when Avro cannot fill a column's type.
         """
@@ -65,16 +65,16 @@ class AvroDecoder:
         self._struct = struct
         self._widening: bool | None = None
         self._within: Sequence[Within] = WHOLE
-        self._beyond: dict[int, Sightings] = {}
-        self._sighted: list[Sightings] = []
+        self._beyond: dict[int, SchemaDrift] = {}
+        self._drift: list[SchemaDrift] = []
         self._frames = np.zeros((self._max_depth, self._frame_words), np.int64)
         self._slots = np.zeros(_SLOTS, np.int64)
-        self._seed = secrets.randbits(62) | 1  # whoever writes keys cannot know it, and make them slow to compare
+        self._seed = secrets.randbits(62) | 1  # unpredictable, so that no writer can choose keys that compare slowly
 
     def _made_program(self, struct: StructType, units: Mapping[int, str]) -> Any:
         return Program(struct, self._columns, units)
 
-    def sight(self, *, widening: bool, within: Sequence[Within] = WHOLE) -> None:
+    def report_drift(self, *, widening: bool, within: Sequence[Within] = WHOLE) -> None:
         self._widening, self._within = widening, within
 
     def names(self, record: bytes, path: Sequence[str]) -> Collection[str]:
@@ -91,9 +91,9 @@ class AvroDecoder:
         return DECLARED if isinstance(self._schemas, SchemaText) else int.from_bytes(record[1:FRAME_BYTES], signed=True)
 
     def __call__(self, chunk: Chunk) -> Decoded:
-        """Only values matter; rows are in the order of the records. Raises what the registry's client raises."""
+        """Decode the values; rows keep the order of the records. Raises what the registry's client raises."""
         values = chunk.values
-        self._sighted = []
+        self._drift = []
         rejections: dict[int, Fault] = {}
         roots, content = self._begun(values, rejections)
         tables, kept = [no_rows(self._columns.arrow_schema)], []
@@ -105,7 +105,7 @@ class AvroDecoder:
                 rejections[part.start + i] = self._fault(int(wrong[i]), *where[i].tolist())
         found = [Rejection(i, *fault) for i, fault in sorted(rejections.items())]
         sound = np.concatenate([np.zeros(0, np.int64), *kept])
-        return Decoded(pa.concat_tables(tables), sound, found, joined_sightings(self._sighted))
+        return Decoded(pa.concat_tables(tables), sound, found, joined_drift(self._drift))
 
     def _read(
         self, values: BinaryColumn, roots: Numbers, wrong: NDArray[np.uint8], where: NDArray[np.int64]
@@ -141,7 +141,7 @@ class AvroDecoder:
                 columns.grow(lacking)
 
     def _begun(self, values: BinaryColumn, rejections: dict[int, Fault]) -> tuple[Numbers, BinaryColumn]:
-        """The operation that each record begins with, -1 for a rejected one; and the records without their frames."""
+        """The operation that each record begins with (-1 if rejected), and the records without their frames."""
         roots = np.full(len(values), -1, np.int64)
         there = values.lengths > 0
         for i in np.flatnonzero(~there).tolist():
@@ -164,7 +164,7 @@ class AvroDecoder:
         return roots, content
 
     def _enter_each(self, roots: Numbers, places: Numbers, ids: Numbers, rejections: dict[int, Fault]) -> None:
-        """Enter the records of each id. Bytes of something else may look like very many ids."""
+        """Set the operation of the records of each id. Records that are not framed may look like very many ids."""
         order = np.argsort(ids, kind="stable")
         distinct, first = np.unique(ids[order], return_index=True)
         groups = np.split(places[order], first[1:])
@@ -185,12 +185,12 @@ class AvroDecoder:
         if isinstance(root, int):
             roots[places] = root
             if len(places) and (beyond := self._beyond.get(schema_id)):
-                self._sighted.append(dataclasses.replace(beyond, records=len(places) if beyond.new else 0))
+                self._drift.append(dataclasses.replace(beyond, records=len(places) if beyond.new else 0))
         else:
             rejections.update(dict.fromkeys(places.tolist(), root))
 
     def _root(self, schema_id: int) -> int | Fault:
-        """The operation that records of this schema begin with, or why there is none."""
+        """The operation that records of this schema begin with, or why they cannot be read."""
         if isinstance(self._schemas, SchemaText):
             found, what = self._schemas, "the declared schema"
         else:
@@ -205,7 +205,7 @@ class AvroDecoder:
             written = parsed(found.text, [text for _, text in found.references])
             root: int = self._program.add(written)
         except UnreadableSchema as error:
-            return "UnreadableSchema", f"{what} is no schema of Avro: {error}"
+            return "UnreadableSchema", f"{what} is not a valid Avro schema: {error}"
         except TooLarge as error:
             return "UnreadableSchema", f"{what} is too large: {error}"
         self._written[schema_id] = written

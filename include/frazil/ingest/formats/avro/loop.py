@@ -1,10 +1,9 @@
 """Compiled: reads records of Avro into columns, each as a whole or not at all.
 
-One loop, compiled once, reads records of any schemas: the table of operations drives it, and each record has the
-operation that it begins with. A length, a count or a number is only trusted when the record has the bytes for it: no
-record makes the loop read, allocate or go on for more than its own bytes are worth. Where values go is in
-`json.words`. The module is long because it is this one loop: a part in another module would have all of its state as
-arguments.
+One loop, compiled once, reads records of any schema: a table of operations drives it, and each record has the operation
+that it begins with. The loop trusts a length, count or number only if the record has the bytes for it, so no record
+costs more than its own size. `json.words` describes where values go. The module is long because a part in another
+module would take the loop's whole state as arguments.
 """
 
 # ruff: noqa: PLR0911, PLR0912, PLR0913, PLR0915, PLR0917, PLR1714, SIM109 - compiled code follows the encoding, and each call and container costs
@@ -85,14 +84,14 @@ from frazil.ingest.formats.json.scan import HEX, Octets, loop, utf8_length
 from frazil.ingest.formats.json.words import BEFORE, ROOM, USED
 
 FULL = 64
-"""FULL + d: domain d lacks room, and the record is read again. The one behind the last domain is the keys of a map."""
+"""FULL + d: domain d needs more room, and the record is read again. The domain after the last one is map keys."""
 NOT_READ = 255
-"""A record that begins with no operation."""
+"""Operation of a record that is not read."""
 QUOTE, LETTER_Z = 34, 90
 LONGEST_MOMENT = 64
-"""A longer text is no date and no time."""
+"""Longer texts are never a date or time."""
 EMPTY_ELEMENTS = 64
-"""How many elements that take no bytes a record may have: a chunk has 100,000 records, and each element takes room."""
+"""Elements without bytes that a record may have: a chunk has 100,000 records, and each element takes room."""
 
 _HIGHEST = np.int64(-0x7F7F7F7F7F7F7F80)
 _0, _1, _63 = np.uint64(0), np.uint64(1), np.uint64(63)
@@ -100,7 +99,7 @@ _0, _1, _63 = np.uint64(0), np.uint64(1), np.uint64(63)
 
 @loop
 def varint(b: Octets, p: int, end: int) -> tuple[int, Any]:
-    """Where a number ends, and what it is; instead of the end, what is wrong, negative."""
+    """End and value of a number, or a negative error code instead of the end."""
     if p >= end:
         return -ENDS_EARLY, 0
     c = np.int64(b[p])
@@ -121,7 +120,7 @@ def varint(b: Octets, p: int, end: int) -> tuple[int, Any]:
 
 @loop
 def span(b: Octets, p: int, end: int) -> tuple[int, int]:
-    """Where bytes with their length before them begin, and how many they are; instead, what is wrong, negative."""
+    """Start and length of a length-prefixed value, or a negative error code."""
     p, length = varint(b, p, end)
     if p < 0:
         return p, 0
@@ -151,7 +150,7 @@ def is_utf8(b: Octets, p: int, end: int) -> bool:
 
 @loop
 def uuid_of_text(b: Octets, p: int, end: int, at: int, words: Numbers) -> bool:
-    """Write the words of 32 hexadecimal digits with hyphens anywhere."""
+    """Write the words of 32 hexadecimal digits, with hyphens anywhere."""
     digits = 0
     words[at] = 0
     words[at + 1] = 0
@@ -167,13 +166,13 @@ def uuid_of_text(b: Octets, p: int, end: int, at: int, words: Numbers) -> bool:
 
 @loop
 def moment_of_text(b: Octets, p: int, end: int, kind: int, at: int, words: Numbers, text: Any) -> bool:
-    """Write the word of a date, a time or a timestamp in ISO 8601, as JSON has them; `text` is room for its letters."""
+    """Write the word of a date, time or timestamp in ISO 8601, as in JSON; `text` is scratch space."""
     length = end - p
     if length > LONGEST_MOMENT:
         return False
     for i in range(length):
         text[i] = b[p + i]
-    text[length : 2 * LONGEST_MOMENT] = QUOTE  # whoever reads it looks some letters ahead
+    text[length : 2 * LONGEST_MOMENT] = QUOTE  # the parser reads some characters ahead
     if kind == DATE:
         after, words[at] = 10, days(text, 0)
         if words[at] == NEVER:
@@ -189,7 +188,7 @@ def moment_of_text(b: Octets, p: int, end: int, kind: int, at: int, words: Numbe
 
 @loop
 def scaled(negative: bool, high: np.uint64, low: np.uint64, op: int, ops: Numbers, at: int, words: Numbers) -> int:
-    """Write the words of a decimal whose amount is this, at the column's scale. Returns what is wrong."""
+    """Write the words of a decimal with this absolute value, at the column's scale. Returns an error code."""
     limit = np.uint64(ops[op, LIMIT_HIGH])
     if high > limit or (high == limit and low >= np.uint64(ops[op, LIMIT_LOW])):
         return NOT_HELD
@@ -204,7 +203,7 @@ def scaled(negative: bool, high: np.uint64, low: np.uint64, op: int, ops: Number
 
 @loop
 def decimal_of_octets(b: Octets, p: int, end: int, op: int, ops: Numbers, at: int, words: Numbers) -> int:
-    """As `scaled`, for a number in two's complement, its highest byte first."""
+    """Like `scaled`, for a big-endian number in two's complement."""
     if p == end:
         return NO_DECIMAL
     negative = b[p] >= 128
@@ -225,7 +224,7 @@ def decimal_of_octets(b: Octets, p: int, end: int, op: int, ops: Numbers, at: in
 
 @loop
 def repeats(b: Octets, base: int, first: int, end: int, words: Numbers, slots: Numbers, seed: int) -> bool:
-    """Whether a map with these entries has a key twice; `slots` are more than twice as many as the entries."""
+    """Whether a map with these entries has a key twice; `slots` has more than two per entry."""
     bits = 1
     while 1 << bits < 2 * (end - first):
         bits += 1
@@ -265,7 +264,7 @@ def value_of(
     domains: Numbers,
     slots: Numbers,
 ) -> int:
-    """Read a value that has none inside, into entry e of its node. Returns its end, or what is wrong, negative."""
+    """Read a scalar into entry e of its node. Returns its end, or a negative error code."""
     kind, node = ops[op, OPERATION], ops[op, NODE]
     if kind <= BLOB:
         if kind == BLOB:
@@ -388,7 +387,7 @@ def read_record(
     slots: Numbers,
     seed: int,
 ) -> tuple[int, int, int]:
-    """Read one record. Returns what is wrong, or FULL + d, with the operation and the position that it is wrong at."""
+    """Read one record. Returns an error code or FULL + d, with the operation and position of the error."""
     op, depth, e, empty = root, -1, domains[0, USED], EMPTY_ELEMENTS
     while True:
         kind, node = ops[op, OPERATION], ops[op, NODE]
@@ -419,7 +418,7 @@ def read_record(
             if kind == RECORD:
                 for k in range(ops[op, LACKING], ops[op, LACKING] + ops[op, LACKED]):
                     set_null(places[k], e, nodes, words, valid, domains)
-        # To the next value.
+        # Advance to the next value.
         while True:
             if depth < 0:
                 return (SOUND if p == end else GOES_ON), root, p
@@ -510,10 +509,10 @@ def read_records(
     wrong: Octets,
     where: Numbers,
 ) -> tuple[int, int]:
-    """Read records from the first on. Returns how many were read in all, and the domain that lacked room for more.
+    """Read records, starting with the first. Returns how many were read, and the domain that needs more room.
 
-    Each record begins with the operation in `roots`; one with -1 is not read. For each, `wrong` gets what is wrong, and
-    `where` the operation and the byte that it is wrong at.
+    `roots` has the operation that each record begins with, or -1 to skip it. For each record, `wrong` gets the error
+    code, and `where` the operation and the position of the error.
     """
     for i in range(first, len(starts)):
         wrong[i] = NOT_READ

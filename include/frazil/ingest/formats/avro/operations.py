@@ -1,31 +1,33 @@
-"""What the loop does with a value, by the type that it was written with and the node that it is for."""
+"""Operations of the loop: what it does with a value, by the written type and the node to fill."""
 
 from __future__ import annotations
 
-# Without a node: bytes that are passed over.
+# Without a node: skip bytes.
 (NOTHING, VARINT, SOME_BYTES, BLOB) = range(4)
-"""SOME_BYTES are SIZE bytes, a BLOB has its length before it."""
-# One value for a node.
+"""SOME_BYTES has SIZE bytes; a BLOB is length-prefixed."""
+# One value into a node.
 (NULL, BOOLEAN, INTEGER, INTEGER_AS_FLOAT, INTEGER_AS_DECIMAL, FLOAT, DOUBLE, BYTES, TEXT) = range(4, 13)
 (FIXED, BYTES_AS_FIXED, FIXED_AS_UUID, TEXT_AS_UUID, BYTES_AS_DECIMAL, FIXED_AS_DECIMAL, ENUM) = range(13, 20)
 TEXT_AS_MOMENT = 20
-"""A date, a time or a timestamp in ISO 8601."""
+"""A date, time or timestamp in ISO 8601."""
 REFUSED = 21
-"""No value of this type can be in the node."""
-# With values inside, with or without a node.
+"""The node can hold no value of this type."""
+# With nested values, with or without a node.
 (UNION, RECORD, ARRAY, MAP) = range(22, 26)
 
 # Columns of the table of operations.
 (OPERATION, NODE, SIZE, FIRST, COUNT, LACKING, LACKED) = range(7)
-"""NODE is -1 if the value is not wanted. At FIRST in `places` are COUNT operations: of a record's fields, a union's
-branches, an array's element or a map's value; an enum has begin and length of its symbols' texts there. At LACKING
-are LACKED nodes of a record that it does not fill."""
+"""NODE is -1 if the value is not wanted. `places[FIRST:][:COUNT]` are operations: of a record's fields, a union's
+branches, an array's element or a map's value; an enum has the start and length of its symbols' texts there. LACKING is
+the first of the LACKED nodes of a record that it does not fill.
+"""
 (BITS, MIN_VALUE, MAX_VALUE, FACTOR, TENS, LIMIT_HIGH, LIMIT_LOW, EMPTY, WIDTH) = range(7, 16)
-"""BITS of the written number; MIN_VALUE and MAX_VALUE of a number that the node can hold, before it is multiplied by
-FACTOR, or divided by a negative one's amount. A decimal's amount is below LIMIT, and multiplied by ten TENS times.
-EMPTY: elements take no bytes."""
+"""BITS of the written number; MIN_VALUE and MAX_VALUE that the node can hold, before it is multiplied by FACTOR (or
+divided, if FACTOR is negative). A decimal's absolute value is below LIMIT, and is multiplied by ten TENS times. EMPTY:
+elements take no bytes.
+"""
 
-# What is wrong with a record.
+# Errors of a record.
 (SOUND, ENDS_EARLY, LONG_VARINT, NO_BOOLEAN, NO_BRANCH, NO_SYMBOL, NO_LENGTH, NO_COUNT, GOES_ON) = range(9)
 (WIDE_INT, INVALID_UTF8, NOT_HELD, NO_UUID, OTHER_LENGTH, NO_DECIMAL, REPEATED_KEY, TOO_DEEP, UNFIT) = range(9, 18)
 NO_MOMENT = 18
@@ -39,16 +41,16 @@ SAID: dict[int, tuple[str, str]] = {
     NO_BRANCH: (MALFORMED, "the union has no such branch"),
     NO_SYMBOL: (MALFORMED, "the enum has no such symbol"),
     NO_LENGTH: (MALFORMED, "a length is negative"),
-    NO_COUNT: (MALFORMED, "there are more elements than the record can hold"),
+    NO_COUNT: (MALFORMED, "the count of elements is more than the record can hold"),
     GOES_ON: (MALFORMED, "the record goes on after its last field"),
     WIDE_INT: (MALFORMED, "an int has more than 32 bits"),
     INVALID_UTF8: (UTF8, "a text is not UTF-8"),
     NOT_HELD: (RANGE, "the column cannot hold this number"),
-    NO_UUID: (MISMATCH, "the text is no UUID"),
-    NO_MOMENT: (MISMATCH, "the text is no such date or time in ISO 8601"),
+    NO_UUID: (MISMATCH, "the text is not a UUID"),
+    NO_MOMENT: (MISMATCH, "the text is not a date or time of this type in ISO 8601"),
     OTHER_LENGTH: (MISMATCH, "the value has another length than the column"),
     NO_DECIMAL: (MALFORMED, "a decimal has no bytes"),
     REPEATED_KEY: (MISMATCH, "the map has a key twice"),
     TOO_DEEP: (DEEP, "values are nested too deep"),
 }
-"""The class and the text of the error, by what is wrong."""
+"""Error class and text, by error code."""

@@ -1,7 +1,7 @@
-"""Resolves the schemas that records were written with against a table's columns, into operations for the loop.
+"""Resolves the schemas that records were written with against a table's columns, as operations for the loop.
 
-Columns are found by name: a field fills the column that has its name, or, if no field has, one of its aliases. What no
-column wants is passed over. A type that cannot fill its column is refused where a record has a value of it.
+Columns are found by name: a field fills the column with its name or, if no field has it, with one of its aliases. Other
+fields are skipped. A type that cannot fill its column is only refused when a record has a value of it.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _MICROSECONDS = {"s": 1_000_000, "ms": 1000, "us": 1, "ns": -1000}
 _UNITS = {"millis": "ms", "micros": "us", "nanos": "ns"}
 
 MAX_OPERATIONS = 100_000
-"""Of one written schema. Types that are named again and again may unfold to exponentially many."""
+"""Limit for one written schema. Types that are named repeatedly may expand to exponentially many operations."""
 MISSING = "MissingRequired"
 Fault = tuple[str, str]
-"""The class and the text of an error."""
+"""Class and text of an error."""
 
 
 class Target(NamedTuple):
-    """A column, or a part of one."""
+    """A column or a part of one."""
 
     kind: iceberg.IcebergType
     node: int
@@ -51,7 +51,7 @@ class Target(NamedTuple):
 
 
 class Program:
-    """The operations of all schemas that were added. Arrays change when one is added."""
+    """The operations of all added schemas. Its arrays are replaced when a schema is added."""
 
     def __init__(self, schema: iceberg.StructType, columns: Columns, units: Units) -> None:
         self._columns = columns
@@ -66,12 +66,12 @@ class Program:
         self._symbols: dict[str, int] = {}
         self._unfit: dict[int, Fault] = {}
         self.text = b""
-        """The symbols of all enums, one behind the other."""
+        """The symbols of all enums, concatenated."""
         self.ops: Numbers = np.zeros((0, op.WIDTH), np.int64)
         self.places: Numbers = np.zeros(1, np.int64)
 
     def add(self, written: AvroType) -> int:
-        """The operation that a record of this type begins with. Raises TooLarge, and then nothing was added."""
+        """The operation that a record of this type begins with. Raises TooLarge, and then adds nothing."""
         rows, places, skips = len(self._rows), len(self._places), dict(self._skips)
         self._most = rows + MAX_OPERATIONS
         self._kept.append(written)  # `_skips` knows types by their ids
@@ -89,11 +89,11 @@ class Program:
         return root
 
     def path(self, place: int) -> str:
-        """Which column, or field of the written schema, an operation is for."""
+        """The column, or the field of the written schema, that an operation is for."""
         return self._paths[place]
 
     def unfit(self, place: int) -> Fault:
-        """Why an operation refuses its value."""
+        """Error of a value that an operation refuses."""
         return self._unfit[place]
 
     def _for(self, written: AvroType, target: Target) -> int:  # noqa: PLR0911 - one for each kind of type
@@ -158,7 +158,7 @@ class Program:
         return row
 
     def _passed_over(self, written: AvroType, path: str) -> int:
-        """The operation that passes over a value; one for each type, which may contain itself."""
+        """The operation that skips a value; one for each type, which may contain itself."""
         if id(written) in self._skips:
             return self._skips[id(written)]
         nowhere = Target(iceberg.BooleanType(), -1, -1, path)
@@ -179,7 +179,7 @@ class Program:
 
     def _row(self, kind: int, target: Target) -> int:
         if len(self._rows) >= self._most:
-            raise TooLarge(f"its types take more than {MAX_OPERATIONS:,} operations to be read into the columns")
+            raise TooLarge(f"its types take more than {MAX_OPERATIONS:,} operations to read into the columns")
         self._rows.append([0] * op.WIDTH)
         self._rows[-1][op.OPERATION], self._rows[-1][op.NODE] = kind, target.node
         self._paths.append(target.path)
@@ -195,7 +195,7 @@ class Program:
         return row
 
     def _symbol(self, symbol: str) -> tuple[int, int]:
-        """Where a symbol begins in the text, and how long it is."""
+        """Start and length of a symbol in the text."""
         text = symbol.encode("utf-8", "replace")
         if symbol not in self._symbols:
             self._symbols[symbol] = len(self.text)
@@ -206,9 +206,9 @@ class Program:
 def scalar(  # noqa: PLR0911, PLR0912 - a table of pairs of types
     written: AvroType, kind: iceberg.IcebergType, unit: str | None
 ) -> dict[int, int] | None:
-    """The operation, with its other columns, that fills a column of this type; None if there is none.
+    """The operation that fills a column of this type, with its other columns; None if the types do not match.
 
-    `unit` is the declared one of a timestamp that arrives as a number.
+    `unit` is the declared unit of a timestamp that arrives as a number.
     """
     bits = 32 if written.kind == "int" else 64
     match written.kind, kind:
@@ -282,14 +282,14 @@ def _integer(bits: int, within: tuple[int, int], factor: int = 1) -> dict[int, i
 
 
 def _limit(scale: int, kind: iceberg.DecimalType) -> dict[int, int]:
-    """Of a decimal of this scale, so that it fits at the column's."""
+    """The limit of a decimal with this scale, so that it fits at the column's scale."""
     tens = kind.scale - scale
     limit = np.array(divmod(10 ** max(0, kind.precision - tens), 2**64), np.uint64).view(np.int64).tolist()
     return {op.TENS: tens, op.LIMIT_HIGH: limit[0], op.LIMIT_LOW: limit[1]}
 
 
 def filled_columns(written: AvroType, wanted: Iterable[str]) -> dict[int, str]:
-    """By its number, the column that each field fills."""
+    """The column that each field fills, by the field's index."""
     wanted = set(wanted)
     found = {i: names[0] for i, names in enumerate(written.fields) if names[0] in wanted}
     for i, names in enumerate(written.fields):

@@ -1,4 +1,4 @@
-"""Avro schemas as types: names resolved, logical types understood (Avro specification 1.12)."""
+"""Parses Avro schemas: resolves names and logical types (Avro specification 1.12)."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ _LOGICAL = {
     "local-timestamp-nanos": ("long",),
     "decimal": ("bytes", "fixed"),
 }
-"""The logical types that matter, with the types that they may stand on; all others are ignored, as Avro says."""
+"""Supported logical types, with the types that they may annotate; all others are ignored, as Avro requires."""
 
 
 class UnreadableSchema(Exception):
-    """Why a text is no schema of Avro."""
+    """The text is not a valid Avro schema."""
 
 
 class TooLarge(Exception):
-    """Why a schema is not read, although it is one of Avro."""
+    """The Avro schema is valid but too large to read."""
 
 
 @dataclass(slots=True, eq=False)
 class AvroType:
-    """A type. Records may contain themselves, so that types are compared by identity."""
+    """A type, compared by identity because records may contain themselves."""
 
     kind: str
     """A primitive's name, or `fixed`, `enum`, `array`, `map`, `record`, `union`."""
@@ -43,9 +43,9 @@ class AvroType:
     precision: int = 0
     """Digits of a decimal."""
     scale: int = 0
-    """Of a decimal."""
+    """Scale of a decimal."""
     size: int = 0
-    """Bytes of a fixed."""
+    """Size of a fixed, in bytes."""
     symbols: tuple[str, ...] = ()
     fields: tuple[tuple[str, ...], ...] = ()
     """The name of each of a record's fields, followed by its aliases."""
@@ -58,7 +58,7 @@ class AvroType:
 
 
 def names_in(written: AvroType, path: Sequence[str]) -> Iterator[str]:
-    """The names and aliases of the fields of a record, which is at this path in another one."""
+    """The names and aliases of a record's fields, for the record at this path inside another."""
     for record in written.parts if written.kind == "union" else [written]:
         for names, part in zip(record.fields, record.parts, strict=False):
             if not path:
@@ -68,7 +68,7 @@ def names_in(written: AvroType, path: Sequence[str]) -> Iterator[str]:
 
 
 def parsed(text: str, references: Sequence[str] = ()) -> AvroType:
-    """The type that a schema's JSON describes; `references` are schemas that it names, each after those that it names.
+    """Parse a schema's JSON; `references` are schemas that it names, each after those that it needs.
 
     Raises UnreadableSchema.
     """
@@ -93,7 +93,7 @@ class _Parsing:
         if isinstance(declared, list):
             return self._union(declared, namespace)
         if not isinstance(declared, dict):
-            raise UnreadableSchema(f"{declared!r} is no type")
+            raise UnreadableSchema(f"{declared!r} is not a type")
         kind = declared["type"]
         match kind:
             case "record" | "error":
@@ -120,7 +120,7 @@ class _Parsing:
         for full in (_full(name, namespace), name):
             if full in self._named:
                 return self._named[full]
-        raise UnreadableSchema(f"it names the type {name}, which it does not have")
+        raise UnreadableSchema(f"it refers to the type {name}, which it does not define")
 
     def _union(self, declared: list[Any], namespace: str) -> AvroType:
         branches = [self.type_of(branch, namespace) for branch in declared]
@@ -148,7 +148,7 @@ class _Parsing:
 
 
 def _with_logical(found: AvroType, declared: dict[str, Any]) -> AvroType:
-    """A logical type that is unknown, or not sound, is as good as none."""
+    """Apply a logical type; an unknown or invalid one is ignored."""
     logical = declared.get("logicalType")
     if isinstance(logical, str) and found.kind in _LOGICAL.get(logical, ()):
         if logical == "decimal":
@@ -166,11 +166,11 @@ def _full(name: str, namespace: str) -> str:
 
 def _text(value: object) -> str:
     if not isinstance(value, str):
-        raise UnreadableSchema(f"{value!r} is no name")
+        raise UnreadableSchema(f"{value!r} is not a name")
     return value
 
 
 def _size(value: object) -> int:
     if type(value) is not int or not 0 <= value < 2**31:
-        raise UnreadableSchema(f"{value!r} is no size")
+        raise UnreadableSchema(f"{value!r} is not a size")
     return value

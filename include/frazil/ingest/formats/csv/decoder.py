@@ -1,4 +1,4 @@
-"""Decodes lines of fields to Arrow, by way of the JSON format's decoder."""
+"""Decodes delimited lines to Arrow through the JSON format's decoder."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from frazil.ingest.formats.json.decoder import JsonDecoder
 from frazil.spec.formats import CsvFormat
 
 PIECE_BYTES = 8 * 2**20
-"""About how many bytes of JSON are made at once."""
+"""Approximate bytes of JSON made at once."""
 
 _NUMBERS = (iceberg.IntegerType, iceberg.LongType, iceberg.FloatType, iceberg.DoubleType)
 
@@ -43,7 +43,7 @@ class CsvDecoder:
         self._room = np.empty(PIECE_BYTES, np.uint8)
 
     def __call__(self, chunk: Chunk) -> Decoded:
-        """Only values matter. Rows that were read singly come last in their part."""
+        """Decode the values. Rows that were read one by one come last in their part."""
         values = chunk.values
         parts, done = [], 0
         while done < len(values):
@@ -53,7 +53,7 @@ class CsvDecoder:
         return joined(parts) if parts else self._decode(chunk)
 
     def _part(self, values: BinaryColumn, first: int) -> tuple[int, Decoded]:
-        """The records from the first on whose JSON fits, and where they end."""
+        """The records from `first` on whose JSON fits, and where they end."""
         places, outcomes = np.zeros((2, len(values)), np.int64), np.zeros(len(values), np.uint8)
         until, needed = loop.as_objects(
             *fixed(values),
@@ -86,7 +86,7 @@ class CsvDecoder:
         return until, joined([decoded, Decoded(decoded.rows.slice(0, 0), np.zeros(0, np.int64), rejections)])
 
     def _with_room(self, needed: int, values: BinaryColumn, first: int) -> tuple[int, Decoded]:
-        """One record that needs more room than usual, which is given back."""
+        """Decode one record that needs more room than usual, then release that room."""
         usual, self._room = self._room, np.empty(needed, np.uint8)
         try:
             _, part = self._part(values[first : first + 1], 0)

@@ -1,4 +1,4 @@
-"""Single lines of fields, for texts: what is wrong with a line, and what a field of it says."""
+"""Reads single lines for texts: errors of a line, and the value of a field."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from frazil.spec.formats import CsvFormat
 
 SOUND, NO_VALUE, EMPTY, WRONG_COUNT, NO_CLOSING_QUOTE, AFTER_QUOTE, SEVERAL_LINES = range(7)
-"""What the loop makes of a record."""
+"""Outcomes of the loop for a record."""
 _GZIP = b"\x1f\x8b"
 
 
@@ -26,7 +26,7 @@ class Line:
         self._field = re.compile(rf"{either}({delimiter}|\Z)")
 
     def fault(self, record: bytes | None, outcome: int) -> tuple[str, str]:
-        """The class and the text of the error of a record that makes no row."""
+        """Class and text of the error of a record that becomes no row."""
         quote, columns = self._quote, self._columns
         texts = {
             NO_VALUE: ("Tombstone", "the message has no value"),
@@ -43,16 +43,16 @@ class Line:
                 "compression.type compress it"
             )
         found = self._count(record or b"")
-        return "WrongFieldCount", f"the line has {found} fields, and {len(columns)} are declared: {', '.join(columns)}"
+        return "WrongFieldCount", f"the line has {found} fields, but {len(columns)} are declared: {', '.join(columns)}"
 
     def _count(self, record: bytes) -> int:
-        """How many fields the line has. A chunk may be made of lines of a thousand each."""
+        """Number of fields in the line. A chunk may consist of lines with a thousand fields each."""
         if self._quote and self._quote.encode() in record:
             return len(self.fields(record))
         return record.count(self._delimiter) + 1
 
     def fields(self, record: bytes) -> list[str]:
-        """The fields of a line that is sound, apart from their number."""
+        """The fields of a line that is valid except perhaps for their number."""
         text = record.decode(errors="backslashreplace").removesuffix("\n").removesuffix("\r")
         found: list[str] = []
         place = 0
@@ -66,5 +66,5 @@ class Line:
         return found
 
     def quoted(self, record: bytes, path: Sequence[str]) -> str | None:
-        """The field of a column as it was sent, in words."""
+        """The field of a column as it was sent, as text."""
         return f"the field {self.fields(record)[self._columns.index(path[0])][:64]!r}"

@@ -1,9 +1,9 @@
-"""Compiled: lines of fields, rewritten as objects of JSON, which the JSON format's decoder reads.
+"""Compiled: rewrites delimited lines as JSON objects, which the JSON format's decoder reads.
 
-So a field becomes a column's value exactly as a string or number of JSON does.
+A field thus becomes a column's value exactly as a JSON string or number does.
 """
 
-# ruff: noqa: PLR0913, PLR0917 - one loop, which is all there is per record
+# ruff: noqa: PLR0913, PLR0917 - one loop that does everything for a record
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from frazil.ingest.formats.csv.lines import (
 )
 from frazil.ingest.formats.json.scan import number_end
 
-# How a field is written as JSON.
+# Kinds of JSON that a field is written as.
 SKIPPED, TEXT, TRIMMED, NUMBER, BOOLEAN = range(5)
 
 _NEWLINE, _RETURN, _SPACE, _TAB, _QUOTE, _BACKSLASH = 10, 13, 32, 9, 34, 92
 _LONG = 4096
-"""The room that a longer record needs is counted, instead of assumed."""
+"""Records longer than this have their needed room counted instead of estimated."""
 
 Octets = NDArray[np.uint8]
 Numbers = NDArray[np.int64]
@@ -38,7 +38,7 @@ loop = partial(compiled, allocates=False)
 
 @loop
 def escaped(c: int, to: Octets, at: int) -> int:
-    """Write a byte of a string's content. Returns where it ends."""
+    """Write a byte of a string's content. Returns the end."""
     if c in (_QUOTE, _BACKSLASH):
         to[at] = _BACKSLASH
         at += 1
@@ -53,7 +53,7 @@ def escaped(c: int, to: Octets, at: int) -> int:
 
 @loop
 def room_of(b: Octets, p: int, end: int) -> int:
-    """At most how many bytes the content of a record needs."""
+    """Upper bound of the bytes that a record's content needs."""
     if end - p <= _LONG:
         return 6 * (end - p)
     room = end - p
@@ -68,7 +68,7 @@ def room_of(b: Octets, p: int, end: int) -> int:
 
 @loop
 def as_number(b: Octets, p: int, end: int, to: Octets, at: int) -> int:
-    """Write a field as a number of JSON; returns `at` itself if it is none. A + and zeros before it are left out."""
+    """Write a field as a JSON number, without a leading + or zeros; returns `at` unchanged if it is not a number."""
     start, q = at, p
     if b[q] == 45:
         to[at] = 45
@@ -89,7 +89,7 @@ def as_number(b: Octets, p: int, end: int, to: Octets, at: int) -> int:
 
 @loop
 def as_boolean(b: Octets, p: int, end: int, to: Octets, at: int) -> int:
-    """Write `true` or `false` of any case, 1 or 0 as JSON; returns `at` itself for anything else."""
+    """Write `true` or `false` in any case, 1 or 0 as JSON; returns `at` unchanged for anything else."""
     length = end - p
     first = b[p] | 32
     value = 2
@@ -112,7 +112,7 @@ def as_boolean(b: Octets, p: int, end: int, to: Octets, at: int) -> int:
 
 @loop
 def written(b: Octets, p: int, end: int, kind: int, quote: int, is_quoted: bool, to: Octets, at: int) -> int:
-    """Write a field that is not null as a value of JSON. Returns where it ends."""
+    """Write a field that is not null as a JSON value. Returns the end."""
     if kind != TEXT:
         while p < end and (b[p] == _SPACE or b[p] == _TAB):
             p += 1
@@ -134,7 +134,7 @@ def written(b: Octets, p: int, end: int, kind: int, quote: int, is_quoted: bool,
 
 @loop
 def field_end(b: Octets, p: int, end: int, delimiter: int, quote: int, is_quoted: bool) -> tuple[int, int]:
-    """Where the content of a field ends that begins here, and what is wrong with it."""
+    """End of the content of the field that begins here, and an error code."""
     if is_quoted:
         while p < end:
             if b[p] == quote:
@@ -162,7 +162,7 @@ def is_null(b: Octets, p: int, end: int, null: Octets) -> bool:
 
 @loop
 def line_end(b: Octets, p: int, end: int) -> int:
-    """Where a record ends without the end of its line."""
+    """End of a record without its line ending."""
     if p < end and b[end - 1] == _NEWLINE:
         end -= 1
     if p < end and b[end - 1] == _RETURN:
@@ -184,7 +184,7 @@ def as_object(
     to: Octets,
     at: int,
 ) -> tuple[int, int]:
-    """Write one record as an object of JSON. Returns where it ends, and what became of the record."""
+    """Write one record as a JSON object. Returns the end and the record's outcome."""
     begin, fields, f = at, len(kinds), 0
     while True:
         if f == fields:
@@ -209,7 +209,7 @@ def as_object(
         return at, WRONG_COUNT
     if at == begin:
         at += 1
-    to[begin] = 123  # in the place of a comma
+    to[begin] = 123  # replaces a comma
     to[at] = 125
     to[at + 1] = _NEWLINE
     return at + 1, SOUND
@@ -231,10 +231,10 @@ def as_objects(
     places: Numbers,
     outcomes: Octets,
 ) -> tuple[int, int]:
-    """Write records as objects of JSON, from the `first` on, while they fit.
+    """Write records as JSON objects, from `first` on, while they fit.
 
-    Returns the first record that was not written, and how many bytes it needs if it did not fit into an empty `to`.
-    `places` receives starts and lengths, `outcomes` what became of each.
+    Returns the first record that was not written, and the bytes it needs if it did not fit into an empty `to`. `places`
+    receives starts and lengths, `outcomes` each record's outcome.
     """
     at, record = 0, first
     while record < len(starts):

@@ -1,1 +1,1 @@
-"""JSON objects (RFC 8259): `decoder` decodes chunks, `record` is the reference for what a record is."""
+"""Decodes JSON objects (RFC 8259): `decoder` decodes chunks; `record` defines what each record means."""

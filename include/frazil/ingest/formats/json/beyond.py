@@ -1,4 +1,4 @@
-"""Sights what JSON records have beyond a schema: new fields, and columns that would have to be wider or optional."""
+"""Finds what JSON records have beyond a schema: new fields, and columns that must be wider or optional."""
 
 from __future__ import annotations
 
@@ -12,15 +12,26 @@ from frazil.ingest.formats.json.record import RecordReader, Row
 from frazil.ingest.formats.json.text import Refused, stripped, without_specials
 from frazil.ingest.formats.json.types import Units
 from frazil.ingest.formats.json.widening import NOTHING, Widening, demanded, widened
-from frazil.ingest.sightings import WHOLE, Path, Seen, Sightings, Within, joined_sightings, merged, seen_in
+from frazil.ingest.schema_drift import (
+    CROWD,
+    MAX_OBJECT_FIELDS,
+    WHOLE,
+    Path,
+    SchemaDrift,
+    Seen,
+    Within,
+    joined_drift,
+    merged,
+    seen_in,
+)
 
 _untyped = msgspec.json.Decoder().decode
 _MAX_REFUSED = 1000
-"""So many refused records of a chunk are looked at; the others are refused in the same ways, or are seen later."""
+"""Refused records of a chunk that are examined; others fail in the same ways, or are examined later."""
 
 
 class BeyondSchema:
-    """Looks at single records of one schema."""
+    """Examines single records of one schema."""
 
     def __init__(
         self, schema: iceberg.StructType, units: Units, *, widening: bool, within: Sequence[Within] = WHOLE
@@ -29,8 +40,8 @@ class BeyondSchema:
         self._fields = _Known.of(schema).at(within[0].path)
         self._readers: dict[Widening, RecordReader] = {}
 
-    def __call__(self, values: Sequence[bytes | None], read: Sequence[Row | Refused]) -> Sightings:
-        """What records have that were read singly, and what became of each."""
+    def __call__(self, values: Sequence[bytes | None], read: Sequence[Row | Refused]) -> SchemaDrift:
+        """Return what records need that were read one by one; `read` is the result of each."""
         found = [(value, row) for value, row in zip(values, read, strict=True) if value is not None]
         sound = [value for value, row in found if not isinstance(row, Refused)]
         records = 0
@@ -41,10 +52,10 @@ class BeyondSchema:
             _add(new, here.items())
         refused = [value for value, row in found if isinstance(row, Refused)][:_MAX_REFUSED]
         parts = [self._wider(value) for value in refused] if self._widening else []
-        return joined_sightings([Sightings(new, records=records), *parts])
+        return joined_drift([SchemaDrift(new, records=records), *parts])
 
     def new(self, values: Iterable[bytes | None]) -> dict[Path, Seen]:
-        """The fields of sound records that are no columns, by path."""
+        """The fields of valid records that are not columns, by path."""
         found: dict[Path, Seen] = {}
         for value in values:
             for part in self._parts(_parsed(value)):
@@ -52,7 +63,7 @@ class BeyondSchema:
         return found
 
     def _parts(self, record: object) -> Iterator[object]:
-        """The parts of a record that are looked at."""
+        """The parts of a record to examine."""
         for part in self._within:
             around, found = None, record
             for name in part.path:
@@ -60,19 +71,19 @@ class BeyondSchema:
             if not part.beside or (isinstance(around, dict) and around.get(part.beside) in part.values):
                 yield found
 
-    def _wider(self, value: bytes) -> Sightings:
-        """The columns that would have to change for a refused record to become a row; nothing if that is not enough."""
+    def _wider(self, value: bytes) -> SchemaDrift:
+        """The columns that must change for a refused record to become a row; nothing if that would not be enough."""
         record = _parsed(value)
         if not any(True for _ in self._parts(record)):
-            return Sightings()
+            return SchemaDrift()
         wanted = demanded(record, self._schema)
         if wanted == NOTHING:
-            return Sightings()
+            return SchemaDrift()
         if (reader := self._readers.get(wanted)) is None:
             reader = self._readers[wanted] = RecordReader(widened(self._schema, wanted), self._units)
         if isinstance(reader(value), Refused):
-            return Sightings()
-        return Sightings(wider=dict(wanted.wider), optional=wanted.optional).within(self._within)
+            return SchemaDrift()
+        return SchemaDrift(wider=dict(wanted.wider), optional=wanted.optional).within(self._within)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +119,13 @@ def _new(value: object, known: _Known, path: Path) -> Iterator[tuple[Path, Seen]
             for part in parts:
                 yield from _new(part, inside, (*path, known.entries))
     elif isinstance(value, dict) and (known.fields or not path):
-        for name, part in value.items():
-            if (field := known.fields.get(name)) is not None:
-                if field.fields:
-                    yield from _new(part, field, (*path, name))
-            elif part is not None:
-                yield (*path, name), seen_in(part)
+        new = {name: part for name, part in value.items() if part is not None and name not in known.fields}
+        if len(new) > MAX_OBJECT_FIELDS:
+            new = {CROWD: ""}
+        yield from (((*path, name), seen_in(part)) for name, part in new.items())
+        for name, field in known.fields.items():
+            if field.fields and name in value:
+                yield from _new(value[name], field, (*path, name))
 
 
 def _add(found: dict[Path, Seen], more: Iterable[tuple[Path, Seen]]) -> None:
@@ -122,7 +134,7 @@ def _add(found: dict[Path, Seen], more: Iterable[tuple[Path, Seen]]) -> None:
 
 
 def _parsed(value: bytes | None) -> object:
-    """The record as the parser takes it without a schema; None if it cannot."""
+    """The record parsed without a schema; None if the parser refuses it."""
     try:
         text = stripped(value)
         try:

@@ -1,4 +1,4 @@
-"""Reads chunks of records into Arrow with the compiled loop: rows where it is sure, and which records are unsure."""
+"""Reads chunks into Arrow with the compiled loop, and marks the records that the loop is unsure of."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from frazil.ingest.formats.json.rows import NEW, SAMPLE, read_records
 from frazil.ingest.formats.json.scan import room
 from frazil.ingest.formats.json.types import Units, depth
 from frazil.ingest.no_rows import no_rows
-from frazil.ingest.sightings import Path
+from frazil.ingest.schema_drift import Path
 
 _MAX_KEYS = 4096
-"""A record with a larger map is read singly."""
+"""Records with a larger map are read one by one."""
 
 
 class ChunkReader:
-    """Reads chunks of one schema. It reuses its memory for the next chunk; what it returns has its own."""
+    """Reads chunks of one schema. Its memory is reused for the next chunk, but results are copies."""
 
     def __init__(self, schema: iceberg.StructType, arrow_schema: pa.Schema, units: Units) -> None:
         self._columns = Columns(schema, arrow_schema, units)
@@ -33,17 +33,17 @@ class ChunkReader:
         self._slots = np.zeros(2 * _MAX_KEYS, np.int64)
         self._new_keys = new_keys.memory(on=False)
         self.new, self.samples = 0, np.zeros(0, np.int64)
-        """Of the last call: how many sure records have keys that are no fields of the schema, and where those are that
-        show what is in them."""
+        """After a call: the number of sure records with keys outside the schema, and the positions of samples of them.
+        """
 
     def look_for_new_keys(self, within: Sequence[Path] | None = None) -> None:
-        """From now on, or once more from the first; in the structs at these paths, and in what is inside them."""
+        """Search for new keys from now on, starting afresh; only inside the structs at these paths, if given."""
         self._new_keys = new_keys.memory(on=True)
         if within is not None:
             self._columns.watch(within)
 
     def __call__(self, values: BinaryColumn) -> tuple[pa.Table, NDArray[np.bool_]]:
-        """The rows of the sure records, in order, and for each value whether it is unsure."""
+        """The rows of the sure records, in order, and the mask of unsure values."""
         unsure = np.ones(len(values), np.uint8)
         tables = [self._read(values[part], unsure[part]) for part in self._columns.parts(len(values))]
         rows = pa.concat_tables(tables) if tables else no_rows(self._columns.arrow_schema)

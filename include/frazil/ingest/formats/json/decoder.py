@@ -1,7 +1,7 @@
-"""Decodes JSON messages to Arrow: by a compiled loop where that is sure, and one by one where it is not.
+"""Decodes JSON messages to Arrow: with a compiled loop, and one by one where the loop is unsure.
 
-`columns` reads a chunk and marks the records that it is not sure of; `record` reads one record and is the reference. A
-record's row or rejection depends on no other record.
+`columns` reads a chunk and marks the unsure records; `record` reads one record and is the reference. A record's row or
+rejection depends on no other record.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from frazil.ingest.formats.json.record import RecordReader, Row, names
 from frazil.ingest.formats.json.text import Refused
 from frazil.ingest.formats.json.types import check_supported
 from frazil.ingest.formats.other_events import is_other_event
-from frazil.ingest.sightings import WHOLE, Sightings, Within, is_open
+from frazil.ingest.schema_drift import WHOLE, SchemaDrift, Within, is_open
 
 
 class JsonDecoder:
@@ -37,7 +37,7 @@ class JsonDecoder:
         self._struct, self._units = struct, units
         self._beyond: BeyondSchema | None = None
 
-    def sight(self, *, widening: bool, within: Sequence[Within] = WHOLE) -> None:
+    def report_drift(self, *, widening: bool, within: Sequence[Within] = WHOLE) -> None:
         self._beyond = BeyondSchema(self._struct, self._units, widening=widening, within=within)
         self._columns.look_for_new_keys([part.path for part in within])
 
@@ -48,25 +48,25 @@ class JsonDecoder:
         return is_other_event(record)
 
     def __call__(self, chunk: Chunk) -> Decoded:
-        """Only values matter. Rows that were read singly come last."""
+        """Decode the values. Rows that were read one by one come last."""
         rows, unsure = self._columns(chunk.values)
-        sure = Decoded(rows, np.flatnonzero(~unsure), sighted=self._sighted(chunk))
+        sure = Decoded(rows, np.flatnonzero(~unsure), drift=self._drift(chunk))
         if len(sure.kept) == len(chunk):
             return sure
         places = np.flatnonzero(unsure)
         return joined([sure, self._singly([*chunk.values.take(places)], places.tolist())])
 
-    def _sighted(self, chunk: Chunk) -> Sightings:
-        """What the records that were read by the loop have beyond the schema."""
+    def _drift(self, chunk: Chunk) -> SchemaDrift:
+        """What the records that the loop read have beyond the schema."""
         if self._beyond is None or not self._columns.new:
-            return Sightings()
+            return SchemaDrift()
         new = self._beyond.new(chunk.values.take(self._columns.samples))
         if any(map(is_open, new.values())):
             self._columns.look_for_new_keys()
-        return Sightings(new, records=self._columns.new)
+        return SchemaDrift(new, records=self._columns.new)
 
     def _singly(self, values: Sequence[bytes | None], places: Iterable[int]) -> Decoded:
-        """Read messages one by one; `places` are theirs in the chunk."""
+        """Read messages one by one; `places` are their positions in the chunk."""
         rows: list[Row] = []
         kept: list[int] = []
         rejections: list[Rejection] = []
@@ -77,11 +77,11 @@ class JsonDecoder:
             else:
                 rows.append(found)
                 kept.append(place)
-        sighted = Sightings() if self._beyond is None else self._beyond(values, read)
+        drift = SchemaDrift() if self._beyond is None else self._beyond(values, read)
         columns = zip(*rows, strict=True) if rows else [()] * len(self._arrow_schema)
         arrays = [_array(column, field.type) for column, field in zip(columns, self._arrow_schema, strict=True)]
         table = pa.Table.from_arrays(arrays, schema=self._arrow_schema)
-        return Decoded(table, np.array(kept, np.int64), rejections, sighted)
+        return Decoded(table, np.array(kept, np.int64), rejections, drift)
 
 
 def _array(values: Sequence[object], kind: pa.DataType) -> pa.Array:

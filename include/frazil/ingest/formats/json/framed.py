@@ -1,4 +1,4 @@
-"""JSON behind the framing of Confluent's serializers: a zero byte and a schema id, which are skipped."""
+"""Decodes JSON with the framing of Confluent's serializers: a zero byte and a schema id, which are skipped."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from frazil.ingest.binary_column import BinaryColumn
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.decode import Decoded, Decoder, EventDecoder, Rejection, joined
-from frazil.ingest.sightings import WHOLE, SightingDecoder, Within
+from frazil.ingest.schema_drift import WHOLE, DriftDecoder, Within
 
 FRAME_BYTES = 5
 
@@ -20,14 +20,14 @@ def content(record: bytes) -> bytes:
 
 
 class FramedDecoder:
-    """Decodes what is behind the frames; a value without one is rejected."""
+    """Decodes the content of framed values; a value without a frame is rejected."""
 
     def __init__(self, decode: Decoder) -> None:
         self._decode = decode
 
-    def sight(self, *, widening: bool, within: Sequence[Within] = WHOLE) -> None:
-        if isinstance(self._decode, SightingDecoder):
-            self._decode.sight(widening=widening, within=within)
+    def report_drift(self, *, widening: bool, within: Sequence[Within] = WHOLE) -> None:
+        if isinstance(self._decode, DriftDecoder):
+            self._decode.report_drift(widening=widening, within=within)
 
     def names(self, record: bytes, path: Sequence[str]) -> Collection[str]:
         assert isinstance(self._decode, EventDecoder)

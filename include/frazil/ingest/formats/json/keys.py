@@ -1,4 +1,4 @@
-"""Finds keys that a JSON record gives twice: in its text, because the parser silently keeps the last."""
+"""Finds duplicate keys in a JSON record's text, because the parser silently keeps the last one."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _distinct = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 class _Pairs(list[tuple[str, Any]]):
-    """A JSON object as written: keys given twice are both here."""
+    """A JSON object as written, including duplicate keys."""
 
 
 class KeysGivenTwice:
-    """Finds a field of the schema, or a map's key, that a record gives twice.
+    """Finds a field of the schema, or a map's key, that a record has twice.
 
-    It takes a record as text that the parser accepts (no NaN, no Infinity), and as the values that this made of it.
+    Takes a record's text, which the parser accepts (no NaN, no Infinity), and its parsed values.
     """
 
     def __init__(self, schema: iceberg.StructType) -> None:
@@ -41,10 +41,10 @@ class KeysGivenTwice:
         self._flat = not any(isinstance(kind, iceberg.StructType | iceberg.MapType) for kind in inner(schema))
 
     def __call__(self, text: bytes, parsed: tuple[Any, ...]) -> str | None:
-        """The path of a key that is given twice; None if there is none."""
+        """The path of a duplicate key; None if there is none."""
         if self._flat:
-            # There are at most as many keys as colons behind a quotation mark. If as many fields have a value, or as
-            # many keys are distinct, no key is given twice.
+            # The text has at most as many keys as colons after a quotation mark. If as many fields have a value, or as
+            # many keys are distinct, no key is duplicated.
             at_most = text.translate(None, WHITE_SPACE).count(b'":')
             if at_most == len(parsed) - parsed.count(None) or at_most == len(_distinct(text)):
                 return None
@@ -56,7 +56,7 @@ class KeysGivenTwice:
         return _repeated_key(self._decode(text.decode()), self._schema)
 
     def in_refused(self, text: bytes) -> str | None:
-        """The same for a record that the parser refuses, perhaps before its end; None also if it is no JSON."""
+        """Like a call, for a record that the parser refuses; None also if it is not JSON."""
         if self._quoted and (plain := _without_escapes(text)) is not None and self._each_name_once(plain):
             return None
         try:
@@ -71,19 +71,19 @@ class KeysGivenTwice:
         """The first name that one flat object surely has twice as a key. White space before a colon hides a key."""
         count = text.count
         for name, key in self._keys:
-            # A name's last quotation mark ends a string; where the first one is escaped, that is inside a longer key.
+            # A name's last quotation mark ends a string; if its first one is escaped, it is inside a longer key.
             if count(key) > 1 and (b"\\" not in text or count(key) - count(b"\\" + key) > 1):
                 return name
         return None
 
 
 def _without_escapes(text: bytes) -> bytes | None:
-    """The text with printable ASCII unescaped: a plain name then has one spelling. None if that is hard."""
+    """The text with printable ASCII unescaped, so that a plain name has one spelling. None if that is hard."""
     start = text.find(b"\\u00") if b"\\" in text else -1
     if start < 0:
         return text
     if b"\\\\" in text:
-        return None  # what looks like an escape may be text behind a backslash
+        return None  # an apparent escape may be text after a backslash
     while start >= 0:
         if (found := _ESCAPE.match(text, start)) is None:
             return None  # the parser refused what is before it
@@ -95,7 +95,7 @@ def _without_escapes(text: bytes) -> bytes | None:
 
 
 def _repeated_key(value: Any, kind: iceberg.IcebergType) -> str | None:
-    """The path of the first repeated key in a value of this type; None if there is none. Ignores undeclared fields.
+    """The path of the first duplicate key in a value of this type, or None. Ignores undeclared fields.
 
     Keys may be empty, and so may paths.
     """
@@ -124,7 +124,7 @@ def _repeated(keys: list[str]) -> str | None:
 
 
 def _repeats_names(schema: iceberg.StructType) -> bool:
-    """Whether records may repeat fields' names, or have names that no schema knows."""
+    """Whether records may repeat names of fields, or have names that are not in the schema."""
     lists = [kind for kind in inner(schema) if isinstance(kind, iceberg.ListType)]
     structs_in_lists = any(isinstance(part, iceberg.StructType) for kind in lists for part in inner(kind))
     return structs_in_lists or any(isinstance(kind, iceberg.MapType) for kind in inner(schema))

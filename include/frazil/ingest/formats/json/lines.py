@@ -1,4 +1,4 @@
-"""Several objects of JSON in one record, each on a line of its own: each becomes a row, or none of them does."""
+"""Decodes records with several JSON objects, one per line: all become rows, or none does."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from numpy.typing import NDArray
 from frazil.ingest.binary_column import BinaryColumn
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.decode import Decoded, Decoder, Rejection, first_places, joined, whole_records
-from frazil.ingest.sightings import WHOLE, SightingDecoder, Within
+from frazil.ingest.schema_drift import WHOLE, DriftDecoder, Within
 
 MAX_LINES = 100_000
-"""Of one record: a record of nothing but newlines must not take many times its bytes."""
+"""Limit per record: a record of only newlines must not need many times its size."""
 LINES_AT_ONCE = 500_000
-"""About so many lines are decoded at a time, for their places take more memory than short lines themselves."""
+"""Approximate lines decoded at a time, because their positions take more memory than short lines."""
 _NEWLINE = 10
 _IS_WHITE = np.zeros(256, np.bool_)
 _IS_WHITE[[*b" \t\r"]] = True
 
 
 class LinesDecoder:
-    """Decodes each line as a record. A record of which a line is rejected is one rejection, and has no rows."""
+    """Decodes each line as a record. If a line is rejected, its record becomes one rejection without rows."""
 
     def __init__(self, decode: Decoder) -> None:
         self._decode = decode
 
-    def sight(self, *, widening: bool, within: Sequence[Within] = WHOLE) -> None:
-        if isinstance(self._decode, SightingDecoder):
-            self._decode.sight(widening=widening, within=within)
+    def report_drift(self, *, widening: bool, within: Sequence[Within] = WHOLE) -> None:
+        if isinstance(self._decode, DriftDecoder):
+            self._decode.report_drift(widening=widening, within=within)
 
     def __call__(self, chunk: Chunk) -> Decoded:
         values = chunk.values
@@ -48,7 +48,7 @@ class LinesDecoder:
         is_blank = np.ones(len(values), np.bool_)
         is_blank[record] = False
         blank = np.flatnonzero(is_blank)
-        # Null, empty and blank records are decoded as they are, for the decoder's own words about them.
+        # Null, empty and blank records go to the decoder, for its error messages.
         record = np.concatenate([record, blank])
         number = np.arange(len(record)) - first_places(record)
         decoded = self._decode(Chunk.of_column(_both(lines, values.take(blank))))
@@ -62,11 +62,11 @@ class LinesDecoder:
             place = int(record[rejection.index])
             where = f"line {number[rejection.index] + 1}: " if several[place] else ""
             first.setdefault(place, Rejection(place, rejection.error_class, f"{where}{rejection.error}"))
-        return whole_records(Decoded(rows, record[kept], [*first.values()], decoded.sighted))
+        return whole_records(Decoded(rows, record[kept], [*first.values()], decoded.drift))
 
 
 def _breaks(values: BinaryColumn) -> NDArray[np.int64]:
-    """How many newlines are in each record."""
+    """The number of newlines in each record."""
     there = np.flatnonzero(values.lengths > 0)
     found = np.zeros(len(values), np.int64)
     if len(there):
@@ -75,7 +75,7 @@ def _breaks(values: BinaryColumn) -> NDArray[np.int64]:
 
 
 def _summed(marks: NDArray[np.bool_], starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """How many marks are in each of these pieces, none of which is empty."""
+    """The number of marks in each piece; no piece is empty."""
     bounds = np.stack([starts, starts + lengths], axis=1).ravel()
     if bounds.max() == len(marks):
         marks = np.append(marks, False)
@@ -84,14 +84,14 @@ def _summed(marks: NDArray[np.bool_], starts: NDArray[np.int64], lengths: NDArra
 
 
 def _groups(breaks: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-    """Places of records that are decoded together."""
+    """Positions of records to decode together."""
     places = np.flatnonzero(breaks < MAX_LINES)
     group = np.cumsum(breaks[places] + 1) // LINES_AT_ONCE
     yield from np.split(places, np.flatnonzero(np.diff(group)) + 1)
 
 
 def _lines(values: BinaryColumn) -> tuple[BinaryColumn, NDArray[np.int64]]:
-    """The lines that are not blank, in the order of their records, and the record of each."""
+    """The non-blank lines, in the order of their records, and the record of each."""
     there = np.flatnonzero(values.lengths > 0)
     low = values.starts[there]
     order = np.argsort(low, kind="stable")
@@ -118,7 +118,7 @@ def _lines(values: BinaryColumn) -> tuple[BinaryColumn, NDArray[np.int64]]:
 
 
 def _both(lines: BinaryColumn, others: BinaryColumn) -> BinaryColumn:
-    """Of one buffer."""
+    """Concatenate two slices of one buffer."""
     return BinaryColumn(
         lines.data, np.concatenate([lines.starts, others.starts]), np.concatenate([lines.lengths, others.lengths])
     )

@@ -1,6 +1,6 @@
 """Compiled: dates, times and timestamps of ISO 8601 to days and microseconds.
 
-Each begins behind a quotation mark, and ends before one.
+Each text starts after a quotation mark and ends before one.
 """
 
 # ruff: noqa: PLR0911, PLR1714 - compiled code follows the grammar, and each call and container costs
@@ -10,7 +10,7 @@ from __future__ import annotations
 from frazil.ingest.formats.json.scan import NO, Octets, is_digit, loop
 
 NEVER = -(2**63)
-"""Returned for a text that is no date."""
+"""Returned for a text that is not a date."""
 _DAY = 86_400_000_000
 
 
@@ -40,7 +40,7 @@ def days(b: Octets, p: int) -> int:
 
 @loop
 def clock(b: Octets, p: int) -> tuple[int, int]:
-    """`HH`, `HH:MM`, `HHMM`, with `:SS` or `SS`, and a fraction: where it ends, and microseconds since midnight."""
+    """End and microseconds since midnight of `HH`, `HH:MM`, `HHMM`, with optional `:SS` or `SS`, and a fraction."""
     hour, minute, second, fraction = _two(b, p), 0, 0, 0
     if hour < 0:
         return NO, 0
@@ -76,7 +76,7 @@ def clock(b: Octets, p: int) -> tuple[int, int]:
 
 @loop
 def timestamp(b: Octets, p: int) -> tuple[int, int]:
-    """Where it ends, and microseconds since 1970 in UTC; without a zone, the time is taken as UTC."""
+    """End and microseconds since 1970 in UTC; a time without a zone is taken as UTC."""
     since = days(b, p)
     if since == NEVER:
         return NO, 0

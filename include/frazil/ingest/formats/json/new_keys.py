@@ -1,6 +1,6 @@
-"""Compiled: samples the records that have a key which is no field of the schema, so that few are looked at again.
+"""Compiled: samples the records that have keys outside the schema, so that few are examined again.
 
-Each key, told apart by where it is and its bytes, is sampled from the first records that have a value for it.
+Each key, identified by its container and bytes, is sampled from the first records with a value for it.
 """
 
 # ruff: noqa: PLR0913, PLR0917, PLR1714 - compiled code: each container costs
@@ -13,14 +13,15 @@ from frazil.ingest.formats.json.nodes import Numbers
 from frazil.ingest.formats.json.scan import Octets, loop, white
 
 ON, FLAGGED, SAMPLED, KEYS = range(4)
-"""Where the memory says whether to look at all, whether the current record has such a key, whether it is a sample, and
-how many keys are told apart. Then come the keys in a hash table: a hash that is not 0, and how often it was seen."""
+"""Positions in memory: whether to search, whether the current record has a new key, whether it is a sample, and the
+number of distinct keys. A hash table of keys follows: a hash other than 0, and its count.
+"""
 FIRST_KEY = 4
 SLOTS = 4096
 MAX_KEYS = SLOTS // 2
-"""Keys beyond are not sampled, until those before them are columns."""
+"""Keys beyond this number are not sampled until earlier ones are columns."""
 SAMPLES = 256
-"""Records by key. Of objects and arrays, which may be empty in part, there are more."""
+"""Records sampled per key; more for objects and arrays, which may be partly empty."""
 SAMPLES_NESTED = 4096
 
 
@@ -35,7 +36,7 @@ def look(b: Octets, key: int, end: int, k: int, value: int, behind: int, seen: N
     """Note a key at `[key, end)` of container k, whose value begins at `value` in a record that ends at `behind`."""
     first = b[value]
     if first == 110:
-        return  # null says nothing
+        return  # null has no type
     nested = first == 123 or first == 91
     if nested:
         p = white(b, value + 1, behind)

@@ -1,7 +1,7 @@
-"""Compiled: numbers as JSON writes them, to the integers, doubles and decimals that they are, or not sure.
+"""Compiled: JSON numbers to exact integers, doubles and decimals, or unsure.
 
-A double is the nearest one, proved: by Clinger's fast path (both parts exact), else by the algorithm of Lemire and
-Eisel ("Number Parsing at a Gigabyte per Second", 2021), which knows when it cannot tell.
+A double is proved to be the nearest one: by Clinger's fast path (both parts exact), else by the algorithm of Lemire
+and Eisel, which detects when it cannot decide ("Number Parsing at a Gigabyte per Second", 2021).
 """
 
 # ruff: noqa: PLR0911, PLR0912 - compiled code follows the grammar, and each call and container costs
@@ -13,11 +13,11 @@ import numpy as np
 from frazil.ingest.formats.json.scan import NO, Octets, is_digit, loop, named_end
 
 _MIN_POWER, _MAX_POWER = -342, 308
-"""Powers of ten beyond which a number of 19 digits is zero or infinite."""
+"""Powers of ten outside this range make a number of 19 digits zero or infinite."""
 
 
 def _powers_of_five() -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
-    """For each power the first 128 bits of 5^q, of negative ones rounded up; high word, then low word."""
+    """The first 128 bits of 5^q for each power, rounded up for negative ones; high word, then low word."""
     words = []
     for q in range(_MIN_POWER, _MAX_POWER + 1):
         power = 5 ** abs(q)
@@ -34,7 +34,7 @@ def _powers_of_five() -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
 
 POWERS_OF_FIVE = _powers_of_five()
 POWERS_OF_TEN = np.array([10.0**q for q in range(23)])
-"""All are exact."""
+"""All exact."""
 _LOW = np.uint64(2**32 - 1)
 _32 = np.uint64(32)
 _0, _1, _3, _9, _10 = map(np.uint64, (0, 1, 3, 9, 10))
@@ -46,7 +46,7 @@ _NO_NUMBER = (NO, 0.0)
 
 @loop
 def integer(b: Octets, p: int) -> tuple[int, int]:
-    """Where a whole number of 64 bits ends, and what it is. What follows may make it another kind of number."""
+    """End and value of a 64-bit integer. What follows may make it another kind of number."""
     negative = b[p] == 45
     if negative:
         p += 1
@@ -68,7 +68,7 @@ def integer(b: Octets, p: int) -> tuple[int, int]:
 
 @loop
 def exponent(b: Octets, p: int) -> tuple[int, int]:
-    """Behind the `e`: where the exponent ends, and what it is; a far one is about 10^9."""
+    """End and value of an exponent, after the `e`; a far one is about 10^9."""
     negative = b[p] == 45
     if negative or b[p] == 43:
         p += 1
@@ -84,7 +84,7 @@ def exponent(b: Octets, p: int) -> tuple[int, int]:
 
 @loop
 def double(b: Octets, p: int) -> tuple[int, float]:
-    """Where a number ends, and the nearest double. Not sure of what is infinite."""
+    """End and nearest double of a number; unsure of infinite ones."""
     negative = b[p] == 45
     if negative:
         p += 1
@@ -133,7 +133,7 @@ def double(b: Octets, p: int) -> tuple[int, float]:
 
 @loop
 def multiplied(a: np.uint64, b: np.uint64) -> tuple[np.uint64, np.uint64]:
-    """The product's high and low word."""
+    """High and low word of the product."""
     al, ah, bl, bh = a & _LOW, a >> _32, b & _LOW, b >> _32
     low = al * bl
     middle = ah * bl + (low >> _32)
@@ -143,12 +143,12 @@ def multiplied(a: np.uint64, b: np.uint64) -> tuple[np.uint64, np.uint64]:
 
 @loop
 def nearest(whole: np.uint64, power: int) -> np.uint64:
-    """The bits of the double nearest to `whole` times ten to that power; all ones where that is not sure, or infinite.
+    """The bits of the double nearest to `whole` times ten to that power; all ones if unsure or infinite.
 
     `whole` has at most 18 digits, or is 10^18.
     """
     if power < _MIN_POWER:
-        return _0  # at most 10^-325, less than half the least double
+        return _0  # at most 10^-325, less than half the smallest double
     if power > _MAX_POWER:
         return _ALL
     zeros = 0
@@ -169,13 +169,13 @@ def nearest(whole: np.uint64, power: int) -> np.uint64:
     mantissa = high >> dropped
     exponent = (((152170 + 65536) * power) >> 16) + 63 + np.int64(upper) - zeros + 1023
     if exponent <= 0:
-        # Subnormal. Half-way between two it cannot be: `whole` would be a multiple of 5^300.
+        # Subnormal. It cannot be half-way between two: `whole` would be a multiple of 5^300.
         if exponent < -62:
             return _0
         mantissa >>= np.uint64(1 - exponent)
         return (mantissa + (mantissa & _1)) >> _1
     if low <= _1 and -4 <= power <= 23 and mantissa & _3 == _1 and mantissa << dropped == high:
-        mantissa &= ~_1  # half-way between two: to the even one
+        mantissa &= ~_1  # half-way between two: round to even
     mantissa += mantissa & _1
     mantissa >>= _1
     if mantissa >= _HIDDEN << _1:
@@ -188,7 +188,7 @@ def nearest(whole: np.uint64, power: int) -> np.uint64:
 
 @loop
 def times_ten(high: np.uint64, low: np.uint64, digit: np.uint64) -> tuple[np.uint64, np.uint64]:
-    """Ten times a number of 128 bits, and a digit behind it."""
+    """Ten times a 128-bit number, plus a digit."""
     lower = (low & _LOW) * _10 + digit
     upper = (low >> _32) * _10 + (lower >> _32)
     return high * _10 + (upper >> _32), (upper << _32) | (lower & _LOW)
@@ -196,9 +196,9 @@ def times_ten(high: np.uint64, low: np.uint64, digit: np.uint64) -> tuple[np.uin
 
 @loop
 def decimal(b: Octets, p: int, precision: int, scale: int, text: bool) -> tuple[int, np.uint64, np.uint64]:
-    """Where a number ends, and its digits at this scale as two's complement, high and low word.
+    """End of a number, and its digits at this scale in two's complement, as high and low word.
 
-    In a `text`, what Python's decimals may look like is a number too. Not sure of what does not fit.
+    In a `text`, every spelling of Python's decimals is a number. Unsure of what does not fit.
     """
     negative = b[p] == 45
     if negative or (text and b[p] == 43):
@@ -248,7 +248,7 @@ def decimal(b: Octets, p: int, precision: int, scale: int, text: bool) -> tuple[
 
 @loop
 def seconds(b: Octets, p: int) -> tuple[int, int]:
-    """Where a number of seconds ends, and the microseconds that it is; finer digits are cut off (toward zero)."""
+    """End of a number of seconds, and its microseconds; finer digits are truncated (toward zero)."""
     negative = b[p] == 45
     if negative:
         p += 1

@@ -1,10 +1,10 @@
-"""One JSON record at a time: the row that it makes, or why it makes none.
+"""Reads one JSON record at a time: returns its row, or why it makes none.
 
-This is the reference: it reads whatever the compiled loop is not sure of, and alone makes error classes and texts. So a
-record's fate, value, class and text depend only on its bytes and the schema.
+This is the reference: it reads every record that the compiled loop is unsure of, and only it makes error classes and
+texts. A record's fate, value, class and text thus depend only on its bytes and the schema.
 
-A record is strict JSON (RFC 8259), except that numbers may be NaN, Infinity and Inf. A field of the schema may be there
-once; all others are ignored, apart from their syntax.
+A record is strict JSON (RFC 8259), except that numbers may be NaN, Infinity and Inf. A field of the schema may occur
+once; other fields only need valid syntax.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from frazil.ingest.formats.json.types import Units, inner
 from frazil.ingest.formats.json.values import MISSING, OUT_OF_RANGE, TYPE_MISMATCH, Wrong, as_sent, leaf, named
 
 Row = list[Any]
-"""One value per column, as `pyarrow.array` takes them."""
+"""One value per column, as `pyarrow.array` accepts them."""
 Parsed = tuple[Any, ...]
-"""One value per column, before the conversions that the parser cannot do."""
+"""One value per column, before the conversions that the parser does not support."""
 
 _INT = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
 _LONG = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
@@ -51,7 +51,7 @@ _MESSAGE = re.compile(r"(.*?)(?: - at `\$(.*)`)?", re.DOTALL)
 
 
 class _Number(str):
-    """A number's own digits."""
+    """A number's original digits."""
 
     __slots__ = ()
 
@@ -79,7 +79,7 @@ Step = str | int | _Entry
 
 
 class _Said(NamedTuple):
-    """A refusal by the parser: the text before the value, the steps to it, its name if it is not found, the rest.
+    """A parser's refusal: the text before the value, the steps to it, its name if it is not found, the rest.
 
     If the value is NaN or an infinity, `special` replaces the text before it, and nothing follows it.
     """
@@ -107,11 +107,11 @@ class RecordReader:
         self._nested_floats = any(isinstance(kind, _FLOATS) for f in schema.fields for kind in inner(f.field_type))
 
     def __call__(self, value: bytes | None) -> Row | Refused:
-        """The message's row, or why it makes none."""
+        """The message's row, or why it has none."""
         return self.each([value])[0]
 
     def each(self, values: Sequence[bytes | None]) -> list[Row | Refused]:
-        """Each message's row, or why it makes none."""
+        """Each message's row, or why it has none."""
         texts = [*map(_stripped, values)]
         special = iter(may_be_special([text for text in texts if isinstance(text, bytes)]))
         return [text if isinstance(text, Refused) else self._read(text, next(special)) for text in texts]
@@ -120,7 +120,7 @@ class RecordReader:
         try:
             return self._outcome(text, special)
         except RecursionError:
-            # Python counts the parser's depth and the caller's frames together. A new thread begins without any.
+            # Python counts the parser's depth and the caller's frames together. A new thread begins with none.
             with ThreadPoolExecutor(1) as thread:
                 return thread.submit(self._outcome, text, special).result()
 
@@ -137,7 +137,7 @@ class RecordReader:
     def _row(self, text: bytes, special: bool) -> Row | Refused:
         if special:
             plain = without_specials(text)
-            # Near the greatest double the parser is very slow.
+            # Near the largest double the parser is very slow.
             if plain != text or (self._has_floats and _HUGE.search(text)):
                 return self._special_row(plain)
         parsed = self._strict.parsed(text)
@@ -145,7 +145,7 @@ class RecordReader:
             return _given_twice(path)
         zeros = self._nested_floats or (self._floats and 0.0 in [parsed[i] for i in self._floats])
         if zeros and _MINUS_ZERO.search(text):
-            return self._special_row(text)  # the parser takes the sign from a -0
+            return self._special_row(text)  # the parser drops the sign of -0
         return self._strict.row(parsed)
 
     def _special_row(self, text: bytes) -> Row | Refused:
@@ -157,12 +157,12 @@ class RecordReader:
         return self._special.row(parsed) if path is None else _given_twice(path)
 
     def _refused(self, text: bytes, message: str) -> Refused:
-        """The parser's refusal in our words. A key given twice comes first: its other value may be sound."""
+        """Translate the parser's refusal. A duplicate key comes first: its other value may be valid."""
         if (path := self._twice.in_refused(text)) is not None:
             return _given_twice(path)
         if (said := self._said.get(message)) is None:
             said = self._understood(message)
-            if _INDEX.search(message) is None:  # messages with an index are endlessly many
+            if _INDEX.search(message) is None:  # messages with an index have no limit in number
                 self._said[message] = said
         if said.error_class == "MissingRequired":
             return Refused(said.error_class, said.before)
@@ -190,9 +190,9 @@ class RecordReader:
         return _Said(TYPE_MISMATCH, mismatch, keys, got)
 
     def _followed(self, path: str, what: str) -> tuple[iceberg.IcebergType, str | None, list[Step]]:
-        """A parser's path, such as `.a.b[3].c`, followed through the schema: the type at its end, the unit, the steps.
+        """Follow a parser's path, such as `.a.b[3].c`, through the schema: the type at its end, the unit, the steps.
 
-        An entry of a map has no key there (`[...]`).
+        An entry of a map has no key in the path (`[...]`).
         """
         kind: Any = self._schema
         unit: str | None = None
@@ -215,7 +215,7 @@ class RecordReader:
         return kind, unit and f"time in {unit}", keys
 
     def _decoders_of(self, entry: iceberg.NestedField) -> list[Callable[[bytes], Any]]:
-        """The parsers of a map's values, without and with floats."""
+        """Parsers of a map's values, without and with floats."""
         if (found := self._of_entries.get(entry.field_id)) is None:
             kinds = [_type(entry, self._units, raw_floats) for raw_floats in (False, True)]
             found = self._of_entries[entry.field_id] = [msgspec.json.Decoder(kind).decode for kind in kinds]
@@ -223,7 +223,7 @@ class RecordReader:
 
 
 def quoted(text: bytes, keys: Sequence[Step]) -> str | None:
-    """The value that a path of a record leads to, in words; None where it cannot be said."""
+    """The value at a path of a record, as text; None if it cannot be quoted."""
     try:
         raw = _part(text, str(keys[0]))
         for key in keys[1:]:
@@ -232,7 +232,7 @@ def quoted(text: bytes, keys: Sequence[Step]) -> str | None:
             else:
                 raw = _elements_of(raw)[key] if isinstance(key, int) else _members(raw)[key]
         value = _untyped(raw)
-    except (msgspec.DecodeError, LookupError, TypeError):  # also: a whole number of thousands of digits
+    except (msgspec.DecodeError, LookupError, TypeError):  # also an integer of thousands of digits
         return None
     if isinstance(value, _Number):
         return f"the number {as_sent(value.encode())}"
@@ -248,7 +248,7 @@ def names(text: bytes, path: Sequence[str]) -> Collection[str]:
 
 
 def _part(text: bytes, name: str) -> Any:
-    """Raises msgspec.DecodeError."""
+    """One field of an object, as raw JSON or parsed. Raises msgspec.DecodeError."""
     part = _part_decoder(name)
     try:
         return part(text).part
@@ -269,13 +269,13 @@ def _given_twice(path: str) -> Refused:
 
 @lru_cache(maxsize=4096)
 def _part_decoder(name: str) -> Callable[[bytes], Any]:
-    """A parser of one field alone."""
+    """A parser for one field only."""
     part = msgspec.defstruct("Part", [("part", msgspec.Raw, None)], rename={"part": name}, gc=False)
     return msgspec.json.Decoder(part).decode
 
 
 class _Parser:
-    """Turns bytes into a row: one typed parse, and the conversions that its types cannot do."""
+    """Turns bytes into a row: one typed parse, then the conversions that the parser does not support."""
 
     def __init__(self, schema: iceberg.StructType, units: Units, *, raw_floats: bool) -> None:
         self._decode = msgspec.json.Decoder(_struct_type(schema, units, raw_floats)).decode
@@ -303,7 +303,7 @@ class _Parser:
 
 
 def _type(field: iceberg.NestedField, units: Units, raw_floats: bool) -> Any:
-    """A field's type for the parser. `Raw` takes a null too: there is no optional one."""
+    """A field's type for the parser. `Raw` also accepts null; an optional `Raw` does not exist."""
     kind = _bare_type(field, units, raw_floats)
     return kind if field.required or kind is msgspec.Raw else Optional[kind]  # noqa: UP045 - a type made here
 
@@ -341,7 +341,7 @@ def _struct_type(schema: iceberg.StructType, units: Units, raw_floats: bool) -> 
 
 
 def _converter(field: iceberg.NestedField, units: Units, raw_floats: bool) -> Callable[[Any], Any] | None:
-    """What is left to do with a parsed value that is not None; None where nothing is."""
+    """The remaining conversion of a parsed value that is not None; None if there is none."""
     match kind := field.field_type:
         case iceberg.StructType():
             return _struct_converter(kind, units, raw_floats)

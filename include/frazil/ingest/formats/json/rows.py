@@ -1,8 +1,7 @@
 """Compiled: reads records into the words of columns, each as a whole or not at all.
 
-One loop, compiled once, reads records of any schema: the table of nodes drives it. If a record is not beyond doubt a
-row of the schema, the loop only marks it as unsure, and the reader of single records decides. Where values go is in
-`words`.
+One loop, compiled once, reads records of any schema: a table of nodes drives it. If a record is not beyond doubt a row
+of the schema, the loop marks it as unsure, and the reader of single records decides. `words` describes where values go.
 """
 
 # ruff: noqa: PLR0911, PLR0912, PLR0913, PLR0915, PLR0917, PLR1714, SIM109 - compiled code follows the grammar, and each call and container costs
@@ -52,12 +51,12 @@ from frazil.ingest.formats.json.scan import NO, Octets, loop, string_end, unesca
 from frazil.ingest.formats.json.words import BEFORE, ROOM, USED, keep, keep_base64, repeats, value_words
 
 SURE, UNSURE, FULL = 0, 1, 2
-"""What became of a record. A FULL one is read again once there is more room."""
+"""Result of a record. A FULL one is read again with more room."""
 NEW, SAMPLE = 2, 4
-"""Flags of a sure record: it has keys that are no fields of the schema; it is to be looked at for what they have."""
+"""Flags of a sure record: it has keys outside the schema; it is sampled for them."""
 
 FIRST = np.array([(1 << 8 * count) - 1 for count in range(8)])
-"""The first bytes of a word, by how many."""
+"""Masks of a word's first bytes, by their number."""
 
 
 @loop
@@ -79,9 +78,9 @@ def read_records(
     new_keys: Numbers,
     unsure: Octets,
 ) -> tuple[int, int]:
-    """Read records from the first on. Returns how many were read in all, and the domain that lacked room for more.
+    """Read records, starting with the first. Returns how many were read, and the domain that needs more room.
 
-    Writes 1 for each unsure record, and otherwise 0, or the flags NEW and SAMPLE if `new_keys` are looked for.
+    Writes 1 for each unsure record, and otherwise 0, or the flags NEW and SAMPLE if it searches for `new_keys`.
     """
     for i in range(first, len(starts)):
         start, end = starts[i], starts[i] + lengths[i]
@@ -123,7 +122,7 @@ def _record(
     slots: Numbers,
     new_keys: Numbers,
 ) -> int:
-    """SURE, UNSURE, or FULL + d where domain d lacks room."""
+    """Read one record. Returns SURE, UNSURE, or FULL + d if domain d needs more room."""
     p = white(b, p, end)
     if b[p] != 123:
         return UNSURE
@@ -134,7 +133,7 @@ def _record(
     kind = STRUCT
     opened = True
     while True:
-        # At a member of container k, or at the end of one that is empty.
+        # At a member of container k, or at the end of an empty one.
         if not (opened and b[p] == (93 if kind == LIST else 125)):
             opened = False
             at = e
@@ -248,7 +247,8 @@ def _record(
                         q, escaped = string_end(b, first + 1)
                         if not escaped or q - first > len(scratch) - 2:
                             return UNSURE
-                        # It begins and ends with a quotation mark, as in the record; one inside may end it early.
+                        # The value begins and ends with a quotation mark, as in the record; one inside may end it
+                        # early.
                         scratch[0] = 34
                         after = unescape(b, first + 1, q, scratch, 1)
                         scratch[after] = 34
@@ -260,7 +260,7 @@ def _record(
                 if p < 0:
                     return UNSURE
                 valid[nodes[node, FLAG] + at] = 1
-        # Behind a member, or at the end of a container.
+        # After a member, or at the end of a container.
         while True:
             p = white(b, p, end)
             c = b[p]
@@ -293,7 +293,7 @@ def _record(
 def _field(
     b: Octets, p: int, k: int, last: int, nodes: Numbers, lists: Numbers, names: Octets, scratch: Octets
 ) -> tuple[int, int]:
-    """Where the key that begins here ends, and which of the struct's fields it names; -1 if none."""
+    """End of the key that begins here, and the struct's field of that name; -1 if it has none."""
     guess = nodes[k, OPENING] if last < 0 else nodes[last, FOLLOWING]
     if guess >= 0 and nodes[guess, PLAIN]:
         after, key = p + nodes[guess, LENGTH] + 1, nodes[guess, KEY]
@@ -324,7 +324,7 @@ def _field(
 
 @loop
 def _named(b: Octets, p: int, length: int, k: int, nodes: Numbers, lists: Numbers, names: Octets) -> int:
-    """The field of a struct that has this name; -1 if none has."""
+    """The field of a struct with this name, or -1."""
     if length > nodes[k, LONGEST]:
         return -1
     value = length
@@ -367,7 +367,7 @@ def set_null(node: int, e: int, nodes: Numbers, words: Numbers, valid: Octets, d
 def _complete(
     k: int, e: int, stamp: int, nodes: Numbers, lists: Numbers, words: Numbers, valid: Octets, domains: Numbers
 ) -> bool:
-    """Write null for the fields that an object lacks; False if one of them is required."""
+    """Write null for an object's missing fields. Returns False if one of them is required."""
     first = nodes[k, CHILDREN]
     for c in range(first, first + nodes[k, FIELDS]):
         node = lists[c]

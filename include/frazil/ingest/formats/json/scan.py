@@ -1,7 +1,8 @@
-"""Compiled: the tokens of JSON, in a record's bytes, as strictly as the parser of single records takes them.
+"""Compiled: scans the tokens of JSON as strictly as the parser of single records does.
 
-A record ends with a newline that is not its own. Only white space may be a newline inside a record, and is told where
-the record ends; all else stops at the first byte that cannot follow, so that no function reads beyond that newline.
+A newline that is not part of the record follows it. Inside a record, only white space may be a newline, and these
+functions take the record's end; all others stop at the first byte that cannot follow, so none reads beyond that
+newline.
 """
 
 # ruff: noqa: PLR0911, PLR0912 - compiled code follows the grammar, and each call and container costs
@@ -22,7 +23,7 @@ Octets = NDArray[np.uint8]
 loop = partial(compiled, allocates=False)
 
 NO = -1
-"""No position: the bytes are not what they should be."""
+"""No position: the bytes do not match."""
 
 _ordinary = np.zeros(256, np.bool_)
 _ordinary[32:127] = True
@@ -32,7 +33,7 @@ _ONES, _SPACES, _QUOTES, _BACKSLASHES, _HIGHEST = (
     np.frombuffer(bytes([octet]) * 8, np.int64)[0] for octet in b'\x01 "\\\x80'
 )
 ORDINARY = _ordinary
-"""Bytes of a string that stand for themselves: ASCII without quotation mark, backslash and control characters."""
+"""Bytes of a string that need no escape: ASCII without quotation mark, backslash and control characters."""
 _hex = np.full(256, -1, np.int64)
 for _digit in b"0123456789abcdefABCDEF":
     _hex[_digit] = int(chr(_digit), 16)
@@ -41,12 +42,12 @@ _short = np.full(256, -1, np.int64)
 for _letter, _meaning in zip(b'"\\/bfnrt', b'"\\/\b\f\n\r\t', strict=True):
     _short[_letter] = _meaning
 ESCAPES = _short
-"""What a letter behind a backslash means, `u` apart."""
+"""The meaning of a letter after a backslash, except `u`."""
 
 
 @loop
 def white(b: Octets, p: int, end: int) -> int:
-    """The next position that is no white space."""
+    """The next position that is not white space."""
     while b[p] <= 32 and p < end and (b[p] == 32 or b[p] == 10 or b[p] == 13 or b[p] == 9):
         p += 1
     return p
@@ -59,7 +60,7 @@ def is_digit(c: int) -> bool:
 
 @loop
 def literal_end(b: Octets, p: int) -> int:
-    """Where `true`, `false` or `null` ends."""
+    """End of `true`, `false` or `null`."""
     c = b[p]
     if c == 116:
         return p + 4 if b[p + 1] == 114 and b[p + 2] == 117 and b[p + 3] == 101 else NO
@@ -72,7 +73,7 @@ def literal_end(b: Octets, p: int) -> int:
 
 @loop
 def named_end(b: Octets, p: int) -> int:
-    """Where `NaN`, `Inf` or `Infinity` ends."""
+    """End of `NaN`, `Inf` or `Infinity`."""
     if b[p] == 78:
         return p + 3 if b[p + 1] == 97 and b[p + 2] == 78 else NO
     if not (b[p] == 73 and b[p + 1] == 110 and b[p + 2] == 102):
@@ -124,7 +125,7 @@ def hex4(b: Octets, p: int) -> int:
 
 @loop
 def utf8_length(b: Octets, p: int) -> int:
-    """Of the character beyond ASCII that begins here; 0 where none does (Unicode standard, table 3-7)."""
+    """Length of the non-ASCII character that begins here; 0 if invalid (Unicode standard, table 3-7)."""
     first, second = b[p], b[p + 1]
     if 0xC2 <= first <= 0xDF:
         return 2 if 0x80 <= second <= 0xBF else 0
@@ -142,14 +143,14 @@ def utf8_length(b: Octets, p: int) -> int:
 
 @loop
 def _all_ordinary(eight: int) -> bool:
-    """Whether a word has none but ordinary bytes: a byte less than it is compared with borrows from its highest bit."""
+    """Whether a word has only ordinary bytes: a byte smaller than its comparand borrows from its highest bit."""
     quotes, backslashes = (eight ^ _QUOTES) - _ONES, (eight ^ _BACKSLASHES) - _ONES
     return bool((eight | eight - _SPACES | quotes | backslashes) & _HIGHEST == 0)
 
 
 @loop
 def string_end(b: Octets, p: int) -> tuple[int, bool]:
-    """The closing quotation mark of a string whose content begins here, and whether there are escapes in it."""
+    """The closing quotation mark of a string whose content begins here, and whether the string has escapes."""
     escaped = False
     last = len(b) - 8
     address = np.int64(b.ctypes.data)
@@ -187,9 +188,9 @@ def string_end(b: Octets, p: int) -> tuple[int, bool]:
 
 @loop
 def unescape(b: Octets, p: int, end: int, to: Octets, at: int) -> int:
-    """Write the content `[p, end)` of a string that `string_end` found sound, as UTF-8. Returns where it ends.
+    """Write the content `[p, end)` of a string that `string_end` accepted, as UTF-8. Returns the end.
 
-    It is never longer than it was.
+    The result is never longer than the content.
     """
     while p < end:
         c = b[p]
@@ -231,7 +232,7 @@ def unescape(b: Octets, p: int, end: int, to: Octets, at: int) -> int:
 
 @loop
 def _key_end(b: Octets, p: int, end: int) -> int:
-    """Behind a key and its colon: where the value begins."""
+    """Start of the value after a key and its colon."""
     if b[p] != 34:
         return NO
     p, _ = string_end(b, p + 1)
@@ -243,7 +244,7 @@ def _key_end(b: Octets, p: int, end: int) -> int:
 
 @loop
 def value_end(b: Octets, p: int, end: int, depth: int, opened: Octets) -> int:
-    """Where a value of any kind ends that begins here. `depth` counts what encloses it; `opened` is room to work in."""
+    """End of the value that begins here. `depth` counts enclosing values; `opened` is scratch space."""
     enclosing = depth
     while True:
         c = b[p]
@@ -287,5 +288,5 @@ def value_end(b: Octets, p: int, end: int, depth: int, opened: Octets) -> int:
 
 
 def room() -> Any:
-    """What `value_end` works in."""
+    """Scratch space of `value_end`."""
     return np.zeros(MAX_DEPTH, np.uint8)

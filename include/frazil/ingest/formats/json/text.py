@@ -1,4 +1,4 @@
-"""The bytes of single JSON messages: what is refused before parsing, and what stands in for NaN."""
+"""The bytes of single JSON messages: refusals before parsing, and stand-ins for NaN."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import pyarrow.compute as pc
 
 WHITE_SPACE = b" \t\r\n"
 STRING = re.compile(rb'"[^"\\]*+(?:\\.?+[^"\\]*+)*+(?:"|\Z)', re.DOTALL)
-"""A string without an end reaches to the end of the text: else each quote in it would be tried as a beginning."""
+"""A string without an end reaches to the end of the text: else each quote in it would be tried as a start."""
 MAX_DEPTH = 500
-"""Deeper objects and arrays are refused, even in ignored fields: parsers that recurse have a limit somewhere."""
+"""Deeper objects and arrays are refused, even in ignored fields: recursive parsers have a limit somewhere."""
 
 _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 _NO_BRACKET = bytes(set(range(256)) - set(b"[{]}"))
@@ -25,21 +25,21 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _COMPRESSIONS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"\x04\x22\x4d\x18": "lz4"}
 _UTF_32 = (b"\xff\xfe\x00\x00", b"\x00\x00\xfe\xff", b"{\x00\x00\x00", b"\x00\x00\x00{\x00\x00\x00")
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff", b"{\x00", b"\x00{\x00")
-"""How a JSON object in UTF-16 begins, with a byte order mark and without one; one in UTF-32 may begin the same way."""
+"""Starts of a JSON object in UTF-16, with and without byte order mark; UTF-32 may start the same way."""
 _TRAILING = re.compile(r"JSON is malformed: trailing characters \(byte ([0-9]+)\)")
 _ESCAPES = re.compile(rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|u([dD][89a-fA-F]..)|.)", re.DOTALL)
-"""What follows a backslash, whole; the group is half of a surrogate pair without the other half."""
+"""A complete escape; the group is half of a surrogate pair without the other half."""
 
 
 class Refused(Exception):
-    """One record that makes no row, and why."""
+    """One record that makes no row, with the reason."""
 
     def __init__(self, error_class: str, error: str) -> None:
         self.error_class, self.error = error_class, error
 
 
 def stripped(value: bytes | None) -> bytes:
-    """The message without the white space around it, if it looks like an object in UTF-8. Raises Refused."""
+    """The message without surrounding white space, if it looks like an object in UTF-8. Raises Refused."""
     if value is None:
         raise Refused("Tombstone", "the message has no value")
     text = value.strip(WHITE_SPACE)
@@ -58,7 +58,7 @@ def stripped(value: bytes | None) -> bytes:
 
 
 def _instead_of_an_object(text: bytes) -> str:
-    """What a value seems to be that does not start as an object in UTF-8, and what to do."""
+    """What a value that is not an object in UTF-8 seems to be, and what to do."""
     if text.startswith(_BYTE_ORDER_MARK):
         return "the value begins with a byte order mark: write UTF-8 without one"
     for magic, name in _COMPRESSIONS.items():
@@ -89,7 +89,7 @@ def too_deep(text: bytes) -> bool:
 
 
 def malformed(text: bytes, message: str) -> str:
-    """What is wrong with text that is no JSON: the parser's message, or a better one."""
+    """What is wrong with text that is not JSON: the parser's message, or a better one."""
     if "surrogate" in message or "hex escape" in message or "truncated" in message:
         for escape in _ESCAPES.finditer(text):
             if escape[1] is not None:
@@ -97,23 +97,23 @@ def malformed(text: bytes, message: str) -> str:
                 return f"JSON is malformed: {half} is half of a surrogate pair (byte {escape.start()})"
     more = _TRAILING.fullmatch(message)
     if message == "Input data was truncated" or (more is None and message.endswith(f"(byte {len(text)})")):
-        return "the record is cut off: an object, array or string in it does not end"
+        return "the record is truncated: an object, array or string in it does not end"
     if more and text[int(more[1]) - 1 :].lstrip(WHITE_SPACE).startswith(b"{"):
         return (
-            f"the value has several objects (another begins at byte {more[1]}): write a record for each. Where each is "
+            f"the value has several objects (another begins at byte {more[1]}): write a record for each. If each is "
             "on a line of its own, declare source.format: {type: json, lines: true}"
         )
     return message
 
 
 def may_be_special(texts: Sequence[bytes]) -> list[bool]:
-    """Which texts may hold NaN, an infinity, or a number with an exponent of 300 or more."""
+    """Mask of texts that may have NaN, an infinity, or a number with an exponent of 300 or more."""
     found = pc.match_substring_regex(pa.array(texts, pa.large_binary()), f"NaN|Inf|[0-9]{_FAR}")
     return cast("list[bool]", found.to_numpy(zero_copy_only=False).tolist())
 
 
 def without_specials(text: bytes) -> bytes:
-    """NaN and the infinities, outside strings, as the numbers that stand for them here."""
+    """Replace NaN and infinities outside strings with the numbers that stand for them."""
     nan, infinity = text.find(b"NaN"), text.find(b"Inf")
     if nan < 0 and infinity < 0:
         return text
@@ -127,7 +127,7 @@ def without_specials(text: bytes) -> bytes:
 
 
 def _outside_strings(text: bytes, one: bytes, other: bytes, changed: Callable[[bytes], bytes]) -> bytes:
-    """The text, changed between its strings wherever `one` or `other` is there."""
+    """Apply `changed` to the text between its strings, wherever `one` or `other` occurs."""
     plain = b'\\"' not in text  # each quotation mark begins or ends a string
     parts = text.split(b'"') if plain else _STRINGS.split(text)
     parts[::2] = [changed(part) if one in part or other in part else part for part in parts[::2]]

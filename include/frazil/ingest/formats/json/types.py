@@ -1,4 +1,4 @@
-"""Which Iceberg types JSON records can fill."""
+"""Checks which Iceberg types JSON records can fill."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ SUPPORTED = (
 )
 
 Units = Mapping[int, str]
-"""Field id of a timestamp column to `s`, `ms`, `us` or `ns`: it arrives as a number since the epoch."""
+"""Time unit of a timestamp column by field id, `s`, `ms`, `us` or `ns`: its value is a number since the epoch."""
 
 
 def check_supported(schema: iceberg.StructType, name: str = "json") -> None:
-    """Refuse, before anything is read, the types that this format cannot fill. Raises SpecError, with all of them."""
+    """Refuse the types that this format cannot fill, before anything is read. Raises SpecError that lists all."""
     if found := "; ".join(_unsupported(schema, "schema", name)):
         raise SpecError(found)
 
@@ -54,7 +54,7 @@ def _unsupported(kind: iceberg.IcebergType, where: str, name: str) -> Iterator[s
 
 
 def inner(kind: iceberg.IcebergType) -> Iterator[iceberg.IcebergType]:
-    """The types inside a type, itself left out."""
+    """The types inside a type, without the type itself."""
     match kind:
         case iceberg.StructType():
             parts = [field.field_type for field in kind.fields]
@@ -70,7 +70,7 @@ def inner(kind: iceberg.IcebergType) -> Iterator[iceberg.IcebergType]:
 
 
 def depth(kind: iceberg.IcebergType) -> int:
-    """How many objects and arrays are inside each other at most."""
+    """The maximum nesting of objects and arrays."""
     match kind:
         case iceberg.StructType():
             return 1 + max((depth(field.field_type) for field in kind.fields), default=0)

@@ -1,6 +1,6 @@
-"""Converts single JSON values to types that JSON lacks: decimals, times, UUIDs, bytes.
+"""Converts single JSON values to types that JSON does not have: decimals, times, UUIDs, bytes.
 
-Each function takes a value as it was parsed and returns what Arrow builds the column from, or raises `Wrong`.
+Each function takes a parsed value and returns what Arrow builds the column from, or raises `Wrong`.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ TYPE_MISMATCH, OUT_OF_RANGE = "TypeMismatch", "OutOfRange"
 INT64 = range(-(2**63), 2**63)
 
 NOT_A_NUMBER = {b"1e9990001": math.nan, b"-1e9990001": math.nan, b"1e9990002": math.inf, b"-1e9990002": -math.inf}
-"""What stands in for NaN, Infinity and -Infinity, which strict JSON does not have (`formats.json.text`)."""
+"""Stand-ins for NaN, Infinity and -Infinity, which strict JSON does not have (`formats.json.text`)."""
 
-# Each pattern matches a text in at most one way: a text may be long, and made to be slow.
+# Each pattern matches a text in at most one way, so that no long text can make it slow.
 _NUMBER = re.compile(rb"([+-]?)(?:([0-9]+)(?:\.([0-9]*))?|\.([0-9]+))(?:[eE]([+-]?[0-9]+))?")
 _DATE = re.compile(r"([0-9]{4})-([0-9]{2})-([0-9]{2})")
 _CLOCK = r"([0-9]{2})(?:(:?)([0-9]{2})(?:\%d([0-9]{2})(?:\.([0-9]+))?)?)?"
@@ -39,7 +39,7 @@ _EPOCH = date(1970, 1, 1).toordinal()
 
 
 class Wrong(Exception):
-    """What is wrong with a value; `path` leads to it from the value that is converted (empty: that value itself)."""
+    """Why a value is refused; `path` leads to it from the converted value (empty: that value itself)."""
 
     error_class = TYPE_MISMATCH
 
@@ -60,7 +60,7 @@ class OutOfRange(Wrong):
 
 
 def leaf(kind: iceberg.IcebergType, unit: str | None, *, raw_floats: bool) -> Callable[[Any], Any] | None:  # noqa: PLR0911 - a table
-    """The conversion of one type's parsed values; None if Arrow takes them as they are."""
+    """The conversion of one type's parsed values; None if Arrow accepts them unchanged."""
     match kind:
         case iceberg.DoubleType():
             return raw_double if raw_floats else None
@@ -84,7 +84,7 @@ def leaf(kind: iceberg.IcebergType, unit: str | None, *, raw_floats: bool) -> Ca
 
 
 def named(value: Any) -> str:
-    """A parsed value in words, for a message."""
+    """A parsed value as text, for a message."""
     match value:
         case None:
             return "null"
@@ -111,7 +111,7 @@ def raw_double(raw: msgspec.Raw) -> float:
 
 
 def single(value: float) -> float:
-    """A finite number that would become infinite in single precision is refused."""
+    """Refuse a finite number that would become infinite in single precision."""
     try:
         struct.pack("<f", value)
     except OverflowError:
@@ -123,13 +123,13 @@ def _require_number(text: bytes) -> None:
     if text == b"null":
         raise Wrong(MISSING)
     if text[0] not in b"-0123456789":
-        # No value inside is looked at: it may be a number that is too big for the parser.
+        # Do not parse nested values: one may be a number that is too big for the parser.
         empty = {b"{": {}, b"[": [], b"t": True, b"f": False}.get(text[:1])
         raise Wrong(f"a number is needed, this is {named(msgspec.json.decode(text) if empty is None else empty)}")
 
 
 def _scientific(raw: msgspec.Raw) -> tuple[bytes, bytes, int, bytes]:
-    """A number, or a string that holds one, as sign, digits without zeros around them, exponent; and its text."""
+    """Sign, digits without surrounding zeros, and exponent of a number, or of a string with one; and its text."""
     text = bytes(raw)
     if text.startswith(b'"'):
         content = msgspec.json.decode(text)
@@ -153,7 +153,7 @@ def _scientific(raw: msgspec.Raw) -> tuple[bytes, bytes, int, bytes]:
 
 
 def as_sent(text: bytes) -> str:
-    """The number as the record has it: other numbers stand in for NaN and the infinities here."""
+    """The number as the record has it: NaN and the infinities have stand-ins here."""
     special = NOT_A_NUMBER.get(text.strip())
     if special is None:
         return text[:64].decode()
@@ -161,9 +161,9 @@ def as_sent(text: bytes) -> str:
 
 
 def decimal(precision: int, scale: int) -> Callable[[Any], Decimal]:
-    """Numbers that fit exactly, apart from zeros at the end: nothing is rounded."""
+    """Convert numbers that fit exactly, except for trailing zeros: nothing is rounded."""
     usual = None
-    if precision > scale > 0:  # as most numbers are written
+    if precision > scale > 0:  # the usual spelling of numbers
         usual = re.compile(rb"-?[0-9]{1,%d}(?:\.[0-9]{1,%d})?" % (precision - scale, scale))
 
     def converted(raw: msgspec.Raw) -> Decimal:
@@ -179,7 +179,7 @@ def decimal(precision: int, scale: int) -> Callable[[Any], Decimal]:
 
 
 def epoch(unit: str) -> Callable[[Any], int]:
-    """Numbers since the epoch to microseconds; finer ones are cut off (toward zero)."""
+    """Convert numbers since the epoch to microseconds, truncated toward zero."""
     match unit:
         case "s":
             return _seconds
@@ -212,7 +212,7 @@ def _in_int64(micros: int, text: str, unit: str) -> int:
 
 
 def days(text: str) -> int:
-    """Days since the epoch; there is a year 0. A `Z`, which says that the day is one in UTC, changes nothing."""
+    """Days since the epoch; year 0 is valid. A `Z`, for a day in UTC, changes nothing."""
     if (found := _days(text.removesuffix("Z"))) is None:
         raise _no(text, "date")
     return found
@@ -225,7 +225,7 @@ def _days(text: str) -> int | None:
         return None
     year, month, day = map(int, found.groups())
     try:
-        if year == 0:  # Python's calendar begins with year 1; 400 years are always 146,097 days
+        if year == 0:  # Python's calendar begins with year 1; 400 years always have 146,097 days
             return date(400, month, day).toordinal() - 146_097 - _EPOCH
         return date(year, month, day).toordinal() - _EPOCH
     except ValueError:
@@ -233,7 +233,7 @@ def _days(text: str) -> int | None:
 
 
 def time_of_day(text: str) -> int:
-    """Microseconds since midnight; a finer fraction is cut off, and a `Z` changes nothing."""
+    """Microseconds since midnight. Finer fractions are truncated; a `Z` changes nothing."""
     found = _TIME.fullmatch(text.removesuffix("Z"))
     if found is None:
         raise _no(text, "time")
@@ -244,7 +244,7 @@ def time_of_day(text: str) -> int:
 def timestamp(text: str, kind: iceberg.IcebergType) -> int:
     """ISO 8601 to microseconds since the epoch, UTC: with `Z`, an offset, or neither (which is taken as UTC).
 
-    A fraction finer than microseconds is cut off. A `timestamp` without zone keeps the UTC wall clock.
+    A fraction finer than microseconds is truncated. A `timestamp` without zone keeps the UTC wall clock.
     """
     if (since := _days(text[:10])) is None:
         raise _no(text, kind)
@@ -276,7 +276,7 @@ def _seconds_of(text: str) -> int | None:
 
 
 def _micros(text: str, kind: object, *clock: str | None) -> int:
-    """Microseconds of hour, minute, second and fraction; the last ones may be missing."""
+    """Microseconds of hour, minute, second and fraction; the last parts may be missing."""
     hour, minute, second, fraction = clock
     h, m, s = int(hour or 0), int(minute or 0), int(second or 0)
     if h > 23 or m > 59 or s > 59:
@@ -285,14 +285,14 @@ def _micros(text: str, kind: object, *clock: str | None) -> int:
 
 
 def uuid(text: str) -> bytes:
-    """Text with or without hyphens to the 16 bytes of a UUID."""
+    """The 16 bytes of a UUID, from text with or without hyphens."""
     if _UUID.fullmatch(text) is None:
         raise _no(text, "uuid")
     return bytes.fromhex(text.replace("-", ""))
 
 
 def octets(text: str, length: int | None = None) -> bytes:
-    """Base64 (RFC 4648, with padding) to bytes; a fixed column's must have its length."""
+    """Bytes from base64 (RFC 4648, with padding); a fixed column requires its length."""
     try:
         found = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
@@ -303,4 +303,4 @@ def octets(text: str, length: int | None = None) -> bytes:
 
 
 def _no(text: str, kind: object) -> Wrong:
-    return Wrong(f"{text[:64]!r} is no {kind}")
+    return Wrong(f"{text[:64]!r} is not a valid {kind}")

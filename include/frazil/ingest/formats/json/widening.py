@@ -1,4 +1,4 @@
-"""Which columns would have to be wider, or optional, for a JSON record to become a row. Pure."""
+"""Finds which columns must become wider or optional for a JSON record to become a row. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from pyiceberg import types as iceberg
 
-from frazil.ingest.sightings import Path, wide_type, wider_of
+from frazil.ingest.schema_drift import Path, wide_type, wider_of
 
 _INTS = range(-(2**31), 2**31)
 _LONGS = range(-(2**63), 2**63)
@@ -17,7 +17,7 @@ _LONGS = range(-(2**63), 2**63)
 
 @dataclass(frozen=True, slots=True)
 class Widening:
-    """Columns by path: those that need another type, in Iceberg's words, and those that must be optional."""
+    """Columns by path: those that need another Iceberg type, and those that must be optional."""
 
     wider: frozenset[tuple[Path, str]] = frozenset()
     optional: frozenset[Path] = frozenset()
@@ -27,7 +27,7 @@ NOTHING = Widening()
 
 
 def demanded(value: object, schema: iceberg.StructType) -> Widening:
-    """What a parsed record demands of a schema. It is not said whether that is enough."""
+    """What a parsed record needs from a schema, even if that would not be enough."""
     wider: dict[Path, str] = {}
     optional: set[Path] = set()
     for path, kind in _struct(value, schema, ()):
@@ -80,7 +80,7 @@ def _beyond(number: float) -> bool:
 
 
 def widened(schema: iceberg.StructType, by: Widening) -> iceberg.StructType:
-    """The schema with these columns wider or optional; its field ids stay."""
+    """The schema with these columns wider or optional, and the same field ids."""
     kinds = dict(by.wider)
 
     def field_of(field: iceberg.NestedField, path: Path) -> iceberg.NestedField:

@@ -1,13 +1,13 @@
-"""Compiled: single values to the words of columns, and strings from there to Arrow's buffers.
+"""Compiled: writes single values as words of columns, and copies strings from there to Arrow's buffers.
 
 A value of node k at entry e is at `words[base[k] + width * e]`, where e counts the entries of the node's domain:
 
-- a number, date, time or boolean: one word, a double's as its bits
-- a string, or bytes: where they begin, and their length; a beginning of -1 - x is x in `text`, not in the records
+- a number, date, time or boolean: one word; a double as its bits
+- a string or bytes: start and length; a start of -1 - x means x in `text`, not in the records
 - a decimal or UUID: two words in Arrow's order
-- a list or map: where its elements end, in the elements' domain
+- a list or map: the end of its elements, in the elements' domain
 
-`valid[flag[k] + e]` says whether it is there.
+`valid[flag[k] + e]` is 0 for a null.
 """
 
 # ruff: noqa: PLR0911, PLR0913, PLR0917, PLR1714, SIM109 - compiled code follows the grammar, and each call and container costs
@@ -35,18 +35,18 @@ _base64 = np.full(256, -1, np.int64)
 for _value, _letter in enumerate(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"):
     _base64[_letter] = _value
 BASE64 = _base64
-"""What a letter of base64 stands for; -1 if nothing."""
+"""Value of a base64 letter; -1 if invalid."""
 _FEW = 16
-"""Up to this many keys of a map are compared in pairs; more go into a hash table."""
+"""Maps of up to this many keys compare keys in pairs; larger ones use a hash table."""
 
-# Columns of the table of domains; the row behind the last domain is for the bytes in `text`.
+# Columns of the table of domains; the row after the last domain is for the bytes in `text`.
 USED, ROOM, BEFORE = range(3)
-"""Entries so far, the most that fit, and those that were there before the current record."""
+"""Entries so far, entries that fit, and entries before the current record."""
 
 
 @loop
 def one_word(b: Octets, p: int, kind: int) -> tuple[int, int]:
-    """Where a boolean, date, time or number since the epoch ends, and what it is."""
+    """End and value of a boolean, date, time or number since the epoch."""
     if kind == BOOLEAN:
         return (literal_end(b, p) if b[p] == 116 or b[p] == 102 else NO), 1 if b[p] == 116 else 0
     if kind == SECONDS:
@@ -78,7 +78,7 @@ def one_word(b: Octets, p: int, kind: int) -> tuple[int, int]:
 
 @loop
 def value_words(b: Octets, p: int, kind: int, precision: int, scale: int, at: int, words: Numbers) -> int:
-    """Write the one or two words of a value that is no string and no bytes. Returns where it ends."""
+    """Write the one or two words of a value other than a string or bytes. Returns its end."""
     if kind == TIMESTAMP:
         if b[p] != 34:
             return NO
@@ -92,7 +92,7 @@ def value_words(b: Octets, p: int, kind: int, precision: int, scale: int, at: in
 
 @loop
 def two_words(b: Octets, p: int, kind: int, precision: int, scale: int, at: int, words: Numbers) -> int:
-    """Write the words of a decimal or a UUID. Returns where it ends."""
+    """Write the words of a decimal or a UUID. Returns its end."""
     text = b[p] == 34
     if kind == DECIMAL:
         p, high, low = decimal(b, p + text, precision, scale, text)
@@ -106,7 +106,7 @@ def two_words(b: Octets, p: int, kind: int, precision: int, scale: int, at: int,
 
 @loop
 def _uuid(b: Octets, p: int, at: int, words: Numbers) -> int:
-    """32 hexadecimal digits with hyphens anywhere; the first byte is the lowest of the first word."""
+    """Read 32 hexadecimal digits with hyphens anywhere; the first byte is the lowest of the first word."""
     digits = 0
     words[at] = 0
     words[at + 1] = 0
@@ -123,7 +123,7 @@ def _uuid(b: Octets, p: int, at: int, words: Numbers) -> int:
 
 @loop
 def keep(b: Octets, p: int, end: int, escaped: bool, at: int, words: Numbers, text: Octets, domains: Numbers) -> bool:
-    """Write into these words where a string is; one with escapes goes to `text`. False if that is full."""
+    """Write where a string is; one with escapes is copied to `text`. Returns False if `text` is full."""
     if not escaped:
         words[at] = p
         words[at + 1] = end - p
@@ -143,7 +143,7 @@ def keep(b: Octets, p: int, end: int, escaped: bool, at: int, words: Numbers, te
 def keep_base64(
     b: Octets, p: int, end: int, escaped: bool, at: int, words: Numbers, text: Octets, domains: Numbers
 ) -> bool:
-    """As `keep`, for base64, whose bytes go to `text`; a length of -1 means that it is not base64.
+    """Like `keep`, for base64, whose bytes go to `text`; writes a length of -1 if it is not base64.
 
     Some libraries escape slash or plus.
     """
@@ -163,7 +163,7 @@ def keep_base64(
 
 @loop
 def _octets(b: Octets, p: int, end: int, to: Octets, at: int) -> int:
-    """Write the bytes of padded base64 from `at`, which may overlap it. Returns how many; -1 if it is not base64."""
+    """Write the bytes of padded base64 at `at`, which may overlap the input. Returns their number; -1 if invalid."""
     if (end - p) % 4:
         return -1
     first = at
@@ -233,7 +233,7 @@ def _same(b: Octets, text: Octets, one: int, other: int, words: Numbers) -> bool
 
 @loop
 def gathered(b: Octets, text: Octets, spans: Numbers, offsets: Numbers, to: Octets) -> None:
-    """Copy strings, given as (start, length) pairs, one behind the other; write their offsets."""
+    """Concatenate strings, given as (start, length) pairs, and write their offsets."""
     at = 0
     for i in range(len(offsets) - 1):
         start, length = spans[2 * i], spans[2 * i + 1]

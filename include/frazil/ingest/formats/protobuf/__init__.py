@@ -1,1 +1,1 @@
-"""Protobuf messages, by the schema that they were written with."""
+"""Decodes Protobuf messages with the schema that each was written with."""

@@ -1,4 +1,4 @@
-"""Sights what a written message has beyond a table's columns: new fields, and columns that would be wider. Pure."""
+"""Finds what a written message has beyond a table's columns: new fields, and columns that must be wider. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from pyiceberg import types as iceberg
 
 from frazil.ingest.formats.protobuf.program import TIMESTAMP, WRAPPERS
-from frazil.ingest.sightings import DEEPEST, MIXED, ListOf, MapOf, Path, Seen, Sightings, struct_of
+from frazil.ingest.schema_drift import DEEPEST, MIXED, ListOf, MapOf, Path, SchemaDrift, Seen, struct_of
 
 _F = FieldDescriptor
 _PLAIN = {
@@ -24,14 +24,14 @@ _PLAIN = {
     **dict.fromkeys((_F.TYPE_INT64, _F.TYPE_SINT64, _F.TYPE_SFIXED64, _F.TYPE_UINT32, _F.TYPE_FIXED32), "long"),
 }
 _MAX_PARTS = 10_000
-"""Of a new column's type."""
+"""Limit of parts in a new column's type."""
 
 
-def beyond_message(written: Descriptor, struct: iceberg.StructType, *, widening: bool) -> Sightings:
-    """What records of a message may have that a table lacks. The descriptor says it, whatever values they have."""
+def beyond_message(written: Descriptor, struct: iceberg.StructType, *, widening: bool) -> SchemaDrift:
+    """Return what the table needs for records of a message, whatever values they have."""
     found = list(_beyond(written, struct, (), frozenset()))
     new = {path: seen for path, seen, _ in found if seen is not None}
-    return Sightings(new, {path: kind for path, _, kind in found if kind} if widening else {})
+    return SchemaDrift(new, {path: kind for path, _, kind in found if kind} if widening else {})
 
 
 def _beyond(
@@ -60,15 +60,15 @@ def _beyond(
 
 
 def seen_type(written: FieldDescriptor, inside: frozenset[str] = frozenset()) -> Seen:
-    """The type of a column for values of a field `inside` messages, by their names.
+    """Return the column type for a field's values, nested in the messages with the names `inside`.
 
-    MIXED if a column can hold only some, or no values, and for a message that contains itself.
+    MIXED if a column can hold only some values or none, or if the message contains itself.
     """
     return _Unfolding().field(written, inside)
 
 
 class _Unfolding:
-    """Types that are named again and again may have exponentially many parts."""
+    """Counts parts of a type: types that are named repeatedly may have exponentially many."""
 
     def __init__(self) -> None:
         self._parts = 0

@@ -1,4 +1,4 @@
-"""Decodes Protobuf records to Arrow, each by the schema that it was written with."""
+"""Decodes Protobuf records to Arrow, each with the schema that it was written with."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from frazil.ingest.formats.protobuf.schema import UnreadableSchema, message_at, 
 from frazil.registry.client import Schemas, SchemaText, UnknownSchema
 
 _INDEXES = 32
-"""A record's key: its schema's id, and this many bits of message indexes as they are written."""
+"""Bits of message indexes in the key of a record's type; the schema's id is above them."""
 
 
 class ProtobufDecoder(AvroDecoder):
-    """Decodes chunks to tables of one schema: what differs from Avro is how a record says its type, and the loop."""
+    """Decodes chunks to tables of one schema; differs from Avro in a record's framing and in the loop."""
 
     _read_records = staticmethod(read_records)
     _frame_words = 5
     _max_depth = 100
-    """As in other readers of Protobuf."""
+    """The limit of other Protobuf readers."""
     _name = "protobuf"
 
     def __init__(
@@ -43,7 +43,7 @@ class ProtobufDecoder(AvroDecoder):
         *,
         framed: bool = True,
     ) -> None:
-        """`schemas` is as for Avro. `message` is the declared schema's, whose records are `framed` or not.
+        """`schemas` is as for Avro. `message` names the declared schema's message, whose records are `framed` or not.
 
         Raises SpecError when Protobuf cannot fill a column's type.
         """
@@ -127,7 +127,7 @@ class ProtobufDecoder(AvroDecoder):
 
 
 def indexes_of(packed: int) -> Sequence[int]:
-    """Message indexes from their bytes: zigzag varints, the first one how many there are; 0 is the first message."""
+    """Message indexes from their bytes: zigzag varints, their count first; 0 is the first message."""
     numbers, value, shift = [], 0, 0
     for octet in packed.to_bytes(4, "big"):
         value |= (octet & 127) << shift

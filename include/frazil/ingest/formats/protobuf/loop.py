@@ -1,9 +1,9 @@
 """Compiled: reads Protobuf messages into columns, each as a whole or not at all.
 
-One loop, compiled once, reads messages of any schemas: the table of operations drives it. A length is only trusted when
-the record has the bytes for it, and what a message's absent fields write is bounded by the record's bytes. Where values
-go is in `json.words`. A field that comes again replaces the value before it, or continues its message or list: columns
-of a message share its entry, so that this needs nothing of its own.
+One loop, compiled once, reads messages of any schema: a table of operations drives it. The loop trusts a length only if
+the record has the bytes for it, and the record's bytes limit what absent fields of a message write. `json.words`
+describes where values go. A repeated field replaces its earlier value, or continues its message or list: columns of a
+message share its entry, so this needs no special case.
 """
 
 # ruff: noqa: PLR0911, PLR0912, PLR0913, PLR0915, PLR0917, PLR1714, SIM109 - compiled code follows the encoding, and each call and container costs
@@ -121,7 +121,7 @@ from frazil.ingest.formats.protobuf.operations import (
 )
 
 FREE_CELLS, CELLS_OF_BYTE = 65_536, 8
-"""How many values of absent fields a record may write, and how many more for each of its bytes."""
+"""Values of absent fields that a record may write, and how many more for each of its bytes."""
 
 _0, _1 = np.uint64(0), np.uint64(1)
 _MAX_TAG = 2**32 - 1
@@ -130,7 +130,7 @@ _MIN_SECOND, _MAX_SECOND = -62_135_596_800, 253_402_300_799
 
 @loop
 def varint(b: Octets, p: int, end: int) -> tuple[int, Any]:
-    """Where a number ends, and its bits; instead of the end, what is wrong, negative."""
+    """End and bits of a number, or a negative error code instead of the end."""
     if p >= end:
         return -ENDS_EARLY, 0
     c = np.int64(b[p])
@@ -151,7 +151,7 @@ def varint(b: Octets, p: int, end: int) -> tuple[int, Any]:
 
 @loop
 def span(b: Octets, p: int, end: int) -> tuple[int, int]:
-    """Where bytes with their length before them begin, and how many they are; instead, what is wrong, negative."""
+    """Start and length of a length-prefixed value, or a negative error code."""
     p, length = varint(b, p, end)
     if p < 0:
         return p, 0
@@ -170,7 +170,7 @@ def tag_at(b: Octets, p: int, end: int) -> tuple[int, int]:
 
 @loop
 def skipped(b: Octets, p: int, end: int, tag: int, frames: Numbers, depth: int) -> int:
-    """The end of a value behind its tag, or what is wrong, negative. Groups are passed over with all inside them."""
+    """End of the value after its tag, or a negative error code. Skips groups with everything inside."""
     wire, outer = tag & 7, depth
     while True:
         if wire == VARINT:
@@ -204,7 +204,7 @@ def skipped(b: Octets, p: int, end: int, tag: int, frames: Numbers, depth: int) 
 
 @loop
 def place_of(places: Numbers, first: int, count: int, width: int, number: Any) -> int:
-    """The row of `width` places that begins with a number, of rows in the numbers' order; -1 if there is none."""
+    """The row of `width` places that begins with a number, of rows sorted by number; -1 if it does not exist."""
     low, high = 0, count
     while low < high:
         middle = (low + high) >> 1
@@ -217,7 +217,7 @@ def place_of(places: Numbers, first: int, count: int, width: int, number: Any) -
 
 @loop
 def forget(node: int, e: int, nodes: Numbers, words: Numbers, valid: Octets, domains: Numbers) -> None:
-    """Write null at the last entry of a node, and take back the elements that it has at any depth."""
+    """Write null at the last entry of a node, and remove its elements at any depth."""
     for k in range(node, nodes[node, AFTER]):
         if nodes[k, KIND] == LIST or nodes[k, KIND] == MAP:
             at = e if nodes[k, DOMAIN] == nodes[node, DOMAIN] else domains[nodes[k, DOMAIN], USED]
@@ -236,7 +236,7 @@ def begun(
     valid: Octets,
     domains: Numbers,
 ) -> None:
-    """Write what a message without fields is."""
+    """Write the values of a message without fields."""
     at = ops[op, BEGIN]
     for _ in range(ops[op, BEGUN]):
         node = places[at]
@@ -257,7 +257,7 @@ def begun(
 
 @loop
 def scaled(negative: bool, low: np.uint64, op: int, ops: Numbers, at: int, words: Numbers) -> int:
-    """Write the words of a decimal whose amount is this, at the column's scale. Returns what is wrong."""
+    """Write the words of a decimal with this absolute value, at the column's scale. Returns an error code."""
     limit, high = np.uint64(ops[op, LIMIT_HIGH]), _0
     if limit == _0 and low >= np.uint64(ops[op, LIMIT_LOW]):
         return NOT_HELD
@@ -282,10 +282,10 @@ def timestamp_of(
     valid: Octets,
     frames: Numbers,
 ) -> int:
-    """Read a google.protobuf.Timestamp. Returns SOUND, or what is wrong."""
+    """Read a google.protobuf.Timestamp. Returns SOUND or an error code."""
     seconds, nanos = np.int64(0), np.int64(0)
     at = nodes[node, BASE] + e
-    if valid[nodes[node, FLAG] + e]:  # it goes on
+    if valid[nodes[node, FLAG] + e]:  # the timestamp continues
         seconds = words[at] // 1_000_000
         nanos = (words[at] - seconds * 1_000_000) * 1000
     while p < end:
@@ -313,7 +313,7 @@ def timestamp_of(
 
 @loop
 def integer(value: Any, bits: int) -> Any:
-    """What a varint's bits are as a type of integers; UINT64 beyond 2^63 - 1 is negative."""
+    """A varint's bits as an integer type; UINT64 beyond 2^63 - 1 becomes negative."""
     if bits == INT32:
         return np.int64(np.int32(value))
     if bits == UINT32:
@@ -341,7 +341,7 @@ def value_of(
     frames: Numbers,
     slots: Numbers,
 ) -> int:
-    """Read a value that has none inside, into entry e of its node. Returns its end, or what is wrong, negative."""
+    """Read a scalar into entry e of its node. Returns its end, or a negative error code."""
     kind, node, wire = ops[op, OPERATION], ops[op, NODE], ops[op, WIRE]
     flag, at = nodes[node, FLAG] + e, nodes[node, BASE] + e
     if wire == BLOB:
@@ -424,7 +424,7 @@ def value_of(
 
 @loop
 def is_unknown(b: Octets, p: int, end: int, op: int, ops: Numbers, places: Numbers) -> bool:
-    """Whether a closed enum lacks the number that stands here."""
+    """Whether a closed enum does not have the number that is here."""
     after, value = varint(b, p, end)
     return after >= 0 and place_of(places, ops[op, SYMBOLS], ops[op, KNOWN], 3, np.int64(np.int32(value))) < 0
 
@@ -443,7 +443,7 @@ def ended(
     seed: int,
     b: Octets,
 ) -> int:
-    """What is wrong with a message whose fields were all read, or FULL and more."""
+    """The error of a message whose fields were all read, or FULL and more."""
     for k in range(ops[op, NEEDS], ops[op, NEEDS] + ops[op, NEEDED]):
         if not valid[nodes[places[k], FLAG] + e]:
             return MISSING
@@ -475,7 +475,7 @@ def read_record(
     slots: Numbers,
     seed: int,
 ) -> tuple[int, int, int]:
-    """Read one record. Returns what is wrong, or FULL + d, with the operation and the position that it is wrong at."""
+    """Read one record. Returns an error code or FULL + d, with the operation and position of the error."""
     message, depth, e, next_ = root, 0, domains[0, USED], 0
     cells = FREE_CELLS + CELLS_OF_BYTE * (end - p)
     valid[nodes[0, FLAG] + e] = 1
@@ -493,7 +493,7 @@ def read_record(
         if p < 0:
             return -p, message, start
         number, wire = tag >> 3, tag & 7
-        # Writers write fields in the order of their numbers.
+        # Most writers write fields in the order of their numbers.
         first, count = ops[message, FIELDS], ops[message, COUNT]
         if next_ >= count or places[first + 2 * next_] != number:
             next_ = place_of(places, first, count, 2, number)
@@ -508,7 +508,7 @@ def read_record(
         if shape == SINGLE:
             next_ += 1
         packed = shape != SINGLE and wire == BLOB and expected != BLOB
-        if wire != expected and not packed:  # as good as unknown
+        if wire != expected and not packed:  # treat as unknown
             p = skipped(b, p, end, tag, frames, depth)
             if p < 0:
                 return -p, message, start
@@ -593,7 +593,7 @@ def read_records(
     wrong: Octets,
     where: Numbers,
 ) -> tuple[int, int]:
-    """As Avro's: returns how many records were read in all, and the domain that lacked room for more."""
+    """Like Avro's: returns how many records were read, and the domain that needs more room."""
     for i in range(first, len(starts)):
         wrong[i] = NOT_READ
         if roots[i] < 0:
@@ -620,9 +620,9 @@ def read_records(
 
 @loop
 def message_indexes(b: Octets, starts: Numbers, lengths: Numbers, found: Numbers, sizes: Numbers) -> None:
-    """For each record behind a frame of five bytes, its message indexes' bytes as a number, and how many they are.
+    """For each record after a frame of five bytes, write its message indexes' bytes as a number, and their length.
 
-    More than four bytes, and what are no indexes, have the size -1.
+    The length is -1 for more than four bytes and for invalid indexes.
     """
     for i in range(len(starts)):
         p, end = starts[i] + 5, starts[i] + lengths[i]

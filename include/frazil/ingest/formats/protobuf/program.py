@@ -1,6 +1,6 @@
-"""Resolves messages' descriptors against a table's columns, into operations for the loop.
+"""Resolves message descriptors against a table's columns, as operations for the loop.
 
-Columns are found by name. What no column wants has no operation, and is passed over.
+Columns are found by name. Other fields have no operation and are skipped.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _INTEGERS = {
 }
 NAMES = {getattr(_F, name): name.removeprefix("TYPE_").lower() for name in dir(_F) if name.startswith("TYPE_")}
 _MOMENTS = (iceberg.DateType, iceberg.TimeType, iceberg.TimestampType, iceberg.TimestamptzType)
-"""Types that a text in ISO 8601 fills."""
+"""Types that an ISO 8601 text can fill."""
 WRAPPERS = frozenset(
     f"google.protobuf.{name}Value"
     for name in ("Bool", "Int32", "Int64", "UInt32", "UInt64", "Float", "Double", "String", "Bytes")
@@ -45,7 +45,7 @@ MAX_OPERATIONS = 100_000
 
 
 class TooLarge(Exception):
-    """Why a schema is not read, although it is one of Protobuf."""
+    """The Protobuf schema is valid but too large to read."""
 
 
 class _Refused(Exception):
@@ -57,14 +57,14 @@ class _Refused(Exception):
 
 @dataclass(slots=True)
 class _Absent:
-    """What a message without fields is: `begin` and `needs` of its operation."""
+    """Values of a message without fields: `begin` and `needs` of its operation."""
 
     begin: list[int] = field(default_factory=list)
     needs: list[int] = field(default_factory=list)
 
 
 class Program:
-    """The operations of all messages that were added. Arrays change when one is added."""
+    """The operations of all added messages. Its arrays are replaced when a message is added."""
 
     def __init__(self, schema: iceberg.StructType, columns: Columns, units: Units) -> None:
         self._columns = columns
@@ -79,12 +79,12 @@ class Program:
         self._needed: dict[int, str] = {}
         self._symbols: dict[str, int] = {}
         self.text = b""
-        """The symbols of all enums, one behind the other."""
+        """The symbols of all enums, concatenated."""
         self.ops: Numbers = np.zeros((1, op.WIDTH), np.int64)
         self.places: Numbers = np.zeros(1, np.int64)
 
     def add(self, written: Descriptor) -> int | Fault:
-        """The operation of records of this message, or why there can be no row. Raises TooLarge."""
+        """The operation of records of this message, or why they can make no row. Raises TooLarge."""
         rows, places = len(self._rows), len(self._places)
         self._most = rows + MAX_OPERATIONS
         try:
@@ -101,7 +101,7 @@ class Program:
         return root
 
     def path(self, place: int) -> str:
-        """Which column an operation is for."""
+        """The column that an operation is for."""
         return self._paths[place]
 
     def needed(self, place: int) -> str:
@@ -111,7 +111,7 @@ class Program:
         return " or ".join(self._needed[node] for node in nodes)
 
     def unfit(self, place: int) -> Fault:
-        """Why an operation refuses its value."""
+        """Error of a value that an operation refuses."""
         return self._unfit[place]
 
     def _message(self, written: Descriptor, target: Target) -> int:
@@ -150,7 +150,7 @@ class Program:
         absent.begin += [inside.node, 0, 0, 0]
 
     def _join_oneofs(self, written: Descriptor, wanted: dict[str, Target], operations: dict[int, int]) -> None:
-        """A field of a oneof takes the place of its other fields, also one that no column wants."""
+        """Make each field of a oneof clear the oneof's other fields, even if no column wants it."""
         for oneof in written.oneofs:
             nodes = {one.name: wanted[one.name].node for one in oneof.fields if one.name in wanted}
             for one in oneof.fields:
@@ -170,7 +170,7 @@ class Program:
         self._set_places(row, op.MAPS, maps)
 
     def _field(self, written: FieldDescriptor, target: Target, absent: _Absent) -> int:
-        """The operation of a field, and in `absent` what its column is without it."""
+        """The operation of a field; adds to `absent` the column's value without the field."""
         try:
             if written.is_repeated:
                 row = self._repeated(written, target)
@@ -231,7 +231,7 @@ class Program:
         return row
 
     def _single(self, written: FieldDescriptor, target: Target) -> tuple[int, list[int] | None]:
-        """The operation of one value, and the words of the value of a field that is absent, if it has one."""
+        """The operation of one value, and the words of an absent field's value, if it has one."""
         if written.type == _F.TYPE_GROUP:
             raise _Refused(op.MISMATCH, "Protobuf's group cannot fill a column")
         if written.type == _F.TYPE_MESSAGE:
@@ -268,7 +268,7 @@ class Program:
         return row
 
     def _enum(self, written: EnumDescriptor, target: Target) -> tuple[int, list[int] | None]:
-        symbols = {one.number: one.name for one in reversed(written.values)}  # of aliases, the first one
+        symbols = {one.number: one.name for one in reversed(written.values)}  # the first of several aliases
         if isinstance(target.kind, iceberg.StringType):
             row = self._row(op.SYMBOL, target)
         elif isinstance(target.kind, iceberg.IntegerType | iceberg.LongType):
@@ -288,7 +288,7 @@ class Program:
 
     def _row(self, kind: int, target: Target) -> int:
         if len(self._rows) >= self._most:
-            raise TooLarge(f"its types take more than {MAX_OPERATIONS:,} operations to be read into the columns")
+            raise TooLarge(f"its types take more than {MAX_OPERATIONS:,} operations to read into the columns")
         self._rows.append([0] * op.WIDTH)
         self._rows[-1][op.OPERATION], self._rows[-1][op.NODE] = kind, target.node
         self._paths.append(target.path)
@@ -298,13 +298,13 @@ class Program:
         self._rows[row][column] = int(value)
 
     def _set_places(self, row: int, column: int, places: Sequence[int], width: int = 1) -> None:
-        """Where in `places` these begin, and in the column behind it how many there are, `width` numbers each."""
+        """Store where these begin in `places`, and in the next column their count, `width` numbers each."""
         self._set(row, column, len(self._places))
         self._set(row, column + 1, len(places) // width)
         self._places += places
 
     def _symbol(self, symbol: str) -> tuple[int, int]:
-        """Where a symbol begins in the text, and how long it is."""
+        """Start and length of a symbol in the text."""
         text = symbol.encode()
         if symbol not in self._symbols:
             self._symbols[symbol] = len(self.text)
@@ -317,14 +317,14 @@ def _is_map(written: FieldDescriptor) -> bool:
 
 
 def type_name(written: FieldDescriptor) -> str:
-    """The type of a field, as a .proto file has it."""
+    """The type of a field as a .proto file spells it."""
     if written.message_type is not None:
         return f"message {written.message_type.name}"
     return f"enum {written.enum_type.name}" if written.enum_type is not None else NAMES[written.type]
 
 
 def wire_type(written: FieldDescriptor) -> int:
-    """How one value of a field is written."""
+    """The wire type of one value of a field."""
     if written.type in _INTEGERS:
         return _INTEGERS[written.type][1]
     if written.type in (_F.TYPE_BOOL, _F.TYPE_ENUM):
@@ -337,9 +337,9 @@ def wire_type(written: FieldDescriptor) -> int:
 def scalar(  # noqa: PLR0911, PLR0912 - a table of pairs of types
     written: int, kind: iceberg.IcebergType, unit: str | None
 ) -> dict[int, int] | None:
-    """The operation, with its other columns, that fills a column of this type; None if there is none.
+    """The operation that fills a column of this type, with its other columns; None if the types do not match.
 
-    `unit` is the declared one of a timestamp that arrives as a number.
+    `unit` is the declared unit of a timestamp that arrives as a number.
     """
     if written in _INTEGERS:
         bits, wire = _INTEGERS[written]

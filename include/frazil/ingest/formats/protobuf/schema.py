@@ -1,4 +1,4 @@
-"""Protobuf schemas as descriptors: of .proto text, of a descriptor, or of a registry's schema with its references."""
+"""Protobuf schemas as descriptors: from .proto text, a descriptor, or a registry's schema with references."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ _KNOWN_TEXTS = {"confluent/type/decimal.proto": _CONFLUENT_DECIMAL, "confluent/m
 
 
 class UnreadableSchema(Exception):
-    """Why a text is no schema of Protobuf."""
+    """The text is not a valid Protobuf schema."""
 
 
 def message_of(text: str, references: Sequence[tuple[str, str]] = (), name: str | None = None) -> Descriptor:
-    """The message called `name`, or else the only one that the schema has outside of others."""
+    """The message called `name`, or the schema's only top-level message."""
     file = _file(text, references)
     if name is None:
         found = list(file.message_types_by_name.values())
@@ -58,7 +58,7 @@ def message_of(text: str, references: Sequence[tuple[str, str]] = (), name: str 
 
 
 def message_at(text: str, references: Sequence[tuple[str, str]], indexes: Sequence[int]) -> Descriptor:
-    """The message at these places: of the file's messages, then of the messages inside each, maps' entries left out."""
+    """The message at these indexes: among the file's messages, then among nested ones, without map entries."""
     file = _file(text, references)
     among: list[Descriptor] = list(file.message_types_by_name.values())
     found: Descriptor | None = None
@@ -103,7 +103,7 @@ def _add(file: File, files: dict[str, File], pool: descriptor_pool.DescriptorPoo
             module = importlib.import_module(_WELL_KNOWN[name])
             imported = File.FromString(module.DESCRIPTOR.serialized_pb)
         else:
-            raise UnreadableSchema(f"it imports {name}, which is not with it")
+            raise UnreadableSchema(f"it imports {name}, which is missing")
         _add(imported, files, pool, (*inside, file.name))
     pool.AddSerializedFile(file.SerializeToString())
 
@@ -115,7 +115,7 @@ def _parsed(text: str, name: str) -> File:
 
 
 def _parsed_all(text: str) -> list[File]:
-    """The file of a schema, before those that it imports where they are with it."""
+    """The file of a schema, before the imported files that come with it."""
     if re.fullmatch(r"[A-Za-z0-9+/\s]+={0,2}\s*", text):
         try:
             return _of_descriptor(base64.b64decode(text, validate=False))
@@ -130,7 +130,7 @@ def _parsed_all(text: str) -> list[File]:
 
 
 def _of_descriptor(data: bytes) -> list[File]:
-    """A FileDescriptorSet of protoc, the main file first instead of last; or one FileDescriptorProto."""
+    """Files of protoc's FileDescriptorSet, the main one moved to the front; or one FileDescriptorProto."""
     try:
         files: Iterable[File] = descriptor_pb2.FileDescriptorSet.FromString(data).file
         found = [one for one in files if one.name.endswith(".proto") or one.message_type]

@@ -1,8 +1,7 @@
-"""The text of a .proto file as a descriptor (the language's specification, proto2, proto3 and editions).
+"""Parses the text of a .proto file into a descriptor (the language's specification, proto2, proto3 and editions).
 
-It reads what decides how messages are read: messages, fields, enums, and where a field's presence and an enum's
-openness are declared. Services, extensions and all other options are passed over. Names are resolved by the
-descriptors' pool.
+Reads everything that decides how messages are read: messages, fields, enums, and the declarations of field presence and
+open enums. Skips services, extensions and all other options. The descriptor pool resolves names.
 """
 
 from __future__ import annotations
@@ -46,11 +45,11 @@ _FEATURES = frozenset({"field_presence", "enum_type", "repeated_field_encoding",
 
 
 class InvalidText(Exception):
-    """Why a text is no .proto file."""
+    """The text is not a valid .proto file."""
 
 
 def file_of_text(text: str) -> descriptor_pb2.FileDescriptorProto:
-    """The file, without a name. Raises InvalidText."""
+    """The file's descriptor, without a name. Raises InvalidText."""
     return _Parsing(text).file()
 
 
@@ -63,7 +62,9 @@ class _Parsing:
         while place < len(text):
             found = _TOKEN.match(text, place)
             if found is None:
-                raise InvalidText(f"line {text.count(chr(10), 0, place) + 1}: {text[place : place + 10]!r} is no word")
+                raise InvalidText(
+                    f"line {text.count(chr(10), 0, place) + 1}: {text[place : place + 10]!r} is not a token"
+                )
             if found["token"]:
                 self._tokens.append((found["token"], place))
             place = found.end()
@@ -101,17 +102,17 @@ class _Parsing:
                 case "service" | "extend":
                     self._pass_over()
                 case other:
-                    raise self._wrong(f"{other!r} cannot stand here")
+                    raise self._wrong(f"{other!r} is not allowed here")
         return made
 
     def _syntax(self, name: str, made: descriptor_pb2.FileDescriptorProto) -> None:
         if name in ("proto2", "proto3"):
             made.syntax = name
             self._proto3 = name == "proto3"
-        elif f"EDITION_{name}" in descriptor_pb2.Edition.keys():  # noqa: SIM118 - it is no mapping
+        elif f"EDITION_{name}" in descriptor_pb2.Edition.keys():  # noqa: SIM118 - it is not a mapping
             made.syntax, made.edition = "editions", descriptor_pb2.Edition.Value(f"EDITION_{name}")
         else:
-            raise self._wrong(f"{name!r} is no known syntax or edition")
+            raise self._wrong(f"{name!r} is not a known syntax or edition")
 
     def _message(self, made: descriptor_pb2.DescriptorProto, depth: int, name: str | None = None) -> None:
         if depth > _DEEPEST:
@@ -191,13 +192,13 @@ class _Parsing:
         if kind in _SCALARS:
             field.type = _SCALARS[kind]
         elif re.fullmatch(r"\.?[A-Za-z_][\w.]*", kind):
-            field.type_name = kind  # the pool finds whether it is a message or an enum
+            field.type_name = kind  # the pool decides whether it is a message or an enum
         else:
-            raise self._wrong(f"{kind!r} is no type")
+            raise self._wrong(f"{kind!r} is not a type")
 
     @staticmethod
     def _say_optional(made: descriptor_pb2.DescriptorProto) -> None:
-        """Give each optional field of proto3 the oneof of its own that descriptors have for it."""
+        """Give each optional field of proto3 its synthetic oneof, as descriptors require."""
         for field in made.field:
             if field.proto3_optional:
                 field.oneof_index = len(made.oneof_decl)
@@ -220,7 +221,7 @@ class _Parsing:
                 self._expect(";")
 
     def _option(self, options: Any) -> None:
-        """Read an option up to its end, and keep it if it decides how messages are read."""
+        """Read an option to its end, and keep it if it decides how messages are read."""
         begin = self._at
         name = self._next()
         while self._peek() != "=":
@@ -241,7 +242,7 @@ class _Parsing:
         if self._tokens[begin][0] != "(" and prefix == "features" and feature in _FEATURES:
             kind = options.features.DESCRIPTOR.fields_by_name[feature].enum_type.values_by_name
             if value not in kind:
-                raise self._wrong(f"{value!r} is no value of {name}")
+                raise self._wrong(f"{value!r} is not a value of {name}")
             setattr(options.features, feature, kind[value].number)
         elif name in ("allow_alias", "message_set_wire_format"):
             setattr(options, name, value == "true")
@@ -257,7 +258,7 @@ class _Parsing:
                 break
 
     def _pass_over(self) -> None:
-        """To the end of a statement or of its block."""
+        """Skip to the end of a statement or of its block."""
         while self._peek() not in (";", "{"):
             self._next()
         if self._peek() == ";":
@@ -266,7 +267,7 @@ class _Parsing:
             self._balanced()
 
     def _balanced(self) -> None:
-        """Past a bracket and its counterpart."""
+        """Skip a bracket and everything to its counterpart."""
         closing = []
         while True:
             word = self._next()
@@ -285,7 +286,7 @@ class _Parsing:
         try:
             value = int(word, 8) if re.fullmatch(r"0[0-7]+", word) else int(word, 0)
         except ValueError:
-            raise self._wrong(f"{word!r} is no number") from None
+            raise self._wrong(f"{word!r} is not a number") from None
         if value >= 2**31 + (sign < 0):
             raise self._wrong(f"{word!r} is too large")
         return sign * value
@@ -315,10 +316,10 @@ class _Parsing:
 
 def _unquoted(word: str) -> str:
     if word[:1] not in ("'", '"'):
-        raise InvalidText(f"{word!r} is no text in quotation marks")
+        raise InvalidText(f"{word!r} is not a text in quotation marks")
     return word[1:-1]
 
 
 def _entry_name(field: str) -> str:
-    """What protoc calls the entries' message."""
+    """The name that protoc gives to the message of a map's entries."""
     return "".join(part[:1].upper() + part[1:] for part in field.split("_")) + "Entry"

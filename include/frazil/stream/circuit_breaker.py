@@ -11,7 +11,7 @@ from itertools import chain, zip_longest
 from frazil.commit.journal import Journal, JournalStore
 from frazil.errors import CircuitOpen
 from frazil.ingest.contract import Reject, Rejects
-from frazil.spec.model import Circuit, StreamSpec
+from frazil.spec.model import CircuitBreaker, StreamSpec
 from frazil.spec.units import counted
 
 SAMPLES = 3
@@ -19,7 +19,7 @@ PARTITIONS_NAMED = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class Evaluation:
     """Whether a batch may be committed."""
 
     opens: bool
@@ -27,34 +27,34 @@ class Judged:
     """The numbers behind the decision."""
 
 
-def check_circuit(spec: StreamSpec, rejects: Rejects, *, records: int, journals: JournalStore) -> None:
+def check_circuit_breaker(spec: StreamSpec, rejects: Rejects, *, records: int, journals: JournalStore) -> None:
     """Raise `CircuitOpen` for a batch with more dead letters than the stream declares to take unseen.
 
     `records` are the rows that would land; `journals` tell how the batch before was.
     """
     if (circuit := spec.dead_letters.circuit) == "off":
         return
-    judged = judge(rejects, records=records, circuit=circuit)
-    if judged.opens:
+    evaluated = evaluate(rejects, records=records, circuit=circuit)
+    if evaluated.opens:
         before = next((j for j in journals.records(newest_first=True) if j.records + j.rejected), None)
-        raise CircuitOpen(opened(spec.name, judged, rejects, before=before))
+        raise CircuitOpen(opened(spec.name, evaluated, rejects, before=before))
 
 
-def judge(rejects: Rejects, *, records: int, circuit: Circuit) -> Judged:
-    """Judge a batch by its `records`, the rows that would land, and by its new dead letters.
+def evaluate(rejects: Rejects, *, records: int, circuit: CircuitBreaker) -> Evaluation:
+    """Evaluate a batch by its `records`, the rows that would land, and by its new dead letters.
 
     Records that were dead letters before, and those that a person accepted, count on neither side.
     """
     rejected, total = rejects.total, records + rejects.total
     share = f"{rejected:,} of {counted(total, 'record')} ({_percent(rejected, total)})"
     if total < circuit.at_least:
-        return Judged(False, f"{share} would be dead letters, of fewer than {circuit.at_least:,} in all")
+        return Evaluation(False, f"{share} would be dead letters, of fewer than {circuit.at_least:,} in all")
     if rejected * 100 <= circuit.share * total:
-        return Judged(False, f"{share} would be dead letters, not more than {circuit.share} %")
-    return Judged(True, f"{share} would be dead letters, more than {circuit.share} %")
+        return Evaluation(False, f"{share} would be dead letters, not more than {circuit.share} %")
+    return Evaluation(True, f"{share} would be dead letters, more than {circuit.share} %")
 
 
-def opened(stream: str, judged: Judged, rejects: Rejects, *, before: Journal | None) -> str:
+def opened(stream: str, evaluated: Evaluation, rejects: Rejects, *, before: Journal | None) -> str:
     """What happened, how it was before, the ways to go on, where it begins, and three samples.
 
     What is long comes last: an alert, or a page, may cut the text.
@@ -62,8 +62,8 @@ def opened(stream: str, judged: Judged, rejects: Rejects, *, before: Journal | N
     """
     reasons = ", ".join(f"{name} {count:,}" for name, count in rejects.counts.items())
     return (
-        f"stream {stream!r} stops before a commit: {judged.reason} (dead-letters.circuit). {_before(before)}Reasons: "
-        f"{reasons}. If the declaration is wrong, correct it: the batch is read again. If the producer was wrong, "
+        f"stream {stream!r} stops before a commit: {evaluated.reason} (dead-letters.circuit). {_before(before)}"
+        f"Reasons: {reasons}. If the declaration is wrong, correct it: the batch is read again. If the producer was wrong, "
         f"`frazil resume {stream} --accept` takes what it has sent until now as dead letters, and `frazil reset "
         f"{stream} --to latest` skips what Kafka has now. First at {_firsts(rejects)}. "
         f"{' | '.join(map(_said, _samples(rejects)))}"

@@ -1,14 +1,17 @@
-"""Makes PyIceberg read null lists and maps of structs as null, in a process that imports this module.
+"""Fixes PyIceberg's values of data files, in a process that imports this module.
 
-PyIceberg 0.12 reads them as empty. Rows that are read are compared and written again, so each module that reads data
-files through PyIceberg imports this one.
+PyIceberg 0.12 reads null lists and maps of structs as empty, and computes an upper bound of a text that no file can
+hold. Each module that reads or writes data files through PyIceberg imports this one. `manifests` fixes the
+values of manifests.
 """
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pyarrow as pa
+import pyiceberg.io.pyarrow
 from pyiceberg.io.pyarrow import ArrowProjectionVisitor
 from pyiceberg.types import ListType, MapType
 
@@ -36,10 +39,25 @@ def _map(
 
 
 def _with_child(array: pa.Array, kind: pa.DataType, child: pa.Array) -> pa.Array:
-    """The same lists or maps, null ones included, with other values in the place of theirs."""
+    """The same lists or maps, including nulls, with other elements."""
     own: list[Any] = array.buffers()[: 1 if isinstance(array, pa.FixedSizeListArray) else 2]
     return pa.Array.from_buffers(kind, len(array), own, offset=array.offset, children=[child])
 
 
+def _upper_bound(text: str, length: int | None) -> str | None:
+    """Return a text of at most `length` characters that is not less than `text`; None if no such text exists.
+
+    PyIceberg steps from U+D7FF to half of a surrogate pair.
+    """
+    start = text[:length]
+    if start == text:
+        return text
+    for end in range(len(start), 0, -1):
+        if (last := ord(start[end - 1])) < sys.maxunicode:
+            return start[: end - 1] + chr(0xE000 if last == 0xD7FF else last + 1)
+    return None
+
+
 ArrowProjectionVisitor.list = _list  # type: ignore[method-assign, assignment]
 ArrowProjectionVisitor.map = _map  # type: ignore[method-assign, assignment]
+pyiceberg.io.pyarrow.truncate_upper_bound_text_string = _upper_bound  # type: ignore[attr-defined, assignment]

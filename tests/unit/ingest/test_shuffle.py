@@ -16,9 +16,9 @@ from pyiceberg.schema import Schema
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 from pyiceberg.transforms import IdentityTransform
 
-from frazil.ingest.contract import OffsetRange, Routes, TargetTable
+from frazil.ingest.contract import OffsetRange, Shuffle, TargetTable
 from frazil.ingest.parquet import FileLayout
-from frazil.ingest.routes import Parcel, Router, unpacked
+from frazil.ingest.shuffle import Parcel, Shuffler, unpacked
 
 SCHEMA = Schema(t.NestedField(1, "x", t.DoubleType()), t.NestedField(2, "n", t.LongType(), required=True))
 BY_X = PartitionSpec(PartitionField(1, 1000, IdentityTransform(), "x"))
@@ -26,18 +26,18 @@ FORMS = (SCHEMA.model_dump_json(), BY_X.model_dump_json(), UNSORTED_SORT_ORDER.m
 LAYOUT = FileLayout.of(TargetTable(*FORMS, {}, "/f", 2**27), "main")
 RANGES = (OffsetRange("t", 0, 0, 10_000), OffsetRange("t", 1, 0, 10_000))
 ONE = "AAAAAAAA8D8="  # 1.0, as a single value of Iceberg's
-HOT = Routes(4, {(ONE,): ((1, 0.25), (3, 1.0))})
+HOT = Shuffle(4, {(ONE,): ((1, 0.25), (3, 1.0))})
 
 
-def sent(values: list[float | None], *, pieces: int = 1, routes: Routes = HOT) -> tuple[Router, list[Parcel]]:
-    router = Router(routes, LAYOUT, RANGES, task=7)
+def sent(values: list[float | None], *, pieces: int = 1, shuffle: Shuffle = HOT) -> tuple[Shuffler, list[Parcel]]:
+    shuffler = Shuffler(shuffle, LAYOUT, RANGES, task=7)
     rows = pa.table([values, range(len(values))], schema=schema_to_pyarrow(SCHEMA))
     places = np.arange(len(values))
     parcels: list[Parcel] = []
     for piece in np.array_split(places, pieces):
         index = (piece % 2).astype(np.int32)
-        parcels += router(rows.take(pa.array(piece, pa.int64())), range_index=index, offsets=piece // 2)
-    return router, parcels
+        parcels += shuffler(rows.take(pa.array(piece, pa.int64())), range_index=index, offsets=piece // 2)
+    return shuffler, parcels
 
 
 def by_writer(parcels: list[Parcel]) -> dict[int, list[int]]:
@@ -54,12 +54,12 @@ VALUES = st.lists(st.sampled_from([None, 0.0, -0.0, 1.0, 2.5, float("nan"), floa
 def test_each_row_is_sent_once_and_to_the_same_writer_however_it_was_read(
     values: list[float | None], pieces: int
 ) -> None:
-    router, parcels = sent(values)
+    shuffler, parcels = sent(values)
     whole, cut = by_writer(parcels), by_writer(sent(values, pieces=pieces)[1])
     assert sorted(n for rows in whole.values() for n in rows) == list(range(len(values)))
     assert {writer: sorted(rows) for writer, rows in cut.items()} == whole
-    assert router.sent == [len(whole[writer]) for writer in range(4)]
-    assert router.partitions == len({repr(value) for value in values})
+    assert shuffler.sent == [len(whole[writer]) for writer in range(4)]
+    assert shuffler.partitions == len({repr(value) for value in values})
 
 
 @pytest.mark.parametrize("value", [None, 0.0, 2.5, float("nan")])

@@ -1,4 +1,4 @@
-"""Laws of what is sighted in records: no order of records or tasks matters, and a table that grew so holds them all."""
+"""Laws of schema drift: the order of records and tasks does not matter, and a table that grew by it holds them all."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from pyiceberg.types import LongType, NestedField, StructType
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.formats import decoder
 from frazil.ingest.formats.json.new_keys import SAMPLES
-from frazil.ingest.sightings import (
+from frazil.ingest.schema_drift import (
     MIXED,
     ListOf,
     MapOf,
+    SchemaDrift,
     Seen,
-    Sightings,
     StructOf,
-    joined_sightings,
+    joined_drift,
     merged,
     new_fields,
     seen_in,
@@ -56,8 +56,8 @@ TYPES: st.SearchStrategy[Seen] = st.recursive(
     max_leaves=6,
 )
 PATHS = st.lists(NAMES, min_size=1, max_size=3).map(tuple)
-SIGHTED = st.builds(
-    Sightings,
+DRIFTS = st.builds(
+    SchemaDrift,
     st.dictionaries(PATHS, TYPES, max_size=3),
     st.dictionaries(PATHS, st.sampled_from(["decimal(9, 2)", "decimal(11, 2)"]), max_size=2),
     st.frozensets(PATHS, max_size=2),
@@ -88,11 +88,11 @@ def test_merging_types_forgets_their_order(one: Seen, two: Seen, three: Seen):
     assert merged(one, None) == one
 
 
-@given(SIGHTED, SIGHTED, SIGHTED)
-def test_so_does_joining_sightings_and_they_survive_a_journey(one: Sightings, two: Sightings, three: Sightings):
-    assert joined_sightings([one, two]) == joined_sightings([two, one])
-    assert joined_sightings([joined_sightings([one, two]), three]) == joined_sightings([one, two, three])
-    assert Sightings.from_json(json.loads(json.dumps(one.to_json()))) == one
+@given(DRIFTS, DRIFTS, DRIFTS)
+def test_so_does_joining_drift_and_it_survives_a_journey(one: SchemaDrift, two: SchemaDrift, three: SchemaDrift):
+    assert joined_drift([one, two]) == joined_drift([two, one])
+    assert joined_drift([joined_drift([one, two]), three]) == joined_drift([one, two, three])
+    assert SchemaDrift.from_json(json.loads(json.dumps(one.to_json()))) == one
 
 
 @given(st.lists(VALUES, max_size=4))
@@ -104,7 +104,7 @@ def test_the_type_of_a_list_is_that_of_all_its_values(values: list[Any]):
 
 
 @given(st.lists(st.dictionaries(FIELDS, VALUES, max_size=3), max_size=8))
-def test_a_table_that_grew_by_what_was_sighted_has_every_value_or_says_of_which_field_not(
+def test_a_table_that_grew_by_drift_has_every_value_or_says_of_which_field_not(
     records: list[dict[str, Any]],
 ):
     values = [json.dumps({"id": n, "s": {"a": 1, **_but_a(r)}, **r}).encode() for n, r in enumerate(records)]
@@ -112,7 +112,7 @@ def test_a_table_that_grew_by_what_was_sighted_has_every_value_or_says_of_which_
     for _ in range(8):  # a struct may show more fields once it is a column
         decode = decoder("json", schema, {}, "additive")
         decoded = decode(Chunk.of_values(values))
-        found = list(new_fields(decoded.sighted))
+        found = list(new_fields(decoded.drift))
         refused |= {new.path for new in found if new.type is None}
         changes = growth(schema, (), [Addition(n.path, n.type, None) for n in found if n.type], max_columns=500)
         refused |= {refusal.path for refusal in changes.refused}
@@ -130,16 +130,16 @@ def test_a_table_that_grew_by_what_was_sighted_has_every_value_or_says_of_which_
 def test_a_field_is_found_wherever_it_first_has_a_value():
     quiet = [b'{"id":1,"n":null,"e":{},"l":[]}'] * (SAMPLES * 3)
     decode = decoder("json", BASE, {}, "additive")
-    first = decode(Chunk.of_values(quiet)).sighted
+    first = decode(Chunk.of_values(quiet)).drift
     assert not first.new
-    last = decode(Chunk.of_values([*quiet, b'{"id":1,"n":1,"e":{"x":true},"l":["y"]}'])).sighted
+    last = decode(Chunk.of_values([*quiet, b'{"id":1,"n":1,"e":{"x":true},"l":["y"]}'])).drift
     assert last.new == {("n",): "long", ("e",): StructOf({"x": "boolean"}), ("l",): ListOf("string")}
     assert last.records == 1
 
 
 def test_no_more_records_are_looked_at_than_its_samples():
     decode = decoder("json", BASE, {}, "additive")
-    many = decode(Chunk.of_values([b'{"id":1,"n":1}'] * (SAMPLES + 1) + [b'{"id":1,"n":"x"}'])).sighted
+    many = decode(Chunk.of_values([b'{"id":1,"n":1}'] * (SAMPLES + 1) + [b'{"id":1,"n":"x"}'])).drift
     assert many.new == {("n",): "long"}
     assert many.records == SAMPLES + 2
 

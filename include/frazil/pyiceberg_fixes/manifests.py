@@ -1,8 +1,7 @@
-"""Makes PyIceberg read the doubles of manifests in full, in a process that imports this module.
+"""Makes PyIceberg read doubles of manifests exactly, in any process that imports this module.
 
-The decoder of PyIceberg 0.12 gives them the precision of a float: 0.1 is read as 0.10000000149011612, and 1e300 as
-infinity. Scans, merges and delete files find a file by the partition values that are read, and a manifest that is
-written again has them.
+PyIceberg 0.12 decodes them with the precision of a float: 0.1 becomes 0.10000000149011612, and 1e300 infinity. Scans,
+merges and delete files find a file by its decoded partition values, and rewritten manifests contain them.
 """
 
 from __future__ import annotations

@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pyarrow as pa
+import pyiceberg.io.pyarrow
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 from pyiceberg.io.pyarrow import _to_requested_schema
 from pyiceberg.schema import Schema
 from pyiceberg.types import IntegerType, ListType, LongType, MapType, NestedField, StringType, StructType
 
-import frazil.table.exact_reading  # noqa: F401
+import frazil.pyiceberg_fixes.data_files  # noqa: F401
 
 STRUCT = pa.struct([pa.field("a", pa.int32())])
 VALUES: list[Any] = [None, [{"a": 1}, None], None, [{"a": None}, {"a": 2}], None]
@@ -56,3 +59,15 @@ def test_maps_of_structs_whose_field_was_widened(kept: slice) -> None:
     assert read.column("l").to_pylist() == values[kept]
     assert read.column("l").type.item_type.field("a").type == pa.int64()
     read.validate(full=True)
+
+
+@given(st.text(max_size=40), st.integers(1, 20))
+@example("x" * 15 + "\ud7ff" + "tail", 16)
+@example("\U0010ffff" * 17, 16)
+def test_an_upper_bound_of_a_text_can_be_written_and_is_no_less(text: str, length: int) -> None:
+    bound = pyiceberg.io.pyarrow.truncate_upper_bound_text_string(text, length)
+    if bound is None:
+        assert set(text[:length]) == {"\U0010ffff"}
+    else:
+        bound.encode()
+        assert (bound >= text, len(bound) <= length or bound == text) == (True, True)

@@ -1,7 +1,7 @@
-"""What records have that a table cannot hold yet: fields that are no columns, and values for wider or optional columns.
+"""What records have that a table cannot hold yet: new fields, and values that need wider or optional columns.
 
-Decoders sight it in records, tasks report it, and the driver evolves the table. Types form a lattice, so that the order
-in which records and tasks are seen does not matter: `merged` is associative, commutative and idempotent. Pure.
+Decoders find it in records, tasks report it, and the driver evolves the table. Types form a lattice, so the order of
+records and tasks does not matter: `merged` is associative, commutative and idempotent. Pure.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ Path = tuple[str, ...]
 """Names from the top; `element` and `value` lead into lists and maps, as in Iceberg's schemas."""
 
 MIXED = "mixed"
-"""Values of types that no one type holds."""
+"""Values whose types have no common type."""
 DEEPEST = 20
-"""Values nested deeper than this are MIXED, and no column: engines limit how deep a schema may be."""
+"""Values nested deeper than this are MIXED and get no column: engines limit the depth of a schema."""
 MAX_OBJECT_FIELDS = 1_000
-"""An object with more fields is MIXED: its keys are data, and time and memory would be the producer's to choose."""
+"""Objects with more fields are MIXED: their keys are data, and would cost unlimited time and memory."""
+CROWD = "\0"
+"""Replaces the names of new fields of an object that has too many. No column can have this name."""
 MAX_NEW_FIELDS = 10_000
-"""New fields that are kept, the first by their paths: the order of records does not decide."""
+"""New fields that are kept, the first in path order, so that the order of records does not matter."""
 _LONGS = range(-(2**63), 2**63)
 _NUMBERS = ("int", "long", "float", "double")
 _PRIMITIVES: dict[str, type[iceberg.IcebergType]] = {
@@ -59,15 +61,15 @@ class MapOf:
 
 
 Seen = None | str | ListOf | StructOf | MapOf
-"""A type as values show it; None if they were all null. A string is the name of a primitive type, or MIXED."""
+"""A type as seen in values; None if all were null. A string is a primitive type's name, or MIXED."""
 
 
 class Within(NamedTuple):
-    """A part of records, a struct, whose fields are sighted; their paths begin in it."""
+    """A part of records, a struct, whose fields are examined; their paths begin in it."""
 
     path: Path = ()
     beside: str = ""
-    """A field beside the part: it counts only in records where this field is one of `values`. Empty: in all."""
+    """A field next to the part: only records where it is one of `values` count. Empty: all records count."""
     values: frozenset[str] = frozenset()
 
 
@@ -75,39 +77,41 @@ WHOLE = (Within(),)
 
 
 @runtime_checkable
-class SightingDecoder(Protocol):
-    """A decoder that can say what records have beyond its schema, in `Decoded.sighted`."""
+class DriftDecoder(Protocol):
+    """A decoder that can report what records have beyond its schema, in `Decoded.drift`."""
 
-    def sight(self, *, widening: bool, within: Sequence[Within] = WHOLE) -> None:
-        """Do so from now on; with `widening`, also say which wider and optional columns would hold refused records.
+    def report_drift(self, *, widening: bool, within: Sequence[Within] = WHOLE) -> None:
+        """Report from now on; with `widening`, also which wider and optional columns would hold refused records.
 
-        The parts that are looked at have the same fields. A decoder that knows what records have without looking at
-        each does not look at what is beside a part.
+        All parts must have the same fields. A decoder that knows the fields without examining records ignores the
+        conditions of parts.
         """
 
 
 @dataclass(frozen=True, slots=True)
-class Sightings:
+class SchemaDrift:
     """What some records have beyond a schema."""
 
     new: Mapping[Path, Seen] = field(default_factory=dict)
-    """Fields that are no columns, by their path."""
+    """New fields by path."""
     wider: Mapping[Path, str] = field(default_factory=dict)
     """Columns that refused a value, with the type that holds it: `long`, `double`, or a decimal."""
     optional: frozenset[Path] = frozenset()
-    """Required columns without a value in a record that is sound otherwise."""
+    """Required columns without a value in an otherwise valid record."""
     records: int = 0
-    """Records with a field that is no column, and not null."""
+    """Records with a new field that is not null."""
 
-    def within(self, parts: Sequence[Within]) -> Sightings:
-        """What is in these parts of records, as seen from there."""
+    def within(self, parts: Sequence[Within]) -> SchemaDrift:
+        """The part of this that concerns these parts of records, with paths that begin there."""
         if parts == WHOLE:
             return self
         new = [(path[len(p) :], seen) for p, *_ in parts for path, seen in self.new.items() if _is_in(path, p)]
         wider = [(path[len(p) :], kind) for p, *_ in parts for path, kind in self.wider.items() if _is_in(path, p)]
         optional = frozenset(path[len(p) :] for p, *_ in parts for path in self.optional if _is_in(path, p))
-        each = [Sightings({path: seen}) for path, seen in new] + [Sightings(wider={path: kind}) for path, kind in wider]
-        return joined_sightings([Sightings(optional=optional, records=self.records if new else 0), *each])
+        each = [SchemaDrift({path: seen}) for path, seen in new] + [
+            SchemaDrift(wider={path: kind}) for path, kind in wider
+        ]
+        return joined_drift([SchemaDrift(optional=optional, records=self.records if new else 0), *each])
 
     def __bool__(self) -> bool:
         return bool(self.new or self.wider or self.optional or self.records)
@@ -121,7 +125,7 @@ class Sightings:
         }
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Sightings:
+    def from_json(cls, value: Mapping[str, Any]) -> SchemaDrift:
         return cls(
             {tuple(path): _seen(plain) for path, plain in value["new"]},
             {tuple(path): kind for path, kind in value["wider"]},
@@ -130,15 +134,15 @@ class Sightings:
         )
 
 
-NOTHING_SIGHTED = Sightings()
+NO_DRIFT = SchemaDrift()
 
 
 def _is_in(path: Path, part: Path) -> bool:
     return len(path) > len(part) and path[: len(part)] == part
 
 
-def joined_sightings(parts: Iterable[Sightings]) -> Sightings:
-    """All of them as one."""
+def joined_drift(parts: Iterable[SchemaDrift]) -> SchemaDrift:
+    """Join them into one."""
     new: dict[Path, Seen] = {}
     wider: dict[Path, str] = {}
     optional: set[Path] = set()
@@ -152,7 +156,7 @@ def joined_sightings(parts: Iterable[Sightings]) -> Sightings:
         records += part.records
     if len(new) > MAX_NEW_FIELDS:
         new = {path: new[path] for path in nsmallest(MAX_NEW_FIELDS, new)}
-    return Sightings(new, wider, frozenset(optional), records)
+    return SchemaDrift(new, wider, frozenset(optional), records)
 
 
 def merged(one: Seen, other: Seen) -> Seen:  # noqa: PLR0911 - a table
@@ -176,7 +180,7 @@ def merged(one: Seen, other: Seen) -> Seen:  # noqa: PLR0911 - a table
 
 
 def _merged_structs(one: StructOf, other: StructOf) -> Seen:
-    """Merge in time linear in `other`, unless `one` changes, which happens only as often as the bounds allow."""
+    """Merge in time linear in `other`, unless `one` changes, which the limits of types bound."""
     parts = {name: merged(one.fields.get(name), part) for name, part in other.fields.items()}
     if all(name in one.fields and one.fields[name] is part for name, part in parts.items()):
         return one
@@ -198,7 +202,7 @@ def _merged_names(one: str, other: str) -> str:
 
 
 def seen_in(value: object, depth: int = 0) -> Seen:  # noqa: PLR0911 - a table
-    """The type of a parsed JSON value. A whole number is a long, beyond 64 bits a double; text is always a string."""
+    """The type of a parsed JSON value: an integer is a long, or a double beyond 64 bits; a text is always a string."""
     if depth > DEEPEST:
         return MIXED
     match value:
@@ -223,7 +227,7 @@ def seen_in(value: object, depth: int = 0) -> Seen:  # noqa: PLR0911 - a table
 
 
 def is_open(seen: Seen) -> bool:
-    """Whether a part of the type is unknown, because its values were all null or there were none."""
+    """Whether part of the type is unknown, because its values were all null or missing."""
     match seen:
         case ListOf():
             return is_open(seen.element)
@@ -236,16 +240,16 @@ def is_open(seen: Seen) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class NewField:
-    """A field that could become a column: `type` with temporary field ids, or None and why not."""
+    """A field that could become a column: `type` with temporary field ids, or None and the reason."""
 
     path: Path
     type: iceberg.IcebergType | None
     problem: str = ""
 
 
-def new_fields(sightings: Sightings) -> Iterator[NewField]:
-    """The fields that are no columns, each with its problems inside; those that were always null are left out."""
-    for path, seen in sorted(sightings.new.items()):
+def new_fields(schema_drift: SchemaDrift) -> Iterator[NewField]:
+    """The new fields, each with the problems inside it, except those that were always null."""
+    for path, seen in sorted(schema_drift.new.items()):
         yield from _new_field(path, seen)
 
 
@@ -297,8 +301,12 @@ def _type(path: Path, seen: Seen, problems: list[NewField], ids: Iterator[int]) 
     return wide_type(seen)
 
 
-def name_problem(name: str) -> str:
-    """Why a field's name can be no column's; empty if it can."""
+def name_problem(name: str) -> str:  # noqa: PLR0911 - a table
+    """Why a field's name cannot be a column's; empty if it can."""
+    if name == CROWD:
+        return (
+            f"stands for more than {MAX_OBJECT_FIELDS:,} fields of one object that are not columns: its keys are data"
+        )
     if not name:
         return "has an empty name"
     if "." in name:
@@ -313,12 +321,12 @@ def name_problem(name: str) -> str:
 
 
 def wider_of(one: str, other: str) -> str:
-    """The wider of two types for one column: decimals of its scale, or twice the same."""
+    """The wider of two types of one column: decimals of its scale, or equal types."""
     return max(one, other, key=lambda kind: _decimal(kind) or (0, 0))
 
 
 def wide_type(kind: str) -> iceberg.IcebergType:
-    """The type of that name."""
+    """The type with this name."""
     if (decimal := _decimal(kind)) is not None:
         return iceberg.DecimalType(*decimal)
     if kind.startswith("fixed["):

@@ -1,4 +1,4 @@
-"""Judges one window: finds it, chooses the engine, validates its rows, and writes the page."""
+"""Evaluates one window: finds it, chooses the engine, validates its rows, and writes the page."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ ARROW_ROWS_MAX = 5_000_000
 """Up to so many rows pandas judges. At 1 M rows it beats Spark with 0.8 GB (bench/gate.py); beyond, it is a guess."""
 
 
-def judge(
+def evaluate(
     request: GateRequest, *, now: datetime, start_session: Callable[[GateRequest], Any] = start_spark
 ) -> GateResult:
-    """Judge the window and write its page. A window without rows passes.
+    """Evaluate the window and write its page. A window without rows passes.
 
     Raises SpecError if the suite cannot be used on this table, and as `open_window` does.
     """

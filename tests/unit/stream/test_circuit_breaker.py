@@ -10,8 +10,8 @@ import pytest
 
 from frazil.errors import CircuitOpen
 from frazil.ingest.contract import Reject, Rejects
-from frazil.spec.model import Circuit
-from frazil.stream.circuit import check_circuit, judge, opened
+from frazil.spec.model import CircuitBreaker
+from frazil.stream.circuit_breaker import check_circuit_breaker, evaluate, opened
 
 
 def rejects(**counts: int) -> Rejects:
@@ -23,21 +23,21 @@ def rejects(**counts: int) -> Rejects:
 @pytest.mark.parametrize("share", [0, 1, 33, 50, 99])
 @pytest.mark.parametrize("at_least", [1, 7, 12])
 def test_it_opens_exactly_above_the_share_of_enough_records(share: int, at_least: int):
-    circuit = Circuit(share=share, at_least=at_least)
+    circuit = CircuitBreaker(share=share, at_least=at_least)
     for records in range(12):
         for rejected in range(12):
             total = records + rejected
             above = total >= at_least and Fraction(rejected, max(total, 1)) > Fraction(share, 100)
-            judged = judge(rejects(Bad=rejected), records=records, circuit=circuit)
-            assert judged.opens == above
-            assert f"{rejected} of {total} record" in judged.reason
+            evaluated = evaluate(rejects(Bad=rejected), records=records, circuit=circuit)
+            assert evaluated.opens == above
+            assert f"{rejected} of {total} record" in evaluated.reason
 
 
 def test_by_default_half_of_a_thousand_records():
-    circuit = Circuit()
-    assert not judge(rejects(Bad=999), records=0, circuit=circuit).opens
-    assert not judge(rejects(Bad=500), records=500, circuit=circuit).opens
-    assert judge(rejects(Bad=501), records=499, circuit=circuit).opens
+    circuit = CircuitBreaker()
+    assert not evaluate(rejects(Bad=999), records=0, circuit=circuit).opens
+    assert not evaluate(rejects(Bad=500), records=500, circuit=circuit).opens
+    assert evaluate(rejects(Bad=501), records=499, circuit=circuit).opens
 
 
 def test_what_it_says_has_reasons_counts_samples_the_batch_before_and_the_ways_out():
@@ -49,9 +49,9 @@ def test_what_it_says_has_reasons_counts_samples_the_batch_before_and_the_ways_o
             *(Reject("t", 1, o, "MissingField", f"no id at {o}.") for o in (6, 7, 8)),
         ),
     )
-    judged = judge(found, records=100, circuit=Circuit())
+    evaluated = evaluate(found, records=100, circuit=CircuitBreaker())
     before: Any = SimpleNamespace(records=999, rejected=1)
-    assert opened("rides", judged, found, before=before) == (
+    assert opened("rides", evaluated, found, before=before) == (
         "stream 'rides' stops before a commit: 1,200 of 1,300 records (92.3 %) would be dead letters, more than 50 % "
         "(dead-letters.circuit). In the batch before it was 0.1 %. Reasons: MissingField 1,100, NotJson 100. "
         "If the declaration is wrong, correct it: the batch is read again. If the producer was wrong, `frazil resume "
@@ -68,16 +68,16 @@ def test_a_stream_may_declare_none():
     def spec(circuit: Any) -> Any:
         return SimpleNamespace(name="rides", dead_letters=SimpleNamespace(circuit=circuit))
 
-    check_circuit(spec("off"), rejects(Bad=5000), records=0, journals=journals)
+    check_circuit_breaker(spec("off"), rejects(Bad=5000), records=0, journals=journals)
     with pytest.raises(
         CircuitOpen, match=r"5,000 of 5,000 records \(100\.0 %\).*Reasons: Bad 5,000\..*First at t\[0\]@0"
     ):
-        check_circuit(spec(Circuit()), rejects(Bad=5000), records=0, journals=journals)
+        check_circuit_breaker(spec(CircuitBreaker()), rejects(Bad=5000), records=0, journals=journals)
 
 
 def test_the_batch_before_is_the_last_that_had_records():
     empty, before = SimpleNamespace(records=0, rejected=0), SimpleNamespace(records=7, rejected=7)
     journals: Any = SimpleNamespace(records=lambda **_: iter((empty, before)))
-    spec: Any = SimpleNamespace(name="rides", dead_letters=SimpleNamespace(circuit=Circuit()))
+    spec: Any = SimpleNamespace(name="rides", dead_letters=SimpleNamespace(circuit=CircuitBreaker()))
     with pytest.raises(CircuitOpen, match=r"In the batch before it was 50\.0 %"):
-        check_circuit(spec, rejects(Bad=5000), records=0, journals=journals)
+        check_circuit_breaker(spec, rejects(Bad=5000), records=0, journals=journals)

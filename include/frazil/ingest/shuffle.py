@@ -1,4 +1,4 @@
-"""Which writer of a batch gets a row, where rows are shuffled between decoding and writing.
+"""Chooses each row's writer, where rows are shuffled between decoding and writing.
 
 A row's writer depends on its table partition and its place in Kafka alone. So a task that is run again sends each row
 to the same writer.
@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from frazil.ingest.contract import OffsetRange, PartitionKey, Routes
+from frazil.ingest.contract import OffsetRange, PartitionKey, Shuffle
 from frazil.ingest.parquet import FileLayout, partition_bytes
 from frazil.ingest.split import group
 
@@ -32,14 +32,14 @@ class Parcel:
     data: bytes
 
 
-class Router:
+class Shuffler:
     """Divides the rows of one task among the writers of its batch."""
 
-    def __init__(self, routes: Routes, layout: FileLayout, ranges: Sequence[OffsetRange], *, task: int) -> None:
-        self._routes, self._layout, self._task = routes, layout, task
+    def __init__(self, shuffle: Shuffle, layout: FileLayout, ranges: Sequence[OffsetRange], *, task: int) -> None:
+        self._shuffle, self._layout, self._task = shuffle, layout, task
         self._salts = np.array([zlib.crc32(f"{r.topic}\0{r.partition}".encode()) for r in ranges], np.uint64)
-        self._found: dict[tuple[object, ...], _Route] = {}
-        self.sent = [0] * routes.writers
+        self._found: dict[tuple[object, ...], _Writers] = {}
+        self.sent = [0] * shuffle.writers
         """Rows by writer so far."""
 
     @property
@@ -53,7 +53,7 @@ class Router:
             return []
         writers = self._writers(rows, range_index, offsets)
         order = np.argsort(writers, kind="stable")
-        counts = np.bincount(writers, minlength=self._routes.writers).tolist()
+        counts = np.bincount(writers, minlength=self._shuffle.writers).tolist()
         sorted_rows = rows if counts.count(0) == len(counts) - 1 else rows.take(pa.array(order))
         parcels, start = [], 0
         for writer, count in enumerate(counts):
@@ -67,34 +67,34 @@ class Router:
         self, rows: pa.Table, range_index: NDArray[np.int32], offsets: NDArray[np.int64]
     ) -> NDArray[np.uint16]:
         codes, values = group(rows, self._layout.schema, self._layout.spec)
-        routes = [self._route(value) for value in values]
-        writers = np.array([route.writers[0] for route in routes], np.uint16)[codes]
-        for code, route in enumerate(routes):
-            if len(route.writers) > 1:
+        found = [self._writers_of(value) for value in values]
+        writers = np.array([one.writers[0] for one in found], np.uint16)[codes]
+        for code, one in enumerate(found):
+            if len(one.writers) > 1:
                 mine = np.flatnonzero(codes == code)
                 at = _scattered(self._salts[range_index[mine]], offsets[mine])
-                writers[mine] = np.array(route.writers, np.uint16)[np.searchsorted(route.ends[:-1], at, side="right")]
+                writers[mine] = np.array(one.writers, np.uint16)[np.searchsorted(one.ends[:-1], at, side="right")]
         return writers
 
-    def _route(self, values: tuple[object, ...]) -> _Route:
+    def _writers_of(self, values: tuple[object, ...]) -> _Writers:
         # Equal floats may be different partitions: 0.0 and -0.0.
         name = tuple(repr(v) if isinstance(v, float) else v for v in values)
         found = self._found.get(name)
         if found is None:
-            found = self._found[name] = _Route.of(self._routes, partition_bytes(self._layout, values))
+            found = self._found[name] = _Writers.of(self._shuffle, partition_bytes(self._layout, values))
         return found
 
 
 @dataclass(frozen=True, slots=True)
-class _Route:
+class _Writers:
     writers: tuple[int, ...]
     ends: tuple[float, ...] = field(default=(1.0,))
 
     @classmethod
-    def of(cls, routes: Routes, key: PartitionKey) -> _Route:
-        shares = routes.shares.get(key)
+    def of(cls, shuffle: Shuffle, key: PartitionKey) -> _Writers:
+        shares = shuffle.shares.get(key)
         if shares is None:
-            return cls((writer_of_unknown(key, routes.writers),))
+            return cls((writer_of_unknown(key, shuffle.writers),))
         return cls(tuple(writer for writer, _ in shares), tuple(end for _, end in shares))
 
 

@@ -1,0 +1,17 @@
+"""English that has to be read twice may only become less."""
+
+from __future__ import annotations
+
+import json
+
+from tests import prose
+
+
+def test_no_room_has_more_findings_than_are_stored_and_the_stored_counts_fall_with_them():
+    stored = json.loads(prose.COUNTS.read_text())
+    found = prose.counts(prose.findings())
+
+    more = {room: count - stored.get(room, 0) for room, count in found.items() if count > stored.get(room, 0)}
+    fewer = {room: count for room, count in stored.items() if found.get(room, 0) < count}
+    assert more == {}, "rewrite what `python -m tests.prose FOLDER` lists"
+    assert fewer == {}, "well done: lower the counts with `python -m tests.prose --write`"
