@@ -31,7 +31,7 @@ class SharedEngine:
         self._ready, self._over = threading.Event(), threading.Event()
         self._watch = threading.Thread(target=self._check, name="engine", daemon=True)
         self.failed: Exception | None = None
-        """Why no batch can run any more."""
+        """Why no batch can run, once the engine has failed."""
 
     def __enter__(self) -> Self:
         self._engine.__enter__()
@@ -65,7 +65,7 @@ class SharedEngine:
         self._engine.cancel(stream)
 
     def check(self) -> None:
-        """Waits for the engine to start. Raises why it has ended, if it has."""
+        """Wait for the engine to start. Raises why it has ended, if it has."""
         self._ready.wait()
         if self.failed is not None:
             raise self.failed
@@ -75,11 +75,11 @@ class SharedEngine:
         return self._engine.parallelism
 
     def _check(self) -> None:
-        """In a thread: ask once a second for all writers."""
+        """Check in a thread, once a second, for all writers."""
         while True:
             try:
                 self._engine.check()
-            except Exception as error:  # py4j raises what it likes when the JVM is gone
+            except Exception as error:  # py4j raises anything when the JVM is gone
                 if not self._over.is_set():
                     self.failed = error
                 self._ready.set()
@@ -98,7 +98,7 @@ class _Part:
         return self._whole.parallelism
 
     def warm_up(self) -> None:
-        """It is warm, or will be before the first batch."""
+        """Do nothing: the engine is warm, or will be before the first batch."""
 
     def ready(self, until: Callable[[], bool]) -> bool:
         return self._whole.ready(until)
@@ -116,4 +116,4 @@ class _Part:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """The engine goes on for others."""
+        """Do nothing: others still use the engine."""

@@ -1,7 +1,8 @@
-"""Whether this machine's clock agrees with those of what it talks to.
+"""Compares this machine's clock with those of the services it uses.
 
-Windows become complete by the writer's clock, objects are judged abandoned by the storage's, and signed requests are
-refused by both. A server tells its time in each HTTP answer (the `Date` header, in whole seconds), a database if asked.
+Windows become complete by the writer's clock, objects count as abandoned by the storage's, and both refuse signed
+requests with a wrong time. A server sends its time in each HTTP answer (the `Date` header, in whole seconds), a
+database on request.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
+from functools import partial
 from urllib.parse import urlsplit
 
 import requests
@@ -21,30 +23,31 @@ WARN_MS = 5_000
 WRONG_MS = 60_000
 TIMEOUT_S = 5.0
 _HEADER_MS = 1_000
-"""What the header's whole seconds leave open."""
+"""Uncertainty of the header's whole seconds."""
 _MEND = "let NTP (chrony, systemd-timesyncd) set the clock of both machines"
+_MEND_SILENCE = "let the server answer, then run `frazil doctor` again"
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """A server's time, between two looks at ours; all in milliseconds since the epoch, UTC."""
+    """A server's time, between two readings of ours; all in milliseconds since the epoch, UTC."""
 
     before_ms: int
     theirs_ms: int
     after_ms: int
     precision_ms: int = 0
-    """Its true time is at most so much later than `theirs_ms`."""
+    """Its true time is later than `theirs_ms` by up to this."""
 
     @property
     def apart_ms(self) -> int:
-        """The least by which the clocks differ: positive where theirs is ahead, 0 where they may agree."""
+        """The minimum difference of the clocks: positive if theirs is ahead, 0 if they may agree."""
         if self.theirs_ms > self.after_ms:
             return self.theirs_ms - self.after_ms
         return min(0, self.theirs_ms + self.precision_ms - self.before_ms)
 
 
 def evaluate(server: str, told: Told) -> Finding:
-    """What a server's time says of the clocks. Pure."""
+    """Compare the clocks by a server's time. Pure."""
     apart = told.apart_ms
     if abs(apart) < WARN_MS:
         return Finding("clock", State.OK, f"{server} has the same time")
@@ -53,34 +56,41 @@ def evaluate(server: str, told: Told) -> Finding:
 
 
 def clocks(addresses: Iterable[str], databases: Mapping[str, Callable[[], int]]) -> Iterator[Finding]:
-    """Compare with HTTP servers by their addresses, and with databases by functions that ask for their time in ms.
+    """Compare with HTTP servers by their addresses, and with databases by functions that return their time in ms.
 
-    A server that does not answer has no finding here: the check of what it serves says so.
+    A server whose time is unknown has a warning: its clock may be wrong.
     """
-    found = 0
-    for address in sorted(set(addresses)):
-        told = _ask_http(address)
-        if told is not None:
-            found += 1
-            yield evaluate(urlsplit(address).netloc, told)
-    for name, ask in databases.items():
-        before = clock.now_ms()
+    asked: dict[str, Callable[[], Told]] = {
+        urlsplit(address).netloc: partial(_ask_http, address) for address in sorted(set(addresses))
+    }
+    asked |= {f"the database of catalog {name!r}": partial(_ask_database, ask) for name, ask in databases.items()}
+    for server, ask in asked.items():
         try:
-            theirs = ask()
-        except Exception:  # as above, whatever the driver raises
-            continue
-        found += 1
-        yield evaluate(f"the database of catalog {name!r}", Told(before, theirs, clock.now_ms()))
-    if not found:
+            told = ask()
+        except Exception as error:  # whatever the driver raises
+            why = str(error) if isinstance(error, _Untimed) else type(error).__name__
+            yield Finding("clock", State.WARNING, f"the clock of {server} is not compared: {why}", _MEND_SILENCE)
+        else:
+            yield evaluate(server, told)
+    if not asked:
         yield Finding("clock", State.SKIPPED, "nothing that streams declare here tells its time")
 
 
-def _ask_http(address: str) -> Told | None:
-    """The answer may be a refusal: that has a time too."""
+class _Untimed(ValueError):
+    """An answer without a time."""
+
+
+def _ask_database(ask: Callable[[], int]) -> Told:
     before = clock.now_ms()
+    return Told(before, ask(), clock.now_ms())
+
+
+def _ask_http(address: str) -> Told:
+    """The server's time; a refusal has one too."""
+    before = clock.now_ms()
+    answer = requests.head(address, timeout=TIMEOUT_S, allow_redirects=False)
     try:
-        answer = requests.head(address, timeout=TIMEOUT_S, allow_redirects=False)
         theirs = parsedate_to_datetime(answer.headers["Date"])
-    except (requests.RequestException, KeyError, ValueError):
-        return None
+    except (KeyError, ValueError):
+        raise _Untimed("its answer has no time") from None
     return Told(before, int(theirs.timestamp() * 1000), clock.now_ms(), _HEADER_MS)

@@ -129,7 +129,7 @@ def test_letters_from_before_there_were_headers_are_shown_after_their_table_has_
 
 
 def test_a_reason_that_no_letter_has_is_answered_with_those_that_there_are(streams: Path) -> None:
-    assert "no letters of nope; there are letters of NotJson, WrongType." in call(
+    assert "no dead letters of nope; existing reasons: NotJson, WrongType." in call(
         streams, "show", "made", "--reason", "nope"
     )
 

@@ -15,6 +15,7 @@ import pytest
 from click.testing import CliRunner
 from pyiceberg.exceptions import CommitFailedException
 
+from frazil.audit.compare import FindingKind
 from frazil.audit.upserts import audit_upserts
 from frazil.backfill.changes import changes_of
 from frazil.backfill.commit import LaneCommitter, abandon
@@ -45,7 +46,7 @@ from frazil.ingest.write import TableWriter, file_namer
 from frazil.kafka.identity import SourceIdentity
 from frazil.maintenance.orphans import Undecided
 from frazil.spec.model import StreamSpec
-from frazil.status.stream import stream_status
+from frazil.status.stream import stream_state
 from frazil.table.catalogs import load_catalog
 from frazil.table.tables import data_location, ensure_table
 from tests.unit.dead_letters.test_replay import Killed, check_none_is_discarded_and_replayed, is_killed
@@ -234,9 +235,11 @@ def test_letters_are_merged_in_their_order_and_those_that_land_or_are_stale_leav
     counted = {name: summary[f"frazil.{name}"] for name in ("inserted", "updated", "deleted", "stale")}
     assert counted == {"inserted": "1", "updated": "1", "deleted": "1", "stale": "2"}
     assert json.loads(summary[WINDOWS]) == {str(int(BEGAN.timestamp()) * 1_000_000): 3}, "complete windows reopen"
-    (audited,) = audit_upserts(live.stream.spec, live.tables).partitions
+    audit = audit_upserts(live.stream.spec, live.tables)
+    assert [(one.kind, one.count) for one in audit.findings] == [(FindingKind.NOT_COMPARED, 1)]
+    (audited,) = audit.partitions
     assert (audited.rows, audited.dead_letters) == (len(RECORDS) + len(LETTERS) - 1, 1), "letters that left are changes"
-    status = stream_status(live.stream.spec, now_ms=live.tables.clock_ms())
+    status = stream_state(live.stream.spec, now_ms=live.tables.clock_ms())
     assert status.changes["inserted"] == len(RECORDS), "those of the batch"
     assert status.commit_epoch == status.epoch
     assert {name: n for name, n in status.replayed.items() if n} == {name: int(n) for name, n in counted.items()}
