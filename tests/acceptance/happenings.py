@@ -20,7 +20,7 @@ from tests.polling import eventually
 
 
 @dataclass(frozen=True, slots=True)
-class Happening:
+class StreamEvent:
     name: str
     to: Callable[[World, Situation], None]
 
@@ -208,21 +208,21 @@ def run_dags(world: World, situation: Situation) -> None:
 
 
 HAPPENINGS = (
-    Happening("it is stopped", stop),
-    Happening("it is killed", kill),
+    StreamEvent("it is stopped", stop),
+    StreamEvent("it is killed", kill),
     *(
-        Happening(f"it dies after the {point}", die_after(point))
+        StreamEvent(f"it dies after the {point}", die_after(point))
         for point in ("stage", "journal", "dead letters", "commit")
     ),
-    Happening("it is started twice", start_twice),
-    Happening("another host takes over", take_over),
-    Happening("it stands still, is replaced, and goes on", zombie),
-    Happening("it stands still in a batch, is replaced, and goes on", zombie_in_a_batch),
-    Happening("its declaration gets a column", new_column),
-    Happening("snapshots are expired", expire),
-    Happening("files are compacted", compact),
-    Happening("a backfill is asked for", backfill),
-    Happening("it is audited", audit),
-    Happening("events of its table are created by hand", create_events),
-    Happening("its DAGs run in Airflow", run_dags),
+    StreamEvent("it is started twice", start_twice),
+    StreamEvent("another host takes over", take_over),
+    StreamEvent("it stands still, is replaced, and goes on", zombie),
+    StreamEvent("it stands still in a batch, is replaced, and goes on", zombie_in_a_batch),
+    StreamEvent("its declaration gets a column", new_column),
+    StreamEvent("snapshots are expired", expire),
+    StreamEvent("files are compacted", compact),
+    StreamEvent("a backfill is asked for", backfill),
+    StreamEvent("it is audited", audit),
+    StreamEvent("events of its table are created by hand", create_events),
+    StreamEvent("its DAGs run in Airflow", run_dags),
 )

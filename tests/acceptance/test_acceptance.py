@@ -25,7 +25,7 @@ from frazil.dev.kafka import EmbeddedKafka
 from frazil.table.catalogs import catalog_config
 from tests.acceptance.airflow_server import AirflowServer
 from tests.acceptance.command_server import CommandServer
-from tests.acceptance.happenings import HAPPENINGS, Happening
+from tests.acceptance.happenings import HAPPENINGS, StreamEvent
 from tests.acceptance.situations import SITUATIONS, Situation, another_stream, nothing
 from tests.acceptance.world import SHAPES, Shape, World
 from tests.conftest import ACCEPTANCE_SEED
@@ -39,7 +39,7 @@ NUMBER = int(os.environ[ACCEPTANCE_SEED])
 @dataclass(frozen=True, slots=True)
 class Cell:
     situation: Situation
-    happening: Happening
+    happening: StreamEvent
     shape: Shape
     runs_already: bool
 
@@ -182,7 +182,7 @@ def test_every_record_lands_once_and_people_can_tell(cell: Cell, world: Any):
     ],
     indirect=["world"],
 )
-def test_a_table_grows_with_its_records_whatever_happens(happening: Happening, world: Any):
+def test_a_table_grows_with_its_records_whatever_happens(happening: StreamEvent, world: Any):
     world.more = "evolution: full\n"
     world.declare()
     world.produce(24, odd=[b"never a ride"])

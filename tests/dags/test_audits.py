@@ -156,17 +156,20 @@ def test_each_stream_where_something_is_wrong_has_tasks_and_an_asset_event_of_it
     assert "the table is missing 5 rows" in extra["sentences"][0]
 
 
-@pytest.mark.parametrize(("source", "complete", "stands"), [
-    (True, True, False),
-    (True, False, True),
-    (False, False, False),
+@pytest.mark.parametrize(("found_with", "source", "complete", "stands"), [
+    (True, True, True, False),
+    (True, True, False, True),
+    (True, False, True, True),
+    (False, False, True, False),
+    (False, False, False, True),
+    (False, True, True, False),
 ])  # fmt: skip
-def test_an_audit_that_could_not_compare_all_with_kafka_takes_no_finding_back(
-    source: bool, complete: bool, stands: bool
+def test_only_an_audit_that_compared_all_with_the_same_witnesses_takes_a_finding_back(
+    found_with: bool, source: bool, complete: bool, stands: bool
 ) -> None:
     store = Store()
     hour = {"stream": "made", "from": TEN.isoformat(), "to": (TEN + timedelta(hours=1)).isoformat()}
     asked = {**hour, "source": source, "complete": complete}
-    remember(store, [{**hour, "source": True, "complete": True, "findings": 1, "sentences": ["made: 1 key"]}])
+    remember(store, [{**hour, "source": found_with, "complete": True, "findings": 1, "sentences": ["made: 1 key"]}])
     remember(store, [{**asked, "findings": 0, "sentences": []}])
     assert bool(audit_findings(store)) is stands

@@ -143,10 +143,17 @@ def compare(evidence: Evidence) -> tuple[Finding, ...]:
         *_missing(evidence),
         *_log_cut(evidence),
         *_unclaimed(evidence),
-        *_miscounted(evidence),
+        *_miscounted(evidence, _rows(evidence)),
+        *_miscounted(evidence, _letters(evidence)),
         *_not_compared(evidence),
         *_limits(evidence),
     ]
+    return tuple(f for f in found if f.count)
+
+
+def compare_letters(evidence: Evidence) -> tuple[Finding, ...]:
+    """What is wrong with the dead letters alone. Pure."""
+    found = [*_duplicated_letters(evidence), *_miscounted(evidence, _letters(evidence))]
     return tuple(f for f in found if f.count)
 
 
@@ -172,14 +179,17 @@ def duplicates(evidence: Evidence) -> int:
 
 
 def _duplicates(e: Evidence) -> Iterable[Finding]:
-    for table, tally, count in (
-        (e.tables, e.rows, duplicates(e)),
-        ("the dead-letter table", e.dead_letters, _copies(e.dead_letters, e)),
-    ):
-        yield _finding(
-            e, FindingKind.DUPLICATES, count,
-            f"{counted(count, 'row')} too many in {table}, at offsets {_named(tally.repeated)}",
-        )  # fmt: skip
+    yield _too_many(e, e.tables, e.rows, duplicates(e))
+    yield from _duplicated_letters(e)
+
+
+def _duplicated_letters(e: Evidence) -> Iterable[Finding]:
+    yield _too_many(e, "the dead-letter table", e.dead_letters, _copies(e.dead_letters, e))
+
+
+def _too_many(e: Evidence, table: str, tally: OffsetTally, count: int) -> Finding:
+    sentence = f"{counted(count, 'row')} too many in {table}, at offsets {_named(tally.repeated)}"
+    return _finding(e, FindingKind.DUPLICATES, count, sentence)
 
 
 def _both(e: Evidence) -> Iterable[Finding]:
@@ -267,38 +277,42 @@ class _Witness:
         return missing_, 0 if given_twice & offsets else max(0, surplus)
 
 
-def _witnesses(e: Evidence) -> tuple[_Witness, _Witness]:
-    def rows(r: CommittedRange) -> int:
+def _rows(e: Evidence) -> _Witness:
+    def claimed(r: CommittedRange) -> int:
         return min(r.end - r.start, r.records + e.replayed.range_cardinality(r.start, r.end))
 
-    def letters(r: CommittedRange) -> int:
+    return _Witness("row", e.rows, claimed, e.groups, missing(e), covered(e.rewritten), _accepted(e))
+
+
+def _letters(e: Evidence) -> _Witness:
+    def claimed(r: CommittedRange) -> int:
         return max(0, r.rejected - e.replayed.range_cardinality(r.start, r.end))
 
-    twice, accepted = covered(e.rewritten), covered(e.given_up) - e.rows.seen - e.dead_letters.seen
-    return (
-        _Witness("row", e.rows, rows, e.groups, missing(e), twice, accepted),
-        _Witness("dead letter", e.dead_letters, letters, e.letter_groups, BitMap64(), twice, accepted),
-    )
+    twice = covered(e.rewritten)
+    return _Witness("dead letter", e.dead_letters, claimed, e.letter_groups, BitMap64(), twice, _accepted(e))
 
 
-def _miscounted(e: Evidence) -> Iterable[Finding]:
-    """Compare commit records with the tables. What is missing by Kafka is not reported again."""
-    for witness in _witnesses(e):
-        fewer = more = 0
-        first: Group | None = None
-        for group in witness.groups:
-            missing_, surplus = witness.compare(group)
-            if e.drops_repeats and witness.tally is e.rows:
-                missing_ = 0
-            fewer, more = fewer + missing_, more + surplus
-            first = first or (group if missing_ or surplus else None)
-        if first is not None:
-            fewer_words = [f"is missing {counted(fewer, witness.name)} that commit records count"] if fewer else []
-            has = [f"has {counted(more, witness.name)} that no commit record counts"] if more else []
-            span = first.audited[0].start, max(r.end for r in first.audited)
-            where = f"first between offsets {span[0]:,} and {span[1] - 1:,}"
-            sentence = f"{e.tables} {' and '.join(fewer_words + has)}, {where}"
-            yield _finding(e, FindingKind.MISCOUNTED, fewer + more, sentence)
+def _accepted(e: Evidence) -> BitMap64:
+    return covered(e.given_up) - e.rows.seen - e.dead_letters.seen
+
+
+def _miscounted(e: Evidence, witness: _Witness) -> Iterable[Finding]:
+    """Compare commit records with a table. What is missing by Kafka is not reported again."""
+    fewer = more = 0
+    first: Group | None = None
+    for group in witness.groups:
+        missing_, surplus = witness.compare(group)
+        if e.drops_repeats and witness.tally is e.rows:
+            missing_ = 0
+        fewer, more = fewer + missing_, more + surplus
+        first = first or (group if missing_ or surplus else None)
+    if first is not None:
+        fewer_words = [f"is missing {counted(fewer, witness.name)} that commit records count"] if fewer else []
+        has = [f"has {counted(more, witness.name)} that no commit record counts"] if more else []
+        span = first.audited[0].start, max(r.end for r in first.audited)
+        where = f"first between offsets {span[0]:,} and {span[1] - 1:,}"
+        sentence = f"{e.tables} {' and '.join(fewer_words + has)}, {where}"
+        yield _finding(e, FindingKind.MISCOUNTED, fewer + more, sentence)
 
 
 def compare_repeats(

@@ -16,6 +16,7 @@ from frazil.audit.compare import (
     InKafka,
     compare,
     compare_counts,
+    compare_letters,
     compare_repeats,
     duplicates,
     missing,
@@ -36,6 +37,7 @@ from frazil.offsets.spans import TopicPartition
 from frazil.offsets.tally import OffsetTally, Tallies, together
 from frazil.spec.units import counted
 from frazil.table.branches import MAIN, head_of
+from frazil.table.file_bounds import Within
 from frazil.table.landed_offsets import Wanted, has_coordinates, tally
 from frazil.timetext import utc
 
@@ -109,11 +111,7 @@ class _Run:
 
     def evidence(self, claimed: Claims) -> tuple[tuple[Evidence, ...], tuple[Finding, ...]]:
         """The evidence, and findings about what Kafka could not be asked and about single tables of a route."""
-        topics = {topic for topic, _ in claimed.ranges.keys() | self.marker.offsets.keys()}
-        within = (
-            {tp: spans for tp, of in claimed.ranges.items() if (spans := merged_ranges(of))} if self.window else None
-        )
-        ids = self.marker.source.topic_ids
+        topics, within = self._topics(claimed), self._within(claimed)
         kafka, notes = self.ask_kafka(self.marker, claimed) if self.ask_kafka else ({}, ())
         home = tally(self.table, Wanted(topics, within), Wanted(topics, within, branch=open_branch(self.marker.stream)))
         replays = Replays.of(self.tables, self.table) if self.marker.routed is not None else Replays()
@@ -123,9 +121,7 @@ class _Run:
             claimed,
             rows=together([home, *(one.rows for one in routed)]) if routed else home,
             tables="the route" if routed else "the table",
-            dead_letters=self._without_settled(
-                claimed, tally(self.tables.dead_letters.refresh(), Wanted(topics, within, ids, self.marker.stream))
-            ),
+            dead_letters=self.letters(claimed),
             kafka=kafka,
             whole=self.window is None,
             drops_repeats=self.drops_repeats,
@@ -134,13 +130,24 @@ class _Run:
             return found, notes
         return found, (*notes, *compare_tables(found, (self.tables.main.identifier, home), routed, claimed, replays))
 
-    def _without_settled(self, claimed: Claims, letters: Tallies) -> Tallies:
+    def letters(self, claimed: Claims) -> Tallies:
         """The dead letters, without those of a published replay that have not left their table yet."""
+        ids = self.marker.source.topic_ids
+        wanted = Wanted(self._topics(claimed), self._within(claimed), ids, self.marker.stream)
+        letters = tally(self.tables.dead_letters.refresh(), wanted)
         own = self.tables.dead_letters.current().properties
         if unsettled_replay(self.table.properties, own, self.marker.stream) is None:
             return letters
         settled = {tp: claimed.replayed[tp] for tp in letters.keys() & claimed.replayed.keys()}
         return {**letters, **{tp: OffsetTally([*(letters[tp].seen - offsets)]) for tp, offsets in settled.items()}}
+
+    def _topics(self, claimed: Claims) -> set[str]:
+        return {topic for topic, _ in claimed.ranges.keys() | self.marker.offsets.keys()}
+
+    def _within(self, claimed: Claims) -> Within | None:
+        if self.window is None:
+            return None
+        return {tp: spans for tp, of in claimed.ranges.items() if (spans := merged_ranges(of))}
 
 
 def audit_stream(  # noqa: PLR0913 - what is audited, and by what
@@ -175,7 +182,7 @@ def audit_stream(  # noqa: PLR0913 - what is audited, and by what
         evidence, notes = run.evidence(claimed)
         if not _replayed_meanwhile(run):
             break
-    evidence = _looked_at_twice(run, claimed, evidence)
+    evidence = _looked_at_twice(run, claimed, evidence, compare)
     if drops_repeats:
         notes = (
             *notes,
@@ -184,6 +191,22 @@ def audit_stream(  # noqa: PLR0913 - what is audited, and by what
             ),
         )
     return _result(run, claimed, evidence, (*before, *notes, *(f for e in evidence for f in compare(e))))
+
+
+def audit_letters(
+    tables: StreamTables, table: Table, marker: Marker, claimed: Claims, window: Period | None
+) -> tuple[Finding, ...] | None:
+    """Compare the dead letters alone with the commit records.
+
+    Returns None if a replay was published since `table` was loaded: then load it again.
+    """
+    run = _Run(tables, table, marker, window, None, drops_repeats=False, named=())
+    letters = run.letters(claimed)
+    if _replayed_meanwhile(run):
+        return None
+    evidence = gather(marker, claimed, rows={}, dead_letters=letters, kafka={}, whole=window is None)
+    evidence = _looked_at_twice(run, claimed, evidence, compare_letters)
+    return tuple(finding for each in evidence for finding in compare_letters(each))
 
 
 def marker_of(tables: StreamTables, table: Table) -> Marker:
@@ -219,12 +242,14 @@ def _replayed_meanwhile(run: _Run) -> bool:
     return lane is None or lane.epoch < own.epoch or (lane.id == own.id and lane.state is not LaneState.PUBLISHED)
 
 
-def _looked_at_twice(run: _Run, claimed: Claims, evidence: tuple[Evidence, ...]) -> tuple[Evidence, ...]:
+def _looked_at_twice(
+    run: _Run, claimed: Claims, evidence: tuple[Evidence, ...], compared: Callable[[Evidence], tuple[Finding, ...]]
+) -> tuple[Evidence, ...]:
     """If a period looks wrong, compare it next to everything that was ever committed, which may explain it (a reset).
     So is a period of a topic that was created again, whose offsets other rows have too. Any other clean period never
     reads the records of other times."""
     if run.window is None or not (
-        any(f.kind.is_wrong for e in evidence for f in compare(e)) or _created_again(run, claimed)
+        any(f.kind.is_wrong for e in evidence for f in compared(e)) or _created_again(run, claimed)
     ):
         return evidence
     return explained(evidence, claims(run.tables.journals, run.marker, run.table.metadata), claimed)

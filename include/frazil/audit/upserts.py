@@ -24,7 +24,8 @@ from frazil.audit.changed_keys import ChangedKeys, Key, changed_keys
 from frazil.audit.claims import Claims, claims, window_claims
 from frazil.audit.compare import Finding, FindingKind
 from frazil.audit.ranges import by_topic_id, merged_ranges, read_again
-from frazil.audit.run import Audit, PartitionAudit, marker_of, standing_findings
+from frazil.audit.run import Audit, PartitionAudit, audit_letters, marker_of, standing_findings
+from frazil.audit.source import cut_logs
 from frazil.commit.marker import BatchKey, Marker
 from frazil.commit.merge_plan import plan_merge
 from frazil.commit.opened import open_kafka
@@ -56,9 +57,12 @@ LATE_AFTER_DELETE = (
 def audit_upserts(
     spec: StreamSpec, tables: StreamTables, *, window: Period | None = None, with_source: bool = False
 ) -> Audit:
-    """Audit the table; without its source only that all commit records are there. Raises as `audit_stream` does."""
-    table, marker, claimed = _claimed(tables, window)
-    findings = (*standing_findings(table, marker, claimed, window), *_read_again(claimed))
+    """Audit the table and its dead letters; without its source no row. Raises as `audit_stream` does."""
+    letters = None
+    while letters is None:
+        table, marker, claimed = _claimed(tables, window)
+        letters = audit_letters(tables, table, marker, claimed, window)
+    findings = (*standing_findings(table, marker, claimed, window), *letters, *_read_again(claimed))
     if with_source:
         findings = (*findings, *_compared(spec, tables, table, marker, claimed))
     elif claimed.batches:
@@ -127,6 +131,13 @@ def _compared(
             yield Finding(FindingKind.NOT_COMPARED, 1, sentence, spec.name)
             return
         first, ends = kafka.earliest(found.partitions), kafka.log_ends(found.partitions)
+        cut = cut_logs(kafka, marker, {tp: [*claimed.ranges[tp]] for tp in starts if tp in ends})
+    for (topic, partition), offset in sorted(cut.items()):
+        sentence = (
+            f"Kafka's log was cut at offset {offset:,}, below what was committed: rows may have changes from there on "
+            "that Kafka no longer has. `frazil reset STREAM --to marker` goes on there"
+        )
+        yield Finding(FindingKind.LOG_CUT, 1, sentence, f"{topic}-{partition}")
     gone = {tp: first[tp] - start for tp, start in starts.items() if first.get(tp, 0) > start}
     if gone:
         sentence = f"Kafka has deleted {counted(sum(gone.values()), 'record')} of them: nothing is known about these"

@@ -60,7 +60,7 @@ def check_ancestry(metadata: TableMetadata, marker: Marker, *, table: str) -> No
         if (current.sequence_number or 0) <= marker.sequence_number:
             break
         if current.parent_snapshot_id is None or current.parent_snapshot_id not in snapshots:
-            if _replaces_all(current, metadata):
+            if _replaces_all(current, metadata, marker):
                 break
             return
         current = snapshots[current.parent_snapshot_id]
@@ -72,22 +72,32 @@ def check_ancestry(metadata: TableMetadata, marker: Marker, *, table: str) -> No
     )
 
 
-def _replaces_all(first: Snapshot, metadata: TableMetadata) -> bool:
+def _replaces_all(first: Snapshot, metadata: TableMetadata, marker: Marker) -> bool:
     """Whether a snapshot without a parent began an empty table over one with files (`CREATE OR REPLACE TABLE`).
 
-    The snapshot before it was one of main's and is still kept, so no expiry took its parent, and its summary counts no
-    file but its own.
+    Main's snapshot before it is still kept, so no expiry took its parent, and its summary counts no file but its own.
     """
-    if first.parent_snapshot_id is not None or first.sequence_number is None:
+    if first.parent_snapshot_id is not None:
         return False
-    before = next((s for s in metadata.snapshots if s.sequence_number == first.sequence_number - 1), None)
-    if before is not None and all(entry.snapshot_id != before.snapshot_id for entry in metadata.snapshot_log):
-        # Java clears main's log as it replaces a table; but then no other branch has the snapshot.
-        branches = [name for name, ref in metadata.refs.items() if name != MAIN and ref.snapshot_ref_type == "branch"]
-        if any(before in ancestors(metadata, name) for name in branches):
-            return False
+    before = _of_main_before(first, metadata, marker)
     files, added, deleted = (_count(first, f"{what}-data-files") for what in ("total", "added", "deleted"))
     return before is not None and _count(before, "total-data-files") > 0 and files == added and not deleted
+
+
+def _of_main_before(first: Snapshot, metadata: TableMetadata, marker: Marker) -> Snapshot | None:
+    """The snapshot of main that came right before another one; None if it may have expired.
+
+    Java clears main's log as it replaces a table; but then no other branch has the snapshot, or the marker names it.
+    """
+    kept = {snapshot.sequence_number: snapshot for snapshot in metadata.snapshots}
+    of_main = {marker.snapshot_id, *(entry.snapshot_id for entry in metadata.snapshot_log)}
+    branches = [name for name, ref in metadata.refs.items() if name != MAIN and ref.snapshot_ref_type == "branch"]
+    of_branches = {snapshot.snapshot_id for name in branches for snapshot in ancestors(metadata, name)}
+    number = first.sequence_number or 0
+    while (before := kept.get(number := number - 1)) is not None:
+        if before.snapshot_id in of_main or before.snapshot_id not in of_branches:
+            return before
+    return None
 
 
 def _count(snapshot: Snapshot, key: str) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
+from functools import partial
 from urllib.parse import urlsplit
 
 import requests
@@ -23,6 +24,7 @@ TIMEOUT_S = 5.0
 _HEADER_MS = 1_000
 """What the header's whole seconds leave open."""
 _MEND = "let NTP (chrony, systemd-timesyncd) set the clock of both machines"
+_MEND_SILENCE = "let the server answer, then run `frazil doctor` again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,32 +57,39 @@ def evaluate(server: str, told: Told) -> Finding:
 def clocks(addresses: Iterable[str], databases: Mapping[str, Callable[[], int]]) -> Iterator[Finding]:
     """Compare with HTTP servers by their addresses, and with databases by functions that ask for their time in ms.
 
-    A server that does not answer has no finding here: the check of what it serves says so.
+    A server whose time is unknown has a warning: its clock may be wrong.
     """
-    found = 0
-    for address in sorted(set(addresses)):
-        told = _ask_http(address)
-        if told is not None:
-            found += 1
-            yield evaluate(urlsplit(address).netloc, told)
-    for name, ask in databases.items():
-        before = clock.now_ms()
+    asked: dict[str, Callable[[], Told]] = {
+        urlsplit(address).netloc: partial(_ask_http, address) for address in sorted(set(addresses))
+    }
+    asked |= {f"the database of catalog {name!r}": partial(_ask_database, ask) for name, ask in databases.items()}
+    for server, ask in asked.items():
         try:
-            theirs = ask()
-        except Exception:  # as above, whatever the driver raises
-            continue
-        found += 1
-        yield evaluate(f"the database of catalog {name!r}", Told(before, theirs, clock.now_ms()))
-    if not found:
+            told = ask()
+        except Exception as error:  # whatever the driver raises
+            why = str(error) if isinstance(error, _Untimed) else type(error).__name__
+            yield Finding("clock", State.WARNING, f"the clock of {server} is not compared: {why}", _MEND_SILENCE)
+        else:
+            yield evaluate(server, told)
+    if not asked:
         yield Finding("clock", State.SKIPPED, "nothing that streams declare here tells its time")
 
 
-def _ask_http(address: str) -> Told | None:
+class _Untimed(ValueError):
+    """An answer without a time."""
+
+
+def _ask_database(ask: Callable[[], int]) -> Told:
+    before = clock.now_ms()
+    return Told(before, ask(), clock.now_ms())
+
+
+def _ask_http(address: str) -> Told:
     """The answer may be a refusal: that has a time too."""
     before = clock.now_ms()
+    answer = requests.head(address, timeout=TIMEOUT_S, allow_redirects=False)
     try:
-        answer = requests.head(address, timeout=TIMEOUT_S, allow_redirects=False)
         theirs = parsedate_to_datetime(answer.headers["Date"])
-    except (requests.RequestException, KeyError, ValueError):
-        return None
+    except (KeyError, ValueError):
+        raise _Untimed("its answer has no time") from None
     return Told(before, int(theirs.timestamp() * 1000), clock.now_ms(), _HEADER_MS)

@@ -31,6 +31,8 @@ MIN_NEW_LOG_GAP_MS = 3_600_000
 MAX_FILE_CHARACTERS = 255
 """The longest binlog name that file systems allow."""
 _TIME_DIGITS = 13
+_DIGITS = 20
+"""Of each number in a position."""
 _LAYOUT = (
     r"^(?:(?P<name>.*?)(?:\.[a-d]?[0-9]+)?/[0-9]+/[0-9]+|[0-9]+)"
     rf"@(?P<ms>[0-9]{{{_TIME_DIGITS}}})(?:#(?P<server>[0-9]{{1,18}}))?$"
@@ -57,7 +59,7 @@ def positions(source: Mapping[str, pa.Array]) -> pa.Array:
     """
     lsn, file, pos, row, time, server = (source[field] for field in POSITIONS)
     name = _in_order(file.cast(pa.string()))
-    of_log = pc.binary_join_element_wise(name, _padded(pos), _padded(pc.fill_null(row, 0)), "/")
+    of_log = pc.binary_join_element_wise(name, _padded(pos), pc.fill_null(_padded(row), "0" * _DIGITS), "/")
     at = pc.if_else(lsn.is_valid(), _padded(lsn), of_log)
     ms = pc.utf8_lpad(_whole(time).cast(pa.string()), _TIME_DIGITS, "0")
     of_time = pc.coalesce(pc.binary_join_element_wise(at, ms, "@"), at)
@@ -129,4 +131,4 @@ def _whole(numbers: pa.Array) -> pa.Array:
 
 
 def _padded(numbers: pa.Array) -> pa.Array:
-    return pc.utf8_lpad(numbers.cast(pa.string()), 20, "0")
+    return pc.utf8_lpad(numbers.cast(pa.string()), _DIGITS, "0")

@@ -6,8 +6,9 @@ import logging
 
 from confluent_kafka import KafkaException
 
-from frazil.commit.marker import Marker, of_topics
+from frazil.commit.marker import Marker
 from frazil.commit.opened import open_kafka
+from frazil.commit.rules import check_same_source
 from frazil.errors import FrazilError
 from frazil.host.launchers import open_launcher
 from frazil.kafka.admin import TIMEOUT_S
@@ -28,14 +29,14 @@ def heartbeat_lag(stream: str, *, now_ms: int) -> int | None:
 
 
 def kafka_lag(spec: StreamSpec, marker: Marker) -> int | None:
-    """Offsets between the marker and Kafka's end; None if Kafka does not answer within 10 s."""
+    """Offsets between the marker and Kafka's end; None if Kafka does not answer within 10 s, or has other topics."""
     try:
         with open_kafka(spec, timeout_s=TIMEOUT_S) as kafka:
-            read = of_topics(marker.offsets, spec.source.reads)
-            if spec.source.topic_pattern is not None:  # some of them may have been deleted
-                read = {tp: read[tp] for tp in kafka.describe().partitions if tp in read}
-            ends = kafka.ends(read)
+            found = kafka.describe()
+            check_same_source(marker.source, found.identity, stream=spec.name)
+            first, ends = kafka.earliest(found.partitions), kafka.ends(found.partitions)
     except (FrazilError, KafkaException) as error:  # the latter for properties that librdkafka refuses
         logger.warning("the lag of stream %s is unknown: %s", spec.name, error)
         return None
-    return sum(max(end - marker.offsets[tp], 0) for tp, end in ends.items())
+    starts = {**first, **marker.offsets}
+    return sum(max(end - starts[tp], 0) for tp, end in ends.items())

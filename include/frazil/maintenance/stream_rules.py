@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
 from frazil.aggregate.due import WaitingDay
@@ -23,6 +23,10 @@ FEWEST_RECORDS = 100
 """A share of fewer records than this means nothing."""
 NAMED = 5
 """At most this many windows or days are named."""
+RULES_OF_TABLE = ("table", "waiting-batches", "dead-letters", "stale-changes")
+"""The rules whose values only the stream's table tells."""
+RULES_OF_RUN_FOLDER = ("restarts", "registry", "stall")
+"""The rules whose values only the stream's run folder tells."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +79,22 @@ class StreamState:
     """Records committed within that time, dead letters included."""
     recent_reasons: Reasons = field(default_factory=dict)
     """New dead letters within that time, by error class; with a count of 0 those that the last hour had, and it not."""
+    unknown: tuple[str, ...] = ()
+    """Rules whose values are unknown, because the table or the run folder cannot be read."""
 
 
 def stream_readings(state: StreamState, alerts: Alerts, *, now_ms: int) -> tuple[Reading, ...]:
     """Every rule of a stream; none if alerts are switched off."""
-    return tuple(_of_stream(state, alerts, now_ms)) if alerts.enabled else ()
+    if not alerts.enabled:
+        return ()
+    seen = _of_stream(state, alerts, now_ms)
+    return tuple(_unknown(reading, state.name) if reading.rule in state.unknown else reading for reading in seen)
+
+
+def _unknown(reading: Reading, name: str) -> Reading:
+    """The reading of a rule whose value is unknown: it neither raises an alert nor ends one."""
+    sentence = f"{reading.rule} of stream {name} was active when it was last measured, and is unknown now"
+    return replace(reading, value=None, shown="unknown", sentence=sentence)
 
 
 def _of_stream(state: StreamState, alerts: Alerts, now_ms: int) -> Iterator[Reading]:

@@ -23,7 +23,7 @@ from frazil.host.launcher import Observation
 from frazil.host.launchers import open_launcher
 from frazil.host.records import ExitRecord
 from frazil.maintenance.alert_rules import stale_after_ms
-from frazil.maintenance.stream_rules import StreamState
+from frazil.maintenance.stream_rules import RULES_OF_RUN_FOLDER, RULES_OF_TABLE, StreamState
 from frazil.spec.model import StreamSpec
 from frazil.supervise.liveness import beating, has_committed
 from frazil.supervise.observed import Desired, DesiredMode
@@ -61,11 +61,12 @@ def observe_stream(spec: StreamSpec, problem: str | None, *, now_ms: int, out_of
         _landed(table.metadata if table else None, spec.name, now_ms=now_ms, within_ms=within_ms)
         for within_ms in (HOUR_MS, recent_ms)
     )
+    missing, known = _missing(spec, writer) if table is None and reachable else (None, reachable)
     return StreamState(
         name=spec.name,
         table=spec.table.identifier,
         problem=problem,
-        missing=_missing(spec, writer) if table is None and reachable else None,
+        missing=missing,
         wanted=desired.mode is DesiredMode.RUNNING if isinstance(desired, Desired) else None,
         alive=_alive(
             writer,
@@ -86,11 +87,12 @@ def observe_stream(spec: StreamSpec, problem: str | None, *, now_ms: int, out_of
         recent_minutes=recent_ms / 60_000,
         recent_records=recent.records,
         recent_reasons={name: recent.reasons.get(name, Reason(0)) for name in hour.reasons},
+        unknown=(*(() if known else RULES_OF_TABLE), *(() if writer else RULES_OF_RUN_FOLDER)),
     )
 
 
 def _table(spec: StreamSpec) -> tuple[Table | None, bool]:
-    """The table, or None; and whether it certainly does not exist."""
+    """The table, or None if it does not exist or cannot be read; and whether the catalog answered."""
     try:
         return load_stream_table(spec), True
     except Exception as error:  # catalogs raise what their clients raise; the table's own alert reports it
@@ -98,12 +100,13 @@ def _table(spec: StreamSpec) -> tuple[Table | None, bool]:
         return None, False
 
 
-def _missing(spec: StreamSpec, writer: Observation | None) -> str | None:
+def _missing(spec: StreamSpec, writer: Observation | None) -> tuple[str | None, bool]:
+    """Why a table that does not exist is no new one, and whether that is known."""
     try:
-        return missing_table(spec, committed=writer is not None and has_committed(writer))
+        return missing_table(spec, committed=writer is not None and has_committed(writer)), True
     except Exception as error:  # as above
         log.warning("where the table of stream %s would be made is not known: %r", spec.name, error)
-        return None
+        return None, False
 
 
 def _writer(stream: str) -> Observation | None:

@@ -63,8 +63,8 @@ def opened(stream: str, evaluated: Evaluation, rejects: Rejects, *, before: Jour
     reasons = ", ".join(f"{name} {count:,}" for name, count in rejects.counts.items())
     return (
         f"stream {stream!r} stops before a commit: {evaluated.reason} (dead-letters.circuit). {_before(before)}"
-        f"Reasons: {reasons}. If the declaration is wrong, correct it: the batch is read again. If the producer was wrong, "
-        f"`frazil resume {stream} --accept` takes what it has sent until now as dead letters, and `frazil reset "
+        f"Reasons: {reasons}. If the declaration is wrong, correct it: the batch is read again. If the producer was "
+        f"wrong, `frazil resume {stream} --accept` takes what it has sent until now as dead letters, and `frazil reset "
         f"{stream} --to latest` skips what Kafka has now. First at {_firsts(rejects)}. "
         f"{' | '.join(map(_said, _samples(rejects)))}"
     )

@@ -84,11 +84,11 @@ BACKPRESSURE = _gauge(
 INTERVAL = _gauge("commit_interval", "s", "The commit interval, as stretched by `commit.throttle`.")
 LAST_COMMIT = _gauge("last_commit.timestamp", "s", "When this process last committed, in seconds since 1970.")
 WATERMARK = _gauge("watermark.timestamp", "s", "The stream's watermark, in seconds since 1970.")
-EPOCHS = _counter("epochs", "{epoch}", "Take-overs by this process; more than one means that it began anew.")
+EPOCHS = _counter("epochs", "{epoch}", "Take-overs by this process; more than one means a restart in place.")
 STALLED = _gauge(
     "stalled", "{stall}", "1 while the stream is stalled, by `kind`: offsets, watermark or transaction.", "kind"
 )
-OUTAGE = _gauge("outage", "{outage}", "1 while a catalog, a storage or Kafka fails, or tables of the route lack rows.")
+OUTAGE = _gauge("outage", "{outage}", "1 while a catalog, a storage or Kafka fails, or tables of the route miss rows.")
 OUTAGES = _counter("outages", "{outage}", "Outages that the writer met.")
 THROTTLED = _gauge("throttled", "{stream}", "1 while the table's metadata grows faster than maintenance shrinks it.")
 EVOLUTIONS = _counter("evolutions", "{evolution}", "Changes of the table's schema that records asked for.")

@@ -12,8 +12,8 @@ _INTRODUCTION = """\
 # Metrics
 
 What writers publish with `FRAZIL_METRICS` ([guide](../how-to/watch-with-prometheus.md)). All metrics have the labels
-`stream` and `table`. A stream has at most {series} series, {buckets} of them buckets. Counters begin at 0 with each
-process. `python -m frazil.telemetry.page` generates this page.
+`stream` and `table`. For a stream there are {series} series at most, {buckets} of them buckets. Counters begin at 0
+with each process. `python -m frazil.telemetry.page` generates this page.
 """
 
 

@@ -106,6 +106,18 @@ def test_a_table_that_was_replaced_between_commits_of_others_stops_the_writer(wo
         world.run(committer, {0: (3, 4)})
 
 
+def test_a_table_that_was_replaced_after_a_commit_to_a_branch_stops_the_writer(world):
+    committer = filled(world)
+    table = world.load()
+    table.manage_snapshots().create_branch(table.metadata.current_snapshot_id, "review").commit()
+    for _ in range(2):
+        world.load().append(world.load().scan().to_arrow().slice(0, 1), branch="review")
+    replaced(world, 2)
+
+    with pytest.raises(RolledBack, match="or replaced"):
+        world.run(committer, {0: (3, 4)})
+
+
 def test_a_table_that_was_emptied_and_expired_is_fine(world):
     committer = filled(world)
     world.load().delete()

@@ -114,7 +114,7 @@ def late_server() -> Iterator[str]:
 
 
 def test_a_server_tells_its_time_even_where_it_refuses_us(late_server: str) -> None:
-    (found,) = clocks([late_server, "http://127.0.0.1:1"], {})
+    (found,) = clocks([late_server], {})
     assert found.state is State.WRONG
     assert "behind us" in found.said
 
@@ -123,9 +123,21 @@ def test_a_database_is_asked_for_its_time() -> None:
     def broken() -> int:
         raise OSError
 
-    (found,) = clocks([], {"lake": lambda: NOW, "gone": broken})
+    found, unknown = clocks([], {"lake": lambda: NOW, "gone": broken})
     assert found.state is State.WRONG
     assert "the database of catalog 'lake'" in found.said
+    said = "the clock of the database of catalog 'gone' is not compared: OSError"
+    assert (unknown.state, unknown.said) == (State.WARNING, said)
+
+
+def test_each_server_whose_clock_cannot_be_compared_is_named(late_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_Late, "date_time_string", lambda *_: "today")
+    untimed, silent = sorted(
+        clocks([late_server, "http://127.0.0.1:1"], {}), key=lambda one: "127.0.0.1:1 " in one.said
+    )
+    assert states([untimed, silent]) == [State.WARNING, State.WARNING]
+    assert untimed.said == f"the clock of {late_server.removeprefix('http://')} is not compared: its answer has no time"
+    assert silent.said == "the clock of 127.0.0.1:1 is not compared: ConnectionError"
 
 
 def test_without_a_server_there_is_no_clock_to_compare() -> None:

@@ -228,6 +228,16 @@ def test_a_position_ends_with_the_sources_time_whatever_column_has_that_too() ->
     assert (untold["place"], untold["said_at"]) == ("00000000000024023128", None)
 
 
+def test_a_position_has_its_row_whatever_the_type_of_the_column_that_has_that_too() -> None:
+    metadata = {"place": "position", "line": "source.row"}
+    source = {**SPEC["source"], "format": {"type": "json", "envelope": {"metadata": metadata}}}  # type: ignore[dict-item]
+    columns = {**SPEC["schema"], "line": "string"}  # type: ignore[dict-item]
+    of_mysql = {"connector": "mysql", "file": "mysql-bin.000003", "pos": 4}
+    events = [event("c", after=ROW, source={**of_mysql, "row": "7"}), event("c", after=ROW, source=of_mysql)]
+    found = decode(events, source=source, schema=columns).rows["place"].to_pylist()
+    assert found == [f"mysql-bin.000003/{4:020}/{row:020}" for row in (7, 0)]
+
+
 def test_avro_has_the_same_events() -> None:
     def record(name: str, fields: list[Any]) -> dict[str, Any]:
         return {"type": "record", "name": name, "fields": fields}

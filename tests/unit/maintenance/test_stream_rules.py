@@ -24,7 +24,7 @@ from frazil.host.local import LocalLauncher
 from frazil.host.records import ExitRecord, Launch, LaunchKind, append_exit
 from frazil.ingest.contract import RangeProgress, Reject, Rejects
 from frazil.maintenance.alert_rules import Reading
-from frazil.maintenance.alerts import AlertStates, step_readings
+from frazil.maintenance.alerts import AlertState, AlertStates, step_readings
 from frazil.maintenance.stream_rules import (
     StreamState,
     flag,
@@ -303,6 +303,28 @@ def test_a_writer_that_was_given_up_is_an_alert_at_once_and_until_something_is_s
     assert sentence.startswith("stream made has no writer, and its supervisor gave up: 5 crashes without one commit.")
     (folder / "lock").write_text(json.dumps(Launch("l10", LaunchKind.SUPERVISED, now_ms).to_json()))
     assert alerts_now() == []
+
+
+def test_no_alert_of_a_stream_is_over_while_its_table_or_its_run_folder_cannot_be_read(
+    frazil_home: Path,  # noqa: ARG001
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "made.yaml").write_text(STREAM)
+    spec = load_stream(tmp_path / "made.yaml")
+    rules = {"table", "waiting-batches", "dead-letters", "stale-changes", "restarts", "registry", "stall"}
+    before = AlertStates({rule: AlertState(NOW_MS, active=True) for rule in rules})
+
+    def refuse(*_: object) -> None:
+        raise OSError("the catalog is out of reach")
+
+    monkeypatch.setattr("frazil.maintenance.stream_state.load_stream_table", refuse)
+    monkeypatch.setattr(LocalLauncher, "observe", refuse)
+    seen = stream_readings(observe_stream(spec, None, now_ms=NOW_MS), ALERTS, now_ms=NOW_MS)
+    step = step_readings(before, "stream made", seen, ALERTS, now_ms=NOW_MS)
+
+    assert step.resolved == ()
+    assert {alert.rule: "is unknown now" in alert.sentence for alert in step.active} == dict.fromkeys(rules, True)
 
 
 def test_a_pause_ends_the_alert_of_a_writer_that_was_given_up() -> None:

@@ -11,6 +11,8 @@ from frazil.timetext import parse_moment
 
 FOUND = "audits"
 """The store's key. No table has this name."""
+ASKED_KAFKA = "source"
+"""The last entry of a finding of an audit that read Kafka's records."""
 KEPT = timedelta(days=7)
 """So long findings stand that no later audit takes back, as where rows were erased because somebody asked for it."""
 
@@ -23,7 +25,7 @@ def audit_findings(store: Store) -> dict[str, str]:
 def remember(store: Store, audits: Iterable[Mapping[str, Any]]) -> None:
     """Keep what audits found, and forget it once one of the same hours found nothing, or after a week.
 
-    One that asked Kafka, and could not compare all, as after a reset, takes nothing back.
+    An audit that could not compare all takes nothing back, and neither does one without Kafka where Kafka was asked.
     Each is what `audit_hours` returns; times are ISO 8601 of one zone, so that they compare as text.
     """
     before = {stream: kept for stream, kept in stored_mapping(store, FOUND).items() if _is_kept(kept)}
@@ -33,7 +35,9 @@ def remember(store: Store, audits: Iterable[Mapping[str, Any]]) -> None:
         if found["findings"]:
             begin, end = found["from"], found["to"]
             said = f"{stream}, committed from {begin} to {end}: {found['findings']} findings. {found['sentences'][0]}"
-            after[stream] = [min(begin, kept[0]), max(end, kept[1]), said] if kept else [begin, end, said]
+            hours = [min(begin, kept[0]), max(end, kept[1])] if kept else [begin, end]
+            with_kafka = found["source"] or (kept is not None and ASKED_KAFKA in kept[3:])
+            after[stream] = [*hours, said, *([ASKED_KAFKA] if with_kafka else [])]
         elif kept and (_takes_back(found, kept) or _is_old(kept, found["to"])):
             del after[stream]
     if after != before:
@@ -41,7 +45,7 @@ def remember(store: Store, audits: Iterable[Mapping[str, Any]]) -> None:
 
 
 def _takes_back(found: Mapping[str, Any], kept: Sequence[str]) -> bool:
-    if found["source"] and not found["complete"]:
+    if not found["complete"] or (ASKED_KAFKA in kept[3:] and not found["source"]):
         return False
     return bool(found["from"] <= kept[0] and kept[1] <= found["to"])
 
@@ -51,7 +55,7 @@ def _is_old(kept: Sequence[str], now: str) -> bool:
 
 
 def _is_kept(kept: Any) -> bool:
-    if not (isinstance(kept, list) and len(kept) == 3 and all(isinstance(one, str) for one in kept)):
+    if not (isinstance(kept, list) and len(kept) in {3, 4} and all(isinstance(one, str) for one in kept)):
         return False
     try:
         return all(parse_moment(one).tzinfo is not None for one in kept[:2])
