@@ -176,7 +176,7 @@ def backfill(world: World, situation: Situation) -> None:
             assert done.code == SpecError.exit_code, done.err
             return
         assert done.code == 0, done.err
-        assert "nothing that is asked for is missing" in done.out
+        assert "no requested record is missing" in done.out
 
 
 def audit(world: World, situation: Situation) -> None:

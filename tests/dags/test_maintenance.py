@@ -146,7 +146,7 @@ def test_alerts_of_a_stream_that_is_removed_resolve_and_those_of_a_broken_file_s
     monkeypatch.setattr(declared, "clock", SimpleNamespace(now_ms=lambda: time.time_ns() // 1_000_000 + EMPTY_MS))
     removed = table_health.measure_all(tmp_path, store)
     assert {alert["rule"] for alert in removed["resolved"]} == {"snapshots", "declaration"}
-    assert "no stream declares it any more" in removed["resolved"][0]["sentence"]
+    assert "no stream declares it" in removed["resolved"][0]["sentence"]
     assert store["tables"] == []
 
 

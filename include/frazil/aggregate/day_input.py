@@ -1,4 +1,4 @@
-"""Which snapshot of the source a day is aggregated from, and what the target remembers of it; without Spark."""
+"""Chooses the snapshot of the source for a day's aggregation, and what the target records about it; without Spark."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from frazil.table.catalogs import catalog_errors
 log = logging.getLogger(__name__)
 
 NO_REVISIONS = "none"
-"""Used if the day is not complete by its signals: it lies before the first signal, or is still open."""
+"""Revisions of a day that is not complete by its signals: before the first signal, or still open."""
 
 
 @dataclass(frozen=True, slots=True)
 class DayInput:
-    """What one run reads: the source at one snapshot, which stands for these revisions of the day's windows."""
+    """The input of one run: the source at one snapshot, with the revisions of the day's windows."""
 
     snapshot_id: int
     sequence_number: int
@@ -37,14 +37,14 @@ class DayInput:
 
 
 def day_signals(catalog: Catalog, spec: AggregationSpec, day: date) -> tuple[Signal, ...]:
-    """The newest signal of each of the day's windows that has one."""
+    """The newest signal of each of the day's windows, if any."""
     whole = Window.parse(str(day))
     with catalog_errors(catalog.name):
         return newest_signals(catalog, spec.source, from_us=whole.start_us, to_us=whole.end_us)
 
 
 def is_complete(day: date, signals: Sequence[Signal]) -> bool:
-    """Whether windows that were signalled and that no gate holds cover the day."""
+    """Whether signalled windows without a failed gate cover the day."""
     whole = Window.parse(str(day))
     reached_us = whole.start_us
     for signal in sorted(signals, key=lambda s: s.start_us):
@@ -60,10 +60,10 @@ def held(signals: Sequence[Signal]) -> list[str]:
 
 
 def choose_input(catalog: Catalog, spec: AggregationSpec, day: date, signals: Sequence[Signal]) -> DayInput:
-    """The newest snapshot that the day's signals name, or the current one.
+    """The newest snapshot in the day's signals, or the current one.
 
-    The current one is used if the day is not complete (before the first signal, or still open), or if the named
-    snapshot was expired or rolled back. Raises SpecError if the source has no table or no snapshot.
+    The current one is used if the day is not complete (before the first signal, or still open), or if that snapshot was
+    expired or rolled back. Raises SpecError if the source has no table or no snapshot.
     """
     branch = _branch(catalog, spec.source)
     current = next(iter(branch))
@@ -99,13 +99,13 @@ def given_input(catalog: Catalog, spec: AggregationSpec, day: date, *, snapshot_
 
 
 def revisions_of(signals: Sequence[Signal]) -> str:
-    """The windows' revisions, as `DayInput.revisions` is written."""
+    """The windows' revisions, in the form of `DayInput.revisions`."""
     others = {signal.partition: signal.revision for signal in signals if signal.revision != 1}
     return json.dumps(others, separators=(",", ":")) if others else "1"
 
 
 def lineage(spec: AggregationSpec, day: date, given: DayInput) -> dict[str, str]:
-    """What the target's snapshot summary says about a run."""
+    """The run's entries in the target's snapshot summary."""
     return {
         "frazil.aggregation": spec.name,
         "frazil.day": str(day),
@@ -140,7 +140,7 @@ def _branch(catalog: Catalog, source: str) -> dict[int, int]:
             metadata = catalog.load_table(source).metadata
         except NoSuchTableError:
             raise SpecError(
-                f"there is no table {source} yet: its stream's writer makes it at its first start"
+                f"the table {source} does not exist yet: its stream's writer creates it at its first start"
             ) from None
     branch = _line(metadata)
     if not branch:
@@ -149,7 +149,7 @@ def _branch(catalog: Catalog, source: str) -> dict[int, int]:
 
 
 def _line(metadata: TableMetadata) -> dict[int, int]:
-    """As `_branch`, with the snapshots that expiry keeps behind the branch because signals name them."""
+    """Like `_branch`, including the snapshots that expiry keeps behind the branch for signals."""
     return {s.snapshot_id: s.sequence_number or 0 for s in ancestors_and_kept(metadata)}
 
 

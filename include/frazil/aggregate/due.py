@@ -1,4 +1,4 @@
-"""Which days of an aggregation are complete by their signals but not in its target, decided from metadata."""
+"""Finds days of an aggregation that are complete by their signals but missing from its target, from metadata."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from frazil.signals.signal_table import TableSignals
 from frazil.table.catalogs import catalog_errors
 
 MAX_DAYS = 35
-"""How many days back from the newest complete window are checked: a month without anybody there, and some days."""
+"""Days back from the newest complete window that are checked: a month without operators, and some days."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,23 +28,23 @@ class WaitingDay:
 
     day: date
     revisions: str
-    """As `DayInput.revisions` is written."""
+    """Revisions, in the form of `DayInput.revisions`."""
     since_ms: int
-    """When its last signal was appended."""
+    """Time at which its last signal was appended."""
 
 
 @dataclass(frozen=True, slots=True)
 class Aggregated:
-    """What the target's history says about its days."""
+    """The days in the target's history."""
 
     days: Mapping[date, tuple[str, int]]
-    """By day, the revisions and the source's sequence number that its newest run read."""
+    """Revisions and the source's sequence number that each day's newest run read."""
     oldest_ms: int = 0
-    """Since when the target has its history; 0 if it is whole."""
+    """Start of the target's history; 0 if it is complete."""
 
 
 def waiting_days(catalog: Catalog, spec: AggregationSpec, *, first: date) -> tuple[WaitingDay, ...]:
-    """The waiting days from `first` on, in order, at most MAX_DAYS back. Raises what `catalog_errors` raises."""
+    """The waiting days from `first` on, in order, up to MAX_DAYS back. Raises what `catalog_errors` raises."""
     with catalog_errors(catalog.name):
         signals = TableSignals.load(catalog, spec.source)
         cursor = signals.cursor
@@ -76,7 +76,7 @@ def open_day(catalog: Catalog, spec: AggregationSpec) -> date | None:
 
 
 def is_shown(catalog: Catalog, spec: AggregationSpec, day: date, signals: Sequence[Signal]) -> bool:
-    """Whether the target shows a day as these signals have it, or at a newer state of the source."""
+    """Whether the target shows a day as in these signals, or at a newer state of the source."""
     with catalog_errors(catalog.name):
         try:
             source = catalog.load_table(spec.source).metadata
@@ -107,9 +107,9 @@ def _shown(day: date, signals: Sequence[Signal], revisions: str, since_ms: int, 
 
 
 def aggregated(target: TableMetadata, name: str, *, source: TableMetadata) -> Aggregated:
-    """What a target's history says about one aggregation's days.
+    """One aggregation's days in a target's history.
 
-    A run does not count if the source has left the state that it read: it was rolled back, or made again.
+    A run does not count if the source has left the state that it read: it was rolled back, or recreated.
     """
     days: dict[date, tuple[str, int]] = {}
     oldest_ms = 0
@@ -119,7 +119,7 @@ def aggregated(target: TableMetadata, name: str, *, source: TableMetadata) -> Ag
         if said.get("frazil.aggregation") == name and "frazil.day" in said:
             day = date.fromisoformat(said["frazil.day"])
             number = int(said.get("frazil.input-sequence-number", 0))
-            # Walking the source's history costs as much as it is long, so it is done once per day.
+            # Walking the source's history is expensive, so it is done once per day.
             if day not in days and stands(source, int(said.get("frazil.input-snapshot-id", -1)), number):
                 days[day] = (said.get("frazil.input-revisions", ""), number)
     return Aggregated(days, oldest_ms)

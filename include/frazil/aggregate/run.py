@@ -1,7 +1,7 @@
-"""One day of a daily aggregation in Spark: read at one snapshot, and written over that day's partition of the target.
+"""Aggregates one day in Spark: reads one snapshot, and overwrites that day's partition of the target.
 
-Two runs of a day may overlap. The write asserts that nobody has written the day since this run read what the target
-remembers; otherwise the run reads it again. So the day's partition always shows the newest input of any run.
+Two runs of a day may overlap. The write asserts that the day is unchanged since this run read the target's records;
+otherwise the run reads it again. So the day's partition always shows the newest input of any run.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ log = logging.getLogger(__name__)
 
 ATTEMPTS = 5
 _CONFLICTS = ("ValidationException", "CommitFailedException")
-"""Iceberg's exceptions: another run wrote the day; the catalog kept refusing."""
+"""Iceberg's exceptions for conflicts: another run wrote the day, or the catalog kept refusing."""
 
 
 @dataclass(frozen=True, slots=True)
 class DayOutcome:
-    """How a run ended."""
+    """The result of a run."""
 
     written: bool
     sentence: str
@@ -47,7 +47,7 @@ class DayOutcome:
 def aggregate_day(
     spark: SparkSession, catalog: Catalog, spec: AggregationSpec, *, day: date, given: DayInput
 ) -> DayOutcome:
-    """Write the day's partition of the target, unless a newer state of the source is in it already.
+    """Write the day's partition of the target, unless it already has a newer state of the source.
 
     The session must have the catalog under its own name, and the time zone UTC. Raises SpecError if Spark refuses the
     SQL, SchemaIncompatible if its columns do not fit the target, CommitUnavailable after ATTEMPTS.
@@ -84,9 +84,9 @@ def _result(spark: SparkSession, catalog: Catalog, spec: AggregationSpec, *, day
 
 
 def _make_target(spark: SparkSession, catalog: Catalog, spec: AggregationSpec, result: DataFrame) -> None:
-    """Create the target, by day, if it is not there.
+    """Create the target, partitioned by day, if missing.
 
-    Through PyIceberg: Spark numbers the columns of a new table from 0, and SeaweedFS's REST catalog accepts no
+    Uses PyIceberg: Spark numbers the columns of a new table from 0, and SeaweedFS's REST catalog accepts no
     partitioning by column 0.
     """
     target = _name(catalog, spec.target)
@@ -101,7 +101,7 @@ def _make_target(spark: SparkSession, catalog: Catalog, spec: AggregationSpec, r
 
 
 def _iceberg_schema(spark: SparkSession, result: DataFrame) -> Schema:
-    """As Iceberg's runtime translates it; the catalog numbers the columns anew."""
+    """The schema as Iceberg's runtime translates it; the catalog renumbers the columns."""
     iceberg: Any = spark._jvm.org.apache.iceberg  # type: ignore[union-attr]  # PySpark has no public name for it
     return Schema.model_validate_json(
         iceberg.SchemaParser.toJson(iceberg.spark.SparkSchemaUtil.convert(result._jdf.schema()))
@@ -109,7 +109,7 @@ def _iceberg_schema(spark: SparkSession, result: DataFrame) -> Schema:
 
 
 def _overwrite(result: DataFrame, target: str, day: date, *, base: Table, summary: Mapping[str, str]) -> bool:
-    """Replace the day's partition as it was in `base` by the result, which may be empty. False if it changed since."""
+    """Replace the day's partition with the result, which may be empty. Returns False if it changed since `base`."""
     writer = result.writeTo(target).option("isolation-level", "serializable")
     snapshot = base.current_snapshot()
     if snapshot is not None:

@@ -1,6 +1,6 @@
-"""A daily aggregation as its user declares it: one YAML file, named after the aggregation.
+"""A daily aggregation as declared: one YAML file, named after the aggregation.
 
-This module loads neither PyIceberg nor Spark, because Airflow's DAG processor reads the folder again and again.
+This module loads neither PyIceberg nor Spark, because Airflow's DAG processor reads the folder repeatedly.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from frazil.spec.yaml_file import read_mapping
 log = logging.getLogger(__name__)
 
 SOURCE_VIEW = "source_day"
-"""What the SQL selects from: the source's rows of the day."""
+"""The view that the SQL selects from: the source's rows of the day."""
 DAY_COLUMN = "day"
-"""The target's first column and partition; it is added by frazil, not by the SQL."""
+"""The target's first column and partition; frazil adds it, not the SQL."""
 
 Identifier = Annotated[str, Field(pattern=r"^[\w-]+(\.[\w-]+)+$")]
 Text = Annotated[str, Field(min_length=1)]
@@ -46,11 +46,11 @@ class AggregationSpec(Model):
     target: Identifier
     """Created if missing; its partitions belong to this aggregation alone."""
     catalog: str | None = None
-    """The catalog of both tables; the default one if none is named."""
+    """The catalog of both tables; None means the default catalog."""
     within: PositiveDuration = timedelta(hours=2)
     """A day that is complete for this long and not in the target is an alert."""
     sql: Text
-    """A SELECT over the view `source_day`, without the day: that is added as the first column."""
+    """A SELECT over the view `source_day`, without the day, which is added as the first column."""
 
     @model_validator(mode="after")
     def _two_tables(self) -> Self:
@@ -71,9 +71,9 @@ def parse_day(text: str | None) -> date:
 
 
 def find_aggregation(folder: Path, name: str) -> AggregationSpec:
-    """One aggregation of a folder by its name; the others need not be sound.
+    """One aggregation of a folder by its name; others may be invalid.
 
-    If its file is broken, or gone for a moment, the last sound declaration is returned. Raises SpecError if there has
+    If its file is broken, or missing for a moment, returns the last valid declaration. Raises SpecError if there has
     never been one.
     """
     try:
@@ -81,7 +81,7 @@ def find_aggregation(folder: Path, name: str) -> AggregationSpec:
     except SpecError as error:
         if (last := recall(folder, name, AGGREGATIONS)) is None:
             raise
-        log.warning("the last sound declaration of the aggregation %s is used: %s", name, error)
+        log.warning("the last valid declaration of the aggregation %s is used: %s", name, error)
         return last
 
 
@@ -95,7 +95,7 @@ def _find(folder: Path, name: str) -> AggregationSpec:
 
 
 def load_aggregation(path: Path) -> AggregationSpec:
-    """The aggregation that one file declares. Raises SpecError: file, key, value and what is allowed, a line each."""
+    """The aggregation of one file. Raises SpecError with file, key, value and what is allowed, one per line."""
     return _validate(read_mapping(path), path)
 
 

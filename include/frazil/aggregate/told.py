@@ -1,4 +1,4 @@
-"""What an OpenLineage backend is told of an aggregation's run. Whatever goes wrong in here, the run goes on."""
+"""Reports an aggregation's run to an OpenLineage backend. Its errors never stop the run."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class DayRun:
 
     @contextmanager
     def told(self, jobs: Jobs | None) -> Iterator[None]:
-        """START before it, COMPLETE or FAIL after it; nothing where no backend is declared."""
+        """Report START before the run, COMPLETE or FAIL after it; nothing if no backend is declared."""
         if jobs is None:
             yield
             return
@@ -50,7 +50,7 @@ class DayRun:
         try:
             source = dataset_of(self.catalog.load_table(self.spec.source))
         except Exception as error:  # whatever the catalog raises; the run meets it too
-            log.info("OpenLineage's backend is not told of the source: %r", error)
+            log.info("could not report the source to OpenLineage's backend: %r", error)
             return Told(day=self.day)
         return Told(inputs=(replace(source, snapshot_id=self.given.snapshot_id),), day=self.day)
 
@@ -61,7 +61,7 @@ class DayRun:
             totals = None if snapshot is None else totals_of(snapshot)
             after = replace(before, output=dataset_of(target), totals=totals)
         except Exception as error:  # as above
-            log.info("OpenLineage's backend is not told of the target: %r", error)
+            log.info("could not report the target to OpenLineage's backend: %r", error)
             after = before
         run.ended(clock.now_ms(), after)
 

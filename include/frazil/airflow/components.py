@@ -1,4 +1,4 @@
-"""When Airflow's own processes gave their last sign of life, as its database has it."""
+"""Last heartbeats of Airflow's own processes, from its database."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ COMPONENTS = {"SchedulerJob": "scheduler", "DagProcessorJob": "dag-processor", "
 
 
 def silent_components(beats: Mapping[str, Beat], *, at_ms: int) -> tuple[Silent, ...]:
-    """Those of this Airflow that gave no sign of life when `beats` were read."""
+    """Components of this Airflow without a heartbeat when `beats` were read."""
     home = os.environ.get("AIRFLOW_HOME")
     return silent(beats, now_ms=at_ms, dev=home is not None and Path(home).absolute() == dev_airflow())
 
 
 def last_beats(session: Session) -> dict[str, Beat]:
-    """By component; one that has never run is not there."""
+    """Last heartbeats by component, without those that have never run."""
     query = (
         select(Job.job_type, Job.state, func.max(Job.latest_heartbeat))
         .where(Job.job_type.in_(COMPONENTS))

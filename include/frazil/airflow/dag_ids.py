@@ -39,7 +39,7 @@ class Subject:
 
     @property
     def path(self) -> str:
-        """Of the operations page, after its #."""
+        """The path on the operations page, after its #."""
         return page_path(self.stream, self.table)
 
 

@@ -1,4 +1,4 @@
-"""What all DAGs of frazil say of themselves, and whom they tell: names, tags, owners, default arguments, notifiers.
+"""The common profile of frazil's DAGs: names, tags, owners, default arguments, notifiers.
 
 Three environment variables of the DAG processor, each an import path such as `alerts.slack:to_platform` (several with
 commas), give every DAG its notifiers; what a factory is given goes before them. A fourth is a JSON object of Airflow's
@@ -31,7 +31,7 @@ PURPOSES = frozenset({"writer", "partitions", "audit", "maintenance", "daily", "
 """A DAG's purpose is a tag of it too."""
 START_DATE = datetime(2026, 1, 1, tzinfo=UTC)
 MAX_TAGS_PER_KIND = 10
-"""So many tags for streams, or for tables, and so many owners: a DAG of more is about all of them."""
+"""Tags for streams, or for tables, and owners: a DAG about more is about all of them."""
 SHORTEST = timedelta(minutes=1)
 LONGEST_TAG = 100
 """Airflow's own limit."""
@@ -56,7 +56,7 @@ def dag_profile(  # noqa: PLR0913 - keywords, each with a default
     """The arguments of a DAG that all of frazil's share.
 
     :param display_name: what Airflow's lists show; search finds the DAG by it.
-    :param purpose: the tag beside `frazil`, such as `writer`.
+    :param purpose: the second tag, such as `writer`.
     :param streams: names of the streams that it is about; those of `specs` need not be repeated.
     :param specs: their declarations, which say who owns them.
     :param tables: tables that it is about.
@@ -82,7 +82,7 @@ def dag_profile(  # noqa: PLR0913 - keywords, each with a default
 
 
 def default_arguments(purpose: str) -> dict[str, Any]:
-    """What FRAZIL_DEFAULT_ARGS says of DAGs of that purpose. Raises SpecError where that is no JSON object."""
+    """FRAZIL_DEFAULT_ARGS for DAGs of that purpose. Raises SpecError if it is not a JSON object."""
     text = os.environ.get(DEFAULT_ARGS_VARIABLE)
     if not text:
         return {}

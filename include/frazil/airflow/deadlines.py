@@ -23,20 +23,20 @@ log = logging.getLogger(__name__)
 OnLate = Callable[..., Awaitable[None]]
 """An async function at the top of a module that the triggerer can import.
 
-It is called with `sentence`, and with `context` if it takes that: Airflow's, with the message as `frazil` in it, as
-notifiers have it.
+It is called with `sentence`, and with `context` if it accepts that: Airflow's, with the message as `frazil` in it, as
+in notifiers.
 """
 
 
 def deadline(interval: timedelta, *, sentence: str, on_late: OnLate | None = None) -> DeadlineAlert:
-    """A run is late when it has not ended within `interval` of being queued; `sentence` says what that means."""
+    """Report a run as late if it has not ended within `interval` of being queued; `sentence` explains that."""
     told = AsyncCallback(on_late or late_callback() or say)
     callback = AsyncCallback(tell, kwargs={"sentence": sentence, "to": told.path})
     return DeadlineAlert(reference=DeadlineReference.DAGRUN_QUEUED_AT, interval=interval, callback=callback)
 
 
 async def tell(*, sentence: str, to: str, context: Mapping[str, Any]) -> None:
-    """What Airflow calls in the triggerer: it calls the function at `to`, with the message."""
+    """Call the function at `to` with the message; Airflow calls this in the triggerer."""
     module, _, name = to.rpartition(".")
     on_late = getattr(import_module(module), name)
     given = {"context": {**context, CONTEXT_KEY: _message(sentence, context.get("dag_run") or {})}}
@@ -46,7 +46,7 @@ async def tell(*, sentence: str, to: str, context: Mapping[str, Any]) -> None:
 
 
 def _message(sentence: str, run: Mapping[str, Any]) -> Message:
-    """`run` is as Airflow's REST API shows it."""
+    """The message; `run` is as in Airflow's REST API."""
     dag_id, run_id, queued = (str(run.get(key) or "") for key in ("dag_id", "dag_run_id", "queued_at"))
     return late_run(
         dag_id=dag_id or "a DAG of frazil's",
@@ -58,5 +58,5 @@ def _message(sentence: str, run: Mapping[str, Any]) -> Message:
 
 
 async def say(*, context: Mapping[str, Any], **_: Any) -> None:
-    """Log the message in the triggerer, by default; Airflow's UI shows the missed deadline."""
+    """Log the message in the triggerer, the default; Airflow's UI shows the missed deadline."""
     log.error("%s", context[CONTEXT_KEY].text)

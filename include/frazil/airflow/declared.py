@@ -23,14 +23,14 @@ class DeclaredStream:
 
     name: str
     spec: StreamSpec | None
-    """None if the file has never been sound."""
+    """The current or last valid declaration; None if the file has never been valid."""
     problem: str | None
     removed: bool = False
     """Its file is gone: whatever still runs for it ends, and nothing new starts."""
     missing: bool = False
-    """Its file is gone, perhaps for a moment: nobody is alerted before it is known which."""
+    """Whether its file is missing, perhaps for a moment: no alert fires before it counts as removed."""
     current: bool = False
-    """`spec` is what its file says now: what is wrong is a conflict with another file."""
+    """Whether `spec` is its file's current content, so that the problem is a conflict with another file."""
 
 
 def all_streams(folder: Path) -> list[DeclaredStream]:

@@ -1,6 +1,6 @@
-"""Checks of Airflow for `frazil doctor`, in a process of their own: `python -m frazil.airflow.doctor STREAMS_FOLDER`.
+"""Checks of Airflow for `frazil doctor`, in a separate process: `python -m frazil.airflow.doctor STREAMS_FOLDER`.
 
-It reads Airflow's configuration and database, changes nothing, and prints its findings as JSON.
+Reads Airflow's configuration and database, changes nothing, and prints its findings as JSON.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 TESTED = "3.3"
 QUEUE_VARIABLE = "FRAZIL_WRITER_QUEUE"
-"""What dags/writers.py passes to `writer_dags`."""
+"""Environment variable whose value dags/writers.py passes to `writer_dags`."""
 
 
 def findings(streams: Path) -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""What DAGs know of tables, as gauges in Airflow's own metrics (StatsD with tags, or OpenTelemetry): see `GAUGES`."""
+"""Exports DAGs' knowledge of tables as gauges in Airflow's metrics (StatsD with tags, or OpenTelemetry): `GAUGES`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ GAUGES = {
     "frazil.windows.complete_through_timestamp_seconds": "up to when windows are decided, in seconds since 1970",
     "frazil.windows.held": "windows that a quality gate holds",
 }
-"""Every gauge and what it says. All have the tag `table`, and those of a stream `stream`."""
+"""Every gauge with its meaning. All have the tag `table`, and those of a stream `stream`."""
 _OF_HEALTH = (
     "data_files",
     "data_bytes",
@@ -40,7 +40,7 @@ _OF_HEALTH = (
 
 
 def tell_health(found: Mapping[str, TableHealth | str | None], active: Iterable[Mapping[str, Any]]) -> None:
-    """The health of the tables that could be measured, and how many alerts of each subject stand."""
+    """Export the health of measured tables, and the number of active alerts of each subject."""
     standing = dict.fromkeys(found, 0)
     for alert in active:
         standing[alert["table"]] = standing.get(alert["table"], 0) + 1
@@ -52,7 +52,7 @@ def tell_health(found: Mapping[str, TableHealth | str | None], active: Iterable[
 
 
 def tell_windows(table: str, cursor: Cursor | None) -> None:
-    """How far a table's windows are decided, and how many are held."""
+    """Export how far a table's windows are decided, and how many are held."""
     if cursor is not None:
         _tell("frazil.windows.complete_through_timestamp_seconds", cursor.through_us / 1_000_000, table=table)
         _tell("frazil.windows.held", len(cursor.held), table=table)
@@ -74,5 +74,5 @@ def _tell(name: str, value: float, **tags: str) -> None:
 
     try:
         stats.gauge(name, value, tags=tags)
-    except Exception as error:  # whatever the backend raises; a task does not fail for a number
-        log.info("the gauge %s was not told: %r", name, error)
+    except Exception as error:  # anything that the backend raises; a task does not fail for a number
+        log.info("the gauge %s was not exported: %r", name, error)

@@ -1,8 +1,8 @@
-"""The run of an Airflow task in OpenLineage, to which the runs of what it starts belong.
+"""An Airflow task's run in OpenLineage, the parent of the runs that it starts.
 
-As Airflow's own provider tells of it (`airflow.providers.openlineage.plugins.macros.lineage_parent_id`): namespace,
+Uses the format of Airflow's own provider (`airflow.providers.openlineage.plugins.macros.lineage_parent_id`): namespace,
 `<dag id>.<task id>`, and a run id that is made of DAG, task, try and the run's date. Without the provider the same is
-made here, so that installing it later changes no id.
+computed here, so that installing it later changes no id.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 IN_A_CLUSTER = ("spark.yarn.appMasterEnv", "spark.kubernetes.driverEnv")
-"""How Spark gives a driver in a cluster a variable; every other master ignores them."""
+"""Prefixes with which Spark passes variables to a driver in a cluster; every other master ignores them."""
 
 
 def parent_id(context: Context, environment: Mapping[str, str] = os.environ) -> str | None:
-    """`<namespace>/<job>/<run id>` of the task; None where no backend is declared, or a person has named a parent."""
+    """`<namespace>/<job>/<run id>` of the task; None if no backend is declared, or a parent is configured."""
     from frazil.lineage.facts import PARENT, Settings  # noqa: PLC0415 - a DAG file that is parsed needs no PyIceberg
 
     if environment.get(PARENT) or not Settings.of(environment).on:
         return None
     try:
         return _of_provider(context) or _made(context)
-    except Exception as error:  # what a provider or a client raises must not fail the task
+    except Exception as error:  # an error of a provider or a client must not fail the task
         log.warning("OpenLineage's id of this task is unknown, and its runs have no parent: %r", error)
         return None
 
 
 @contextmanager
 def as_parent(context: Context, spark: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """While applications are submitted: the task is the parent of their runs. Yields the Spark properties with it."""
+    """Make the task the parent of applications submitted meanwhile. Yields the Spark properties that do."""
     from frazil.lineage.facts import PARENT  # noqa: PLC0415 - as above
 
     parent = parent_id(context)

@@ -24,9 +24,9 @@ KEY = "frazil_state"
 RENEW_S = 900.0
 """How old the numbers of an unchanged state become."""
 BURST, REFILL_S = 6, 360.0
-"""At most so many writes at once, and one more each six minutes: 16 an hour for a state that changes each second."""
+"""Writes in a burst; one more is allowed every six minutes: 16 an hour for a state that changes each second."""
 AGAIN_S = 60.0
-"""After a write that failed."""
+"""Seconds before another try after a failed write."""
 ANSWER_S = 20.0
 LONGEST = 1_000
 """Characters of a sentence."""
@@ -72,7 +72,7 @@ class Turns:
 @dataclass(slots=True)
 class ShownState:
     """Writes the state of one deferred task. `show` waits for nothing, and an Airflow that does not answer is no error
-    of the task: it is told to `warn` once, and asked again.
+    of the task: `warn` reports it once, and the write is tried again.
     """
 
     warn: Callable[..., object]

@@ -1,4 +1,4 @@
-"""One task that looks at many streams or tables: side by side, and no answer that hangs or fails stops the others."""
+"""Polls many streams or tables in one task, in parallel; a hanging or failing one does not stop the others."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import TypeVar
 T = TypeVar("T")
 
 AT_ONCE = 8
-"""A silent catalog then costs its timeout once."""
+"""Threads, so that a silent catalog costs its timeout once."""
 
 
 def side_by_side(
     names: Iterable[str], look: Callable[[str], T], *, within_s: float, at_once: int = AT_ONCE
 ) -> dict[str, T | Exception]:
-    """What `look` says of each name, or what it raised; a TimeoutError for what has not ended after `within_s` seconds.
+    """The result of `look` for each name, or its exception; a TimeoutError if it takes more than `within_s` seconds.
 
     `look` runs in threads, where a task cannot talk to Airflow. One that hangs keeps its thread until the task's
     process ends, which does not wait for it.

@@ -7,14 +7,14 @@ from typing import Any, Literal
 
 SPARK_CONNECTION = "spark_default"
 PROPERTIES_FILE = f"{{{{ conn.{SPARK_CONNECTION}.extra_dejson.get('properties-file', '') }}}}"
-"""For spark-submit, if the connection names one; otherwise Spark reads its own spark-defaults.conf."""
+"""Properties file of spark-submit, if the connection has one; otherwise Spark reads its own spark-defaults.conf."""
 POOL_VARIABLE = "FRAZIL_SPARK_POOL"
 """Names the Airflow pool that limits how many of them run at once. Tasks of a missing pool never start, so the variable
-is empty unless somebody created the pool."""
+is empty unless the pool was created."""
 
 
 WEIGHTS = {"aggregation": 30, "backfill": 20, "maintenance": 1}
-"""Which of the tasks that wait for a slot goes first: what people wait for, before what is due again in a while."""
+"""Priorities of tasks that wait for a slot: work that people wait for comes before periodic work."""
 
 
 def in_spark_pool(work: Literal["aggregation", "backfill", "maintenance"]) -> dict[str, Any]:

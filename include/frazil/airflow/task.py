@@ -30,10 +30,10 @@ def run_name(context: Any) -> str:
 
 
 def task(function: Callable[..., Any] | None = None, **settings: Any) -> Any:
-    """As `airflow.sdk.task`."""
+    """Like `airflow.sdk.task`."""
     return task_decorator_factory(function, decorated_operator_class=FrazilTask, **settings)
 
 
 def short_circuit_task(function: Callable[..., Any]) -> Any:
-    """As `airflow.sdk.task.short_circuit`."""
+    """Like `airflow.sdk.task.short_circuit`."""
     return task_decorator_factory(function, decorated_operator_class=FrazilShortCircuit)

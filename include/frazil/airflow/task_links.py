@@ -47,7 +47,7 @@ class TaskLink(BaseOperatorLink):
 
 
 class OperationsLink(TaskLink):
-    """To the stream or the table, and to the overview where a task is about all of them."""
+    """Link to the stream or the table, or to the overview if a task is about all of them."""
 
     name = "Operations page"
 
@@ -56,7 +56,7 @@ class OperationsLink(TaskLink):
 
 
 class DataDocsLink(TaskLink):
-    """To what the quality gates wrote, from the tasks that complete a table's windows."""
+    """Link to the quality gates' pages, from the tasks that complete a table's windows."""
 
     name = "Data Docs"
 
@@ -65,7 +65,7 @@ class DataDocsLink(TaskLink):
 
 
 class ReleaseLink(TaskLink):
-    """To the page's form that releases a held window, filled in. Airflow's own form takes no values from an address."""
+    """Link to the page's filled-in form that releases a held window. Airflow's own form accepts no values in a URL."""
 
     name = "Release a held window"
 
@@ -85,7 +85,7 @@ def _on_page(path: str) -> str:
 
 
 def _seen(operator: BaseOperator, ti_key: TaskInstanceKey) -> Subject:
-    """What Airflow's database says of a task instance."""
+    """A task instance in Airflow's database."""
     from airflow.models.dagrun import DagRun  # noqa: PLC0415 - as above
     from airflow.models.taskinstance import TaskInstance  # noqa: PLC0415 - as above
     from airflow.utils.session import create_session  # noqa: PLC0415 - as above

@@ -1,6 +1,6 @@
-"""Whom a task's end is told, and what: notifiers find the message as `frazil` in the context that Airflow gives them.
+"""Notifications of a task's end: notifiers find the message as `frazil` in Airflow's context.
 
-So any provider's notifier says it by its templates: `SlackWebhookNotifier(text="{{ frazil.slack }}")`.
+Any provider's notifier can use it in its templates: `SlackWebhookNotifier(text="{{ frazil.slack }}")`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 CONTEXT_KEY = "frazil"
 TRIES = 2
-"""An incident of which nobody hears that it is over stays open for good."""
+"""Tries of a notification: an incident whose end is not reported stays open for good."""
 NO_REASON = "Airflow does not say why, as where the task's process was killed: see its log"
 
 Call = Callable[[Any], None]
@@ -26,12 +26,12 @@ Call = Callable[[Any], None]
 
 
 def telling(call: Call, message_of: Callable[[Any], Message | None] | None = None) -> Call:
-    """`call` with the message in its context; not called where there is none. By default, of a task that failed."""
+    """Wrap `call` to get the message in its context; not called without one. Default: the message of a failed task."""
 
     def told(context: Any) -> None:
         message = (message_of or failure)(context)
         if message is not None:
-            # A notifier fills in its templates once and for ever.
+            # A notifier fills in its templates once and for all.
             copy.copy(call)({**context, CONTEXT_KEY: message})
 
     told.__name__ = told.__qualname__ = str(getattr(call, "__qualname__", type(call).__name__))
@@ -39,13 +39,13 @@ def telling(call: Call, message_of: Callable[[Any], Message | None] | None = Non
 
 
 class EachAlert:
-    """A notifier that tells each alert by itself, for what keeps an incident for each: see `Message.each`."""
+    """A notifier that reports each alert separately, for services with an incident per alert: see `Message.each`."""
 
     def __init__(self, notifier: Call) -> None:
         self.notifier = notifier
 
     def __call__(self, context: Any) -> None:
-        """Tell all of them, those that failed once more after the others, and raise the first error after that."""
+        """Report all of them, retry failed ones after the others, then raise the first error."""
         left: Iterable[Message] = context[CONTEXT_KEY].each()
         for _ in range(TRIES):
             left, errors = self._told(context, left)
@@ -64,7 +64,7 @@ class EachAlert:
 
 
 def each_alert(notifier: Call) -> EachAlert:
-    """Have a notifier called once for each alert, not once for all that fire, or are over, in one run."""
+    """Call a notifier once for each alert, instead of once for all that fire or resolve in one run."""
     return EachAlert(notifier)
 
 
@@ -74,7 +74,7 @@ def failure(context: Any) -> Message:
     said = _words(error)
     try:
         return _of_task(context, said)
-    except Exception:  # a context of another shape: people are told all the same
+    except Exception:  # a context of another shape: notify anyway
         log.exception("which task failed is not known")
         return failed_task(
             dag_id="Airflow", task="a task of frazil's", stream=None, table=None, error=said, since_ms=None, log="",
@@ -85,7 +85,7 @@ def failure(context: Any) -> Message:
 def _words(error: object) -> str:
     try:
         said = str(error).strip() or repr(error)
-    except Exception:  # people are told all the same
+    except Exception:  # notify anyway
         return type(error).__name__
     # The texts of some alone say little.
     return f"{type(error).__name__}: {said}" if isinstance(error, KeyError | OSError | AssertionError) else said

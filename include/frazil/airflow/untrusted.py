@@ -119,7 +119,7 @@ def handed_on(value: Any, task_id: str, kinds: Mapping[str, type]) -> dict[str, 
     if wrong:
         raise AirflowFailException(
             f"the XCom of the task {task_id} is not what the task returns ({', '.join(wrong)} are missing, or of "
-            f"another type): somebody put {_shown(value)} there. Clear {task_id} to run it again"
+            f"another type): it was replaced with {_shown(value)}. Clear {task_id} to run it again"
         )
     return dict(found)
 

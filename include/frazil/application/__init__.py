@@ -1,1 +1,1 @@
-"""The writer application that streams share: one process and one Spark for the writers of many streams."""
+"""A shared writer application: one process and one Spark for the writers of many streams."""

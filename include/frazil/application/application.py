@@ -1,6 +1,6 @@
-"""The process of an application that streams share: it supervises the writers of its streams, each in a thread.
+"""The process of a shared application: supervises the writers of its streams, each in a thread.
 
-What is decided about a stream is what its own supervisor would decide (`frazil.supervise.decide`): only the launcher
+Each stream gets the decisions that its own supervisor would make (`frazil.supervise.decide`): only the launcher
 differs. So a stream that ends with an error, is paused, restarted, changed or removed leaves the others running.
 """
 
@@ -43,13 +43,13 @@ log = logging.getLogger(__name__)
 
 LOOK_S = 1.0
 STEPS_A_SECOND = 20
-"""A look at one stream costs a millisecond or more, and with tables in an object store two requests."""
+"""Steps per second: checking one stream costs a millisecond or more, and two requests with an object store."""
 STEP_S = 2.0
-"""How often a stream is looked at, unless there are too many."""
+"""Interval between checks of a stream, unless there are too many."""
 STEPPERS = 2
-"""For each catalog: one that does not answer holds up the looks at its streams alone."""
+"""Threads per catalog, so that one that does not answer only delays checks of its own streams."""
 HANGS_S = 120.0
-"""How long a writer may outlive being killed; a thread can only be ended with its process."""
+"""Time that a writer may survive being killed; a thread can only be ended with its process."""
 LOG_CHECK_S = 60.0
 
 
@@ -60,7 +60,7 @@ class Hosted:
     launcher: HostedLauncher
     supervisor: Supervisor
     catalog: str | None = None
-    """Its table's, as last declared."""
+    """The catalog of its table, as last declared."""
     step_at_s: float = 0.0
     stepping: Future[Step | None] | None = None
     said: tuple[object, ...] = ()
@@ -68,7 +68,7 @@ class Hosted:
 
 
 class HostedStream(SupervisedStream):
-    """A stream whose writer needs no command and no environment: it has those of this process."""
+    """A stream whose writer uses the command and environment of this process."""
 
     def read(self) -> Declared | Unreadable | Removed:
         return self._declaration.read()
@@ -94,7 +94,7 @@ class WriterApplication:
 
     name: str
     folder: Path
-    """Of the declared streams."""
+    """Folder of the declared streams."""
     engine: SharedEngine
     fingerprint: str
     hosting: Hosting
@@ -103,7 +103,7 @@ class WriterApplication:
     hosted: dict[str, Hosted] = field(default_factory=dict)
     _streams: DeclaredStreams = field(init=False)
     _steppers: dict[str | None, DaemonThreads] = field(default_factory=dict)
-    """The threads that look at streams, by catalog."""
+    """Threads that check streams, by catalog."""
     _log_checked_s: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
@@ -114,7 +114,7 @@ class WriterApplication:
         self.stopping.set()
 
     def run(self) -> None:
-        """Supervise the writers until stopped. Raises what ends them all, such as a JVM that died."""
+        """Supervise the writers until stopped. Raises errors that end them all, such as a dead JVM."""
         try:
             while not self.stopping.is_set():
                 self.look()
@@ -127,14 +127,14 @@ class WriterApplication:
             self._end_all()
 
     def catch_up(self) -> dict[str, int]:
-        """Write every stream until what is in Kafka now is committed; the exit codes by stream."""
+        """Write every stream until everything that is in Kafka now is committed; returns exit codes by stream."""
         self._streams.refresh()
         for name, found in self._streams.found.items():
             if found.spec is not None and not found.problem:
                 one = self._host(name, until_caught_up=True)
                 try:
                     one.launcher.launch(LaunchRequest((), {}, found.spec.fingerprint(), 0, (name,)))
-                except FrazilError as error:  # another process runs it, perhaps: the others catch up
+                except FrazilError as error:  # perhaps another process runs it; the others catch up
                     log.error("stream %s is not written here: %s", name, error)  # noqa: TRY400
                     one.launcher.code = error.exit_code
         while any(one.launcher.runs for one in self.hosted.values()):
@@ -146,7 +146,7 @@ class WriterApplication:
         return {name: one.launcher.code or 0 for name, one in self.hosted.items()}
 
     def look(self) -> None:
-        """Host what is declared, and look at each stream whose turn it is."""
+        """Host declared streams, and check each stream that is due."""
         self._streams.refresh()
         for name, found in self._streams.found.items():
             if name not in self.hosted:
@@ -189,14 +189,16 @@ class WriterApplication:
         return Writer(spec, engine, until_caught_up=until_caught_up, sinks=sinks, hosting=self.hosting)
 
     def _step(self, name: str, one: Hosted) -> Step | None:
-        """In a thread: look at one stream, and act. None while another process runs it."""
+        """Check one stream in a thread, and act. Returns None while another process runs it."""
         if (other := one.launcher.elsewhere()) is not None:
             self._wait_for(name, one, other)
             return None
         return one.supervisor.step()
 
     def _wait_for(self, name: str, one: Hosted, other: Launch) -> None:
-        """A stream that moved here: its own application ends, and what a person runs goes on until that ends."""
+        """Wait for a stream that moved here: its own application ends it, and a foreground writer runs until it
+        ends.
+        """
         if other.kind is LaunchKind.SUPERVISED:
             one.launcher.end_elsewhere()
         if one.said != (other.id,):
@@ -204,17 +206,19 @@ class WriterApplication:
             log.info("%s: another process of this host runs it (%s); it is started here after that", name, other.kind)
 
     def _took(self, name: str, one: Hosted, stepping: Future[Step | None]) -> None:
-        """Report what a look decided."""
+        """Report the decision of a check."""
         try:
             step = stepping.result()
-        except Exception:  # a full disk, or a run folder that cannot be read: the others go on
+        except Exception:  # a full disk, or an unreadable run folder; the others continue
             log.exception("stream %s cannot be supervised", name)
             return
         if step is None:
             return
         decision = step.decision
         if decision.action is WriterAction.GIVE_UP:
-            confirm_given_up(name, decision.subject, reason=decision.reason, table_fingerprint=step.table_fingerprint)
+            confirm_given_up(
+                name, decision.subject, reason=decision.reason, table_fingerprint=step.observed.table_fingerprint
+            )
         if decision.action is WriterAction.END:
             del self.hosted[name]
         said = (decision.action, decision.cause, decision.until_ms, step.problem)
@@ -226,7 +230,7 @@ class WriterApplication:
         log.log(level, "%s: %s (%s): %s%s", name, decision.action, decision.cause, decision.reason, problem)
 
     def _check(self) -> None:
-        """Raises WorkerDied when a writer can only be ended with the process, and what the engine ended with."""
+        """Raise WorkerDied if a writer can only be ended with the process, and the error that ended the engine."""
         if self.engine.failed is not None:
             raise self.engine.failed
         now_s = time.monotonic()
@@ -261,18 +265,18 @@ class WriterApplication:
             log.warning("the application %s cannot write into its run folder: %s", self.name, error)
 
     def _advanced_at_ms(self) -> int:
-        """The last advance of a writer that has not ended yet: the supervisor kills an application that hangs there."""
+        """The last progress of a running writer: the supervisor kills an application that hangs."""
         beats = [one.launcher.observe().heartbeat for one in self.hosted.values() if one.launcher.runs]
         return max((beat.advanced_at_ms for beat in beats if beat is not None), default=clock.now_ms())
 
     def _end_all(self) -> None:
-        """Let every writer commit its current batch and end. Those that hang keep nobody."""
+        """Let every writer commit its current batch and end, without waiting for those that hang."""
         hosted = list(self.hosted.values())
         for one in hosted:
             one.launcher.stop_with_application()
         while running := [one for one in hosted if one.launcher.runs and not one.launcher.killed_at_s]:
             for one in running:
-                one.launcher.stop_with_application()  # a look that was under way may have launched it since
+                one.launcher.stop_with_application()  # a concurrent check may have launched it since
             self._beat(Phase.STOPPING)
             running[0].launcher.join(LOOK_S)
             if self.engine.failed is not None and not self._end_soon():
@@ -280,7 +284,7 @@ class WriterApplication:
         self._beat(Phase.ENDED)
 
     def _end_soon(self) -> bool:
-        """Without an engine no batch ends well: whether all ended nevertheless, within some seconds."""
+        """Wait some seconds for writers to end without an engine; returns whether all did."""
         deadline_s = time.monotonic() + 10.0
         for one in self.hosted.values():
             one.launcher.join(max(0.0, deadline_s - time.monotonic()))
@@ -290,7 +294,7 @@ class WriterApplication:
 def shared_hosting(
     *, batches: int, heartbeats: Heartbeats, foldings: Foldings, telemetry: Telemetry | None = None
 ) -> Hosting:
-    """What the writers of one process share."""
+    """The resources that the writers of one process share."""
     return Hosting(
         kafka_client=KafkaClients().open,
         heartbeats=heartbeats,

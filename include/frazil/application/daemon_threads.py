@@ -36,7 +36,7 @@ class DaemonThreads:
         return answer
 
     def close(self) -> None:
-        """Cancel the calls that wait; a thread ends after its current call. Waits for none, and is called once."""
+        """Cancel waiting calls; a thread ends after its current call. Does not wait; call it once."""
         with self._lock:
             self._closed = True
         while True:

@@ -15,13 +15,13 @@ from frazil.supervise.observed import Declared, Removed, Unreadable
 
 @dataclass(slots=True)
 class DeclaredStreams:
-    """What a folder declares for one application, as of the last `refresh`."""
+    """A folder's declarations for one application, as of the last `refresh`."""
 
     application: str
     folder: Path
     clock: Callable[[], int]
     found: dict[str, Found[StreamSpec]] = field(default_factory=dict)
-    """The files that declare streams of the application now, or did when they were sound, by the stream's name."""
+    """Files that declare the application's streams, or did when they were valid, by the stream's name."""
 
     def refresh(self) -> None:
         files: dict[str, list[Found[StreamSpec]]] = defaultdict(list)
@@ -35,14 +35,14 @@ class DeclaredStreams:
         }
 
     def _doubled(self, name: str, files: Sequence[Found[StreamSpec]]) -> Found[StreamSpec]:
-        """Which of the files is meant, nobody can say: a writer that runs goes on as it was, and none starts."""
+        """A stream that several files declare: a running writer continues unchanged, and none starts."""
         before = self.found.get(name)
         paths = " and ".join(str(one.path) for one in files)
         problem = f"the stream {name!r} is declared twice: {paths}; rename or remove one"
         return replace(files[0], spec=None if before is None else before.spec, problem=problem)
 
     def shared(self) -> Application | None:
-        """The application as it is declared; None if no stream names it."""
+        """The application as declared; None if no stream names it."""
         specs = [one.spec for one in self.found.values() if one.spec is not None]
         return shared_applications(specs).get(self.application)
 
@@ -65,5 +65,5 @@ class HostedDeclaration:
             return Removed(self._left_since_ms)
         self._left_since_ms, self.spec = None, found.spec
         if found.problem or found.spec is None:
-            return Unreadable(found.problem or f"{found.path} was never sound")
+            return Unreadable(found.problem or f"{found.path} was never valid")
         return Declared(found.spec.fingerprint())

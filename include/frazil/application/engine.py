@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, Self
 
 from frazil.application.daemon_threads import DaemonThreads
-from frazil.merge.contract import MergeResult, MergeTask
 from frazil.stream.engine import Engine, TaskAnswer
 from frazil.stream.merge_tasks import MergeTasks
 from frazil.stream.stage_rows import StageRows
@@ -32,7 +31,7 @@ class SharedEngine:
         self._ready, self._over = threading.Event(), threading.Event()
         self._watch = threading.Thread(target=self._check, name="engine", daemon=True)
         self.failed: Exception | None = None
-        """Why no batch can run any more."""
+        """Why no batch can run, once the engine has failed."""
 
     def __enter__(self) -> Self:
         self._engine.__enter__()
@@ -54,10 +53,10 @@ class SharedEngine:
             return ()
         return self._jobs.submit(lambda: self._engine.run(plans, work)).result()
 
-    def merge(self, tasks: Sequence[MergeTask], work: MergeTasks) -> tuple[MergeResult, ...]:
-        if not tasks:
+    def merge(self, plans: Sequence[str], work: MergeTasks) -> Sequence[str]:
+        if not plans:
             return ()
-        return self._jobs.submit(lambda: self._engine.merge(tasks, work)).result()
+        return self._jobs.submit(lambda: self._engine.merge(plans, work)).result()
 
     def ready(self, until: Callable[[], bool]) -> bool:
         return self._engine.ready(until)
@@ -66,7 +65,7 @@ class SharedEngine:
         self._engine.cancel(stream)
 
     def check(self) -> None:
-        """Waits for the engine to start. Raises why it has ended, if it has."""
+        """Wait for the engine to start. Raises why it has ended, if it has."""
         self._ready.wait()
         if self.failed is not None:
             raise self.failed
@@ -76,11 +75,11 @@ class SharedEngine:
         return self._engine.parallelism
 
     def _check(self) -> None:
-        """In a thread: ask once a second for all writers."""
+        """Check in a thread, once a second, for all writers."""
         while True:
             try:
                 self._engine.check()
-            except Exception as error:  # py4j raises what it likes when the JVM is gone
+            except Exception as error:  # py4j raises anything when the JVM is gone
                 if not self._over.is_set():
                     self.failed = error
                 self._ready.set()
@@ -99,7 +98,7 @@ class _Part:
         return self._whole.parallelism
 
     def warm_up(self) -> None:
-        """It is warm, or will be before the first batch."""
+        """Do nothing: the engine is warm, or will be before the first batch."""
 
     def ready(self, until: Callable[[], bool]) -> bool:
         return self._whole.ready(until)
@@ -107,8 +106,8 @@ class _Part:
     def run(self, plans: Sequence[str], work: StageRows) -> tuple[TaskAnswer, ...]:
         return self._whole.run(plans, work)
 
-    def merge(self, tasks: Sequence[MergeTask], work: MergeTasks) -> tuple[MergeResult, ...]:
-        return self._whole.merge(tasks, work)
+    def merge(self, plans: Sequence[str], work: MergeTasks) -> Sequence[str]:
+        return self._whole.merge(plans, work)
 
     def check(self) -> None:
         self._whole.check()
@@ -117,4 +116,4 @@ class _Part:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """The engine goes on for others."""
+        """Do nothing: others still use the engine."""

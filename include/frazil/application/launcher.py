@@ -1,4 +1,4 @@
-"""Launches a stream's writer as a thread of this process, with the records that a process of its own would leave."""
+"""Launches a stream's writer as a thread of this process, with the records of a separate process."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class HostedWriter(Protocol):
 class HostedLauncher(Launcher):
     """The launcher of one stream's writer in this process.
 
-    It keeps the stream's lock and records, so that everybody sees the writer as if it had a process of its own. A
-    thread cannot be killed: `stop(force=True)` cancels what the writer's batch does on the engine.
+    It keeps the stream's lock and records, so that the writer looks like a separate process. A thread cannot be killed:
+    `stop(force=True)` cancels the work of the writer's batch on the engine.
     """
 
     def __init__(
@@ -48,9 +48,9 @@ class HostedLauncher(Launcher):
         self._thread: threading.Thread | None = None
         self._ends_with_application = False
         self.killed_at_s: float | None = None
-        """When the writer was first to end by force, on the monotonic clock; None if it was not."""
+        """When the writer was first told to end by force, on the monotonic clock; None if it was not."""
         self.code: int | None = None
-        """How the last one ended."""
+        """Exit code of the last writer."""
 
     @property
     def runs(self) -> bool:
@@ -92,7 +92,7 @@ class HostedLauncher(Launcher):
         return launch
 
     def observe(self) -> Observation:
-        """See `Launcher.observe`. A writer that another process runs is seen as others see it."""
+        """See `Launcher.observe`. A writer in another process looks the same as for other observers."""
         mine = self.runs  # before the records, which are complete when it ends
         seen = self._outside.observe()
         if self._launch is None or seen.launch is None or seen.launch.id != self._launch.id:
@@ -106,7 +106,7 @@ class HostedLauncher(Launcher):
         return seen.launch if is_other and seen.process.is_alive else None
 
     def end_elsewhere(self) -> None:
-        """Ask a supervised writer of its own process to end: its stream moved here."""
+        """Ask a supervised writer in a separate process to end: its stream moved here."""
         self._outside.stop(force=False)
 
     def stop(self, *, force: bool) -> None:
@@ -118,12 +118,12 @@ class HostedLauncher(Launcher):
             self._cancel(self._stream)
 
     def stop_with_application(self) -> None:
-        """Ask it to end because the process ends, which is not the stream's doing."""
+        """Ask it to end because the process ends, not because of the stream."""
         self._ends_with_application = True
         self.stop(force=False)
 
     def read_log(self, since: LogPosition | None, *, limit_bytes: int) -> LogChunk | None:  # noqa: ARG002
-        """None: the log is the application's."""
+        """Return None: the log is the application's."""
         return None
 
     def join(self, timeout_s: float) -> None:

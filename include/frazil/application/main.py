@@ -1,4 +1,4 @@
-"""What a process does that runs an application: it starts the JVM first, as `frazil.stream.main` does."""
+"""The entry point of an application's process: it starts the JVM first, as `frazil.stream.main` does."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("frazil")
 
 BATCHES_A_CORE = 2
-"""Batches at once: while some wait for the catalog or the storage, others use the cores."""
+"""Concurrent batches: while some wait for the catalog or the storage, others use the cores."""
 
 
 def run_application(name: str, folder: Path, *, until_caught_up: bool = False) -> int:
@@ -80,7 +80,7 @@ def write_application(name: str, folder: Path, *sinks: Sink, until_caught_up: bo
 
 
 def spark_spec(application: Application) -> StreamSpec:
-    """What an application's Spark is started with: its name, and its resources; batches of streams share the cores."""
+    """A declaration to start the application's Spark: its name and resources; batches of streams share the cores."""
     resources = application.resources
     spark = {"spark.scheduler.mode": "FAIR", **resources.spark}
     return application.streams[0].model_copy(

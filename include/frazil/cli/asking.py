@@ -1,4 +1,4 @@
-"""Asks catalogs for many tables: one that does not answer costs its timeout once, not once a table."""
+"""Asks catalogs for many tables: a catalog that does not answer costs its timeout once, not once per table."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from frazil.errors import CommitUnavailable
 A = TypeVar("A")
 
 SILENT_S = 10.0
-"""Who fails faster costs little the next time too."""
+"""Seconds from which a catalog counts as silent; faster failures cost little the next time too."""
 
 
 class Asking:
-    """What catalogs are asked by one command, in several threads."""
+    """The requests of one command to catalogs, in several threads."""
 
     def __init__(self) -> None:
         self._silent: dict[str | None, CommitUnavailable] = {}
@@ -24,7 +24,7 @@ class Asking:
         return catalog in self._silent
 
     def ask(self, catalog: str | None, step: Callable[[], A]) -> A:
-        """What the step returns. Raises what it raises, and at once where the catalog has not answered before."""
+        """Return what the step returns. Raises what it raises, and at once if the catalog has not answered before."""
         if (silent := self._silent.get(catalog)) is not None:
             raise silent
         began_s = time.monotonic()

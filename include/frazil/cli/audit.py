@@ -1,4 +1,4 @@
-"""`frazil audit`: whether a stream's records are in its table exactly once, held against all that can tell."""
+"""`frazil audit`: checks that a stream's records are in its table exactly once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NOT_COMPARED = 3
 
 
 class Length(click.ParamType[timedelta]):
-    """A length of time as the streams' YAML writes it."""
+    """A duration, in the notation of declarations."""
 
     name = "duration"
 
@@ -44,12 +44,12 @@ class Length(click.ParamType[timedelta]):
     "--source/--no-source",
     "with_source",
     default=False,
-    help="Read the records from Kafka as well, as an independent witness. Not by default: it takes as long as reading "
+    help="Also read the records from Kafka, as an independent witness. Off by default: it takes as long as reading "
     "the topic does.",
 )
-@click.option("--last", "length", type=Length(), help="Only what was committed in this time up to now: 1h, 30m, 7d.")
-@click.option("--from", "begin", type=MomentText(), help="Only what was committed since: ISO 8601 with a zone.")
-@click.option("--to", "end", type=MomentText(), help="With --from: and before. Now, unless given.")
+@click.option("--last", "length", type=Length(), help="Only commits of this time up to now: 1h, 30m, 7d.")
+@click.option("--from", "begin", type=MomentText(), help="Only commits since this time: ISO 8601 with a zone.")
+@click.option("--to", "end", type=MomentText(), help="With --from: only commits before this time. Default: now.")
 def audit(  # noqa: PLR0913 - a command's options
     stream: str,
     streams_folder: Path,
@@ -63,9 +63,9 @@ def audit(  # noqa: PLR0913 - a command's options
     """Check that every record of STREAM landed exactly once.
 
     Reads the Kafka coordinates of both tables and compares them, range by range, with the commit records; with
-    --source also with the records that Kafka still has. What retention deleted is only checked against the commit
-    records, and noted. A writer may run meanwhile. With --last or --from, only batches that were committed in that time
-    are audited, and only the data files are read that may hold their records.
+    --source also with the records that Kafka still has. Records that retention deleted are only compared with the
+    commit records, and noted. A writer may run meanwhile. With --last or --from, only batches committed in that time
+    are audited, and only data files that may have their records are read.
 
     Prints a sentence for each finding and exits with 1 if anything is wrong; with 3 if nothing is, but a note names
     something that was not compared; with 0 if everything was compared and nothing is wrong.
@@ -88,11 +88,11 @@ def audit(  # noqa: PLR0913 - a command's options
 def window_of(
     length: timedelta | None, begin: datetime | None, end: datetime | None, *, now: datetime
 ) -> Period | None:
-    """The window that the options name; None for all times. Raises click.UsageError where they clash."""
+    """The period of the options; None for all times. Raises click.UsageError if they contradict each other."""
     if length is not None and (begin or end):
-        raise click.UsageError("--last names a time up to now, --from and --to another one: give either")
+        raise click.UsageError("--last is a time up to now, but --from and --to are another: give one of them")
     if end is not None and begin is None:
-        raise click.UsageError("--to belongs to --from, which says where the time begins")
+        raise click.UsageError("--to requires --from, the start of the time")
     if length is None and begin is None:
         return None
     try:
@@ -105,7 +105,7 @@ def _audited(spec: StreamSpec, window: Period | None, *, with_source: bool) -> A
     try:
         with working("reading Kafka and the table" if with_source else "reading the table"):
             return audit_declared(spec, window=window, with_source=with_source)
-    except AdoptionRequired as not_begun:  # nothing is to be adopted: its name would mislead
+    except AdoptionRequired as not_begun:  # nothing is to be adopted, so its name would mislead
         echo(str(not_begun), err=True)
         raise SystemExit(not_begun.exit_code) from None
 
@@ -142,7 +142,7 @@ def _show_offsets(result: Audit, *, with_source: bool) -> None:
     if rows:
         echo_table(columns, rows, numbers=frozenset(columns[1:]))
     if not with_source and any(p.start is not None for p in result.partitions):
-        echo("gaps: not asked (--source compares with Kafka)")
+        echo("gaps: not checked (--source compares with Kafka)")
 
 
 def _verdict(result: Audit) -> str:
@@ -157,14 +157,14 @@ def _verdict(result: Audit) -> str:
             f"Stream {result.stream} committed nothing from {utc(result.window.from_ms)} to {utc(result.window.to_ms)}."
         )
     if not (result.batches or result.window or rows):
-        return f"Stream {result.stream} has committed nothing yet. `frazil status {result.stream}` says what waits."
+        return f"Stream {result.stream} has committed nothing yet. `frazil status {result.stream}` shows what waits."
     if not result.complete:
         committed = counted(rows, "committed change" if result.by_key else "row")
-        return f"Stream {result.stream}: nothing is off in what was compared of {committed}{when}; see the notes."
+        return f"Stream {result.stream}: nothing is wrong in what was compared of {committed}{when}; see the notes."
     if result.partitions:
         all_well = ", and each key is as Kafka's newest record has it" if result.by_key else ", each offset once"
-        # What was committed again leaves nothing uncompared.
+        # A second commit leaves nothing uncompared.
         noted = any(f.kind is not FindingKind.READ_AGAIN for f in result.findings)
         said = "; see the notes" if noted else all_well
         return f"Stream {result.stream} is clean: {counted(rows, 'change' if result.by_key else 'row')}{when}{said}."
-    return f"Stream {result.stream}: nothing is off."
+    return f"Stream {result.stream}: nothing is wrong."

@@ -1,4 +1,4 @@
-"""`frazil backfill`: what the DAG `frazil_backfill` does, from a terminal; how a backfill stands; and its end."""
+"""`frazil backfill`: runs the DAG `frazil_backfill`'s work from a terminal, shows a backfill, or ends it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from frazil.spec.units import counted
 
 
 class Bound(click.ParamType[datetime | Offsets]):
-    """A time of Kafka's, or offsets."""
+    """A Kafka timestamp, or offsets."""
 
     name = "time-or-offsets"
 
@@ -43,17 +43,15 @@ class Bound(click.ParamType[datetime | Offsets]):
 @streams_option
 @json_option
 @click.option("--from", "begin", type=Bound(), help="Kafka's timestamp (ISO 8601 with a zone), or offsets as JSON.")
-@click.option("--to", "end", type=Bound(), help="And before; the live stream's position, unless given.")
-@click.option("--event-from", type=MomentText(), help="Only rows of this event time or later.")
-@click.option("--event-to", type=MomentText(), help="Only rows of an event time before.")
+@click.option("--to", "end", type=Bound(), help="Exclusive end. Default: the live stream's position.")
+@click.option("--event-from", type=MomentText(), help="Only rows with this event time or later.")
+@click.option("--event-to", type=MomentText(), help="Only rows with an earlier event time.")
 @click.option("--files", help="Read a folder or file, by path or URI, instead of Kafka.")
-@click.option("--branch", is_flag=True, help="Leave what was staged and audited on its branch.")
-@click.option("--chunk-records", type=int, help="About how many records are committed to the branch at once.")
-@click.option("--dry-run", is_flag=True, help="Say what it would touch, and change nothing.")
-@click.option("--status", is_flag=True, help="Say how the stream's last backfill stands.")
-@click.option(
-    "--abandon", "end_it", is_flag=True, help="End the backfill that is under way, and remove what it staged."
-)
+@click.option("--branch", is_flag=True, help="Leave the staged and audited rows on their branch.")
+@click.option("--chunk-records", type=int, help="Approximate number of records per commit to the branch.")
+@click.option("--dry-run", is_flag=True, help="Show what would be done, and change nothing.")
+@click.option("--status", is_flag=True, help="Show the state of the stream's last backfill.")
+@click.option("--abandon", "end_it", is_flag=True, help="End the open backfill, and remove what it staged.")
 @click.option("--yes", is_flag=True, help="Do not ask; for scripts.")
 def backfill(  # noqa: PLR0913 - a command's options
     stream: str,
@@ -66,11 +64,11 @@ def backfill(  # noqa: PLR0913 - a command's options
     yes: bool,
     **wanted: Any,
 ) -> None:
-    """Land older records that the table of STREAM lacks.
+    """Land older records that are missing from the table of STREAM.
 
-    Each once: what Kafka, or files, have before the stream's position; without bounds, all of it. Stages on a branch of
-    the table, compares that with its source, and publishes it in one commit; a writer may run meanwhile. Interrupted
-    and run again with the same bounds, it goes on.
+    Each record lands once. Reads what Kafka, or files, have before the stream's position; without bounds, all of it.
+    Stages on a branch of the table, compares that with its source, and publishes it in one commit; a writer may run
+    meanwhile. If interrupted, run it again with the same bounds: it continues.
 
     \b
     Example:
@@ -89,7 +87,7 @@ def backfill(  # noqa: PLR0913 - a command's options
     if not dry_run:
         _run(spec, request, as_json=as_json)
         return
-    from frazil.backfill.estimate import estimate, sentences  # noqa: PLC0415 - the decoders, for a dry run alone
+    from frazil.backfill.estimate import estimate, sentences  # noqa: PLC0415 - loads the decoders, only for a dry run
 
     with open_backfill(spec, request, kafka_timeout_s=PERSON_WAITS_S, looks=True) as asked:
         found = estimate(asked, asked.plan(asked.lane()))
@@ -98,7 +96,7 @@ def backfill(  # noqa: PLR0913 - a command's options
 
 def _run(spec: StreamSpec, request: BackfillRequest, *, as_json: bool) -> None:
     allow_pandas()
-    from frazil.backfill.stage import run  # noqa: PLC0415 - seconds of imports, which only a run needs
+    from frazil.backfill.stage import run  # noqa: PLC0415 - takes seconds to import, and only a run needs it
     from frazil.stream.spark_engine import SparkEngine  # noqa: PLC0415
 
     small = spec.model_copy(update={"resources": spec.resources.model_copy(update={"cores": 1, "executor_cores": 1})})
@@ -111,7 +109,7 @@ def _run(spec: StreamSpec, request: BackfillRequest, *, as_json: bool) -> None:
         with SparkEngine(small) as engine:
             lane = run(asked, engine, tell)
     if lane is None and not as_json:
-        echo(f"Stream {spec.name}: nothing that is asked for is missing.")
+        echo(f"Stream {spec.name}: no requested record is missing.")
     else:
         _tell(lane, spec, as_json=as_json)
 
@@ -157,17 +155,17 @@ def _tell(lane: Lane | None, spec: StreamSpec, *, as_json: bool) -> None:
 
 
 def _staged(spec: StreamSpec) -> str:
-    """What a lane of the stream stages: a change is on no branch until it is merged."""
+    """What a backfill of the stream stages: a change is on no branch until it is merged."""
     return "change" if spec.mode == "upsert" else "row"
 
 
 def _abandon(opened: OpenStream, lane: Lane | None, *, yes: bool) -> None:
     if lane is None or lane.state in {LaneState.PUBLISHED, LaneState.ABANDONED}:
-        echo(f"Stream {opened.spec.name} has no backfill under way.")
+        echo(f"Stream {opened.spec.name} has no open backfill.")
         return
     staged = counted(lane.records, _staged(opened.spec))
     on_branch = f" from branch {branch_name(opened.spec.name)}" if opened.spec.mode == "append" else ""
     echo(f"Backfill {lane.id} has staged {staged} in {counted(lane.chunks, 'chunk')}; main has none of them.")
     ask(f"Abandon it, and remove them{on_branch}?", yes=yes)
-    # It may have been published while the question stood.
+    # It may have been published while the prompt waited.
     echo(f"Backfill {lane.id} is {abandon(opened.tables, lane, by=person()).state}.")

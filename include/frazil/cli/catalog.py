@@ -1,4 +1,4 @@
-"""`frazil catalog`: what to paste into an engine that reads the tables."""
+"""`frazil catalog`: prints the configuration of an engine that reads the tables."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from frazil.table.spark_catalog import jar_sets
 
 @click.command()
 @click.argument("name", required=False)
-@click.option("--for", "reader", type=click.Choice(get_args(Reader)), required=True, help="Who is to read the tables.")
+@click.option("--for", "reader", type=click.Choice(get_args(Reader)), required=True, help="The engine.")
 @json_option
 def catalog(name: str | None, reader: Reader, *, as_json: bool) -> None:
     """Print how an engine reads the tables of catalog NAME.
 
-    NAME is the default catalog if left out. Spark, DuckDB and PyIceberg get Python to paste, Trino a properties file.
-    Secrets are not printed: references to environment variables stand in their place.
+    NAME defaults to the default catalog. Spark, DuckDB and PyIceberg get Python to paste, Trino a properties file.
+    Secrets are not printed: references to environment variables replace them.
 
     \b
     Example:

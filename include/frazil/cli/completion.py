@@ -1,4 +1,4 @@
-"""`frazil completion`: what a shell needs to complete commands, options, streams and tables."""
+"""`frazil completion`: prints a shell's completion of commands, options, streams and tables."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ SHELLS = ("bash", "zsh", "fish")
 def completion(ctx: click.Context, shell: str) -> None:
     """Print the completion script of SHELL: bash, zsh or fish.
 
-    Let the shell read it when it starts. It completes commands, options, and the names of streams and tables that the
-    folder of streams declares.
+    Let the shell source it at its start. It completes commands, options, and the names of streams and tables that
+    the folder of streams declares.
 
     \b
     Example:

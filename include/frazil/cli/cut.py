@@ -1,4 +1,4 @@
-"""`frazil cut`: the snapshots of one consistent cut over the tables of streams."""
+"""`frazil cut`: prints the snapshots of one consistent cut over the tables of streams."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ from frazil.timetext import utc
 Engine = Literal["spark", "trino", "duckdb"]
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 LOOKS = 3
-"""So often the tables are loaded while backfills or replays are published."""
+"""Times that the tables are loaded while backfills or replays are published."""
 
 
 @click.command()
 @streams_argument()
 @streams_option
 @json_option
-@click.option("--at", type=MomentText(), help="As of this time: ISO 8601 with a zone. Now, unless given.")
+@click.option("--at", type=MomentText(), help="As of this time: ISO 8601 with a zone. Default: now.")
 @click.option("--sql", "engine", type=click.Choice(get_args(Engine)), help="Print a SELECT for each table.")
 @click.option("--tag", metavar="NAME", help=f"Tag the snapshots as {TAG}NAME, so that expiry keeps them.")
-@click.option("--untag", metavar="NAME", help="Remove these tags again, and print no cut.")
+@click.option("--untag", metavar="NAME", help="Remove these tags, and print no cut.")
 def cut(  # noqa: PLR0913 - a command's options
     streams: tuple[str, ...],
     streams_folder: Path,
@@ -55,11 +55,12 @@ def cut(  # noqa: PLR0913 - a command's options
 ) -> None:
     """Print the snapshots of one consistent cut over the tables of STREAMS.
 
-    One stream is cut by batch: its dead letters, and the rows in the tables of its route, are those of the batches
-    whose rows its table has. Several streams are cut by watermark: by the newest that all of them had, each table at
-    its newest snapshot at or below it.
+    One stream is cut by batch: its dead letters and its routed tables show the same batches as its table. Several
+    streams are cut by watermark: the newest that all of them have reached, with each table's newest snapshot at or
+    below it.
 
-    A tag keeps its snapshot from expiry until --untag removes it. What expired before is said, and exits with 1.
+    A tag keeps its snapshot from expiry until --untag removes it. Prints snapshots that expired before, and exits
+    with 1.
 
     \b
     Example:
@@ -68,9 +69,9 @@ def cut(  # noqa: PLR0913 - a command's options
       frazil cut flights weather --untag year-end
     """
     if untag and (tag or at or engine or as_json):
-        raise click.UsageError("--untag removes tags and does nothing else: give it alone")
+        raise click.UsageError("--untag only removes tags: give it without other options")
     if as_json and engine:
-        raise click.UsageError("--json and --sql are two ways to print: give either")
+        raise click.UsageError("--json and --sql are two output formats: give one of them")
     _check_names(tag, untag)
     histories, tables = _opened(streams, streams_folder, whole=untag is None)
     if untag:
@@ -92,7 +93,7 @@ def cut(  # noqa: PLR0913 - a command's options
 def _check_names(*tags: str | None) -> None:
     for name in filter(None, tags):
         if not _NAME.fullmatch(name):
-            raise click.UsageError(f"{name!r} is no tag's name: use letters, digits, `.`, `-` and `_`")
+            raise click.UsageError(f"{name!r} is not a valid tag: use letters, digits, `.`, `-` and `_`")
 
 
 Tables = dict[str, tuple[Table, str]]
@@ -100,25 +101,25 @@ Tables = dict[str, tuple[Table, str]]
 
 
 def _opened(names: Sequence[str], folder: Path, *, whole: bool) -> tuple[list[StreamHistory], Tables]:
-    """The streams and their tables, of which each has what the home of its stream has of backfills and replays.
+    """The streams and their tables; each table has the backfills and replays that its stream's main table has.
 
-    If they are to be `whole`, raises TableLost or RouteBehind where they are not. Raises WriterBusy where each look met
-    another publication.
+    With `whole`, raises TableLost or RouteBehind if rows are missing. Raises WriterBusy if each attempt met another
+    publication.
     """
     for _ in range(LOOKS):
         opened, histories, tables = _looked_at(names, folder, whole=whole)
-        # Homes are loaded first: what is published after that is in the other tables, and in no home.
+        # Main tables are loaded first: what is published later is in the other tables, and in no main table.
         met = [of.stream for of in opened if _published_meanwhile(of, tables[of.main.identifier][0])]
         if not met:
             return histories, tables
     raise WriterBusy(
-        f"while the tables of stream {met[0]!r} were loaded, {LOOKS} times a backfill or a replay of dead letters was "
-        f"published: no cut of them is whole. Cut again once these have ended"
+        f"while the tables of stream {met[0]!r} were loaded, a backfill or a replay of dead letters was published "
+        f"{LOOKS} times: no cut of them is complete. Cut again once these have ended"
     )
 
 
 def _published_meanwhile(tables: StreamTables, home: Table) -> bool:
-    """Whether a backfill or replay was, or may have been, published since a home was loaded."""
+    """Whether a backfill or replay was, or may have been, published since a main table was loaded."""
     before = read_lane(home.properties, tables.stream)
     now = read_lane(tables.main.refresh().properties, tables.stream)
     if now is None or before is None or now.id != before.id:
@@ -158,9 +159,9 @@ def _looked_at(
 
 
 def _check_whole(spec: StreamSpec, tables: StreamTables, there: Mapping[str, Table]) -> None:
-    """Check that the catalog has each table that the route names or had, and these what was replayed.
+    """Check that the catalog has each table that the route lists or had, with all replayed rows.
 
-    Without one, the others lack rows. Raises TableLost, or RouteBehind if rows wait that a replay brings.
+    Raises TableLost, or RouteBehind if rows wait that a replay brings.
     """
     dropped = dropped_tables(spec, tables, there)
     named = set(spec.route.tables.values()) if spec.route else set()
@@ -171,17 +172,17 @@ def _check_whole(spec: StreamSpec, tables: StreamTables, there: Mapping[str, Tab
     if said or replayed:
         error = TableLost if said else RouteBehind
         lacks = [*said, *replayed]
-        between = "\n- " if len(lacks) > 1 else " "  # each tells what mends it, and is long
+        between = "\n- " if len(lacks) > 1 else " "  # each has its remedy, and is long
         raise error(f"no cut of {spec.name!r} has all rows:{between}{between.join(lacks)}")
 
 
 def _tag(name: str, found: Cut, tables: Tables) -> None:
-    """Tag all tables, or none that had no such tag."""
+    """Tag all tables, or only those without such a tag."""
     made = []
     try:
         for table in found.tables:
             if table.snapshot_id is None:
-                echo(f"{table.table} had no snapshot then: it is not tagged", err=True)
+                echo(f"{table.table} had no snapshot at that time: it is not tagged", err=True)
                 continue
             loaded = tables[table.table][0]
             had = TAG + name in loaded.metadata.refs
@@ -216,7 +217,7 @@ def _print(found: Cut, engine: Engine | None, tables: Tables) -> None:
 def select(engine: Engine, catalog: str, table: CutTable) -> str:
     """A statement that reads the table at the cut."""
     if table.snapshot_id is None:
-        return f"-- {table.table} had no snapshot then"
+        return f"-- {table.table} had no snapshot at that time"
     parts = [catalog, *table.table.split(".")]
     match engine:
         case "spark":

@@ -27,12 +27,12 @@ from frazil.table.lost import lost_table
 
 ENDS_NAMED = 5
 _reason_option = click.option(
-    "--reason", default="", callback=checked_reason, help="Why; shown in the log and by `frazil status`."
+    "--reason", default="", callback=checked_reason, help="Reason; shown in the log and by `frazil status`."
 )
 
 
 def _arguments(command: Callable[..., DesiredStore]) -> Callable[..., Any]:
-    """The name of an application that streams share stands for each of them."""
+    """Accept the name of a shared application for all of its streams."""
 
     @wraps(command)
     def each(stream: str, streams_folder: Path, reason: str, *, as_json: bool, **more: Any) -> None:
@@ -57,22 +57,22 @@ def _arguments(command: Callable[..., DesiredStore]) -> Callable[..., Any]:
 def pause(stream: str, streams_folder: Path, reason: str, *, teller: Teller) -> DesiredStore:
     """Stop the writer of STREAM, and keep it stopped.
 
-    The name of an application that streams share stands for all of its streams.
+    The name of a shared application selects all of its streams.
 
-    The current batch commits first. Nothing is lost: the stream goes on where it stands when it is resumed. The
-    supervisor (Airflow) obeys within a few seconds, on whichever host it runs; a writer in the foreground
-    (`frazil run`) is not stopped.
+    The current batch commits first. Nothing is lost: after `frazil resume`, the stream continues from there. The
+    supervisor (Airflow) obeys within a few seconds, on whichever host it runs; a writer in the foreground (`frazil
+    run`) is not stopped.
 
     \b
     Example:
       frazil pause flights --reason "Kafka upgrade until 14:00"
     """
-    spec, problem = find_or_recall(streams_folder, stream)  # a writer whose file broke goes on, and can be stopped
+    spec, problem = find_or_recall(streams_folder, stream)  # a writer whose file broke continues, and can be stopped
     desired = open_desired(spec)
     desired.pause(by=person(), reason=reason)
     stops = _foreground(stream) or "its writer stops after the current batch"
     if spec.resources.driver_in_cluster:
-        stops = "its driver in the cluster sees that within half a minute, and stops after its current batch"
+        stops = "its driver in the cluster notices within half a minute, and stops after its current batch"
     teller.say(f"{stream} is paused: {stops}. No supervisor starts one before `frazil resume {stream}`.")
     _say_where(spec, desired, _lost(spec, desired), teller)
     if problem:
@@ -85,15 +85,15 @@ def pause(stream: str, streams_folder: Path, reason: str, *, teller: Teller) -> 
 @click.option(
     "--accept",
     is_flag=True,
-    help="After CircuitOpen: take the rejected records that Kafka has by now as dead letters, however many they are. "
-    "Those that come later count again.",
+    help="After CircuitOpen: accept the rejected records that Kafka has now as dead letters, however many they are. "
+    "Later ones count again.",
 )
 def resume(stream: str, streams_folder: Path, reason: str, *, teller: Teller, accept: bool) -> DesiredStore:
     """Let the writer of STREAM run again.
 
-    The name of an application that streams share stands for all of its streams.
+    The name of a shared application selects all of its streams.
 
-    After a pause, or after the supervisor gave up and the cause is fixed.
+    Use it after a pause, or after the supervisor gave up and the cause is fixed.
 
     \b
     Example:
@@ -110,7 +110,7 @@ def resume(stream: str, streams_folder: Path, reason: str, *, teller: Teller, ac
     if _foreground(stream):
         starts = "it runs in the foreground"
     elif lost:
-        starts = "its writer cannot go on before its table is back"
+        starts = "its writer cannot continue before its table is back"
     teller.say(f"{stream} is to run: {starts}.")
     _say_where(spec, desired, lost, teller)
     return desired
@@ -119,12 +119,12 @@ def resume(stream: str, streams_folder: Path, reason: str, *, teller: Teller, ac
 @click.command()
 @_arguments
 def restart(stream: str, streams_folder: Path, reason: str, *, teller: Teller) -> DesiredStore:
-    """Replace the writer of STREAM by a new one.
+    """Replace the writer of STREAM with a new one.
 
-    The name of an application that streams share stands for all of its streams.
+    The name of a shared application selects all of its streams.
 
-    The current batch commits first. A stream that is paused, or was given up, is resumed. Where the writer runs in the
-    foreground (`frazil run`), nothing is changed: end it there, and run it again.
+    The current batch commits first. A paused or given-up stream is resumed. If the writer runs in the foreground
+    (`frazil run`), nothing is changed: end it there, and run it again.
 
     \b
     Example:
@@ -133,20 +133,20 @@ def restart(stream: str, streams_folder: Path, reason: str, *, teller: Teller) -
     spec = find_stream(streams_folder, stream)
     desired = open_desired(spec)
     if how := _foreground(stream):
-        teller.say(f"{stream} is not restarted: {how}. Nothing is changed: it stays {desired.read().mode}.")
+        teller.say(f"{stream} is not restarted: {how}. Nothing was changed: it stays {desired.read().mode}.")
         return desired
     desired.restart(by=person(), reason=reason)
     lost = _lost(spec, desired)
     starts = "its supervisor (Airflow) starts it once the current batch has committed, if its DAG is not paused"
     if lost:
-        starts = "it cannot go on before its table is back"
+        starts = "it cannot continue before its table is back"
     teller.say(f"{stream} gets a new writer: {starts}.")
     _say_where(spec, desired, lost, teller)
     return desired
 
 
 def _accept_rejects(spec: StreamSpec, reason: str, teller: Teller) -> None:
-    """Up to the ends of the topics now, which bounds what nobody has looked at."""
+    """Accept rejected records up to the current ends of the topics, so that unseen records are not included."""
     from frazil.commit.accepted_rejects import AcceptedRejects, accept  # noqa: PLC0415 - with librdkafka, for --accept
     from frazil.commit.opened import open_kafka, open_stream  # noqa: PLC0415
 
@@ -161,21 +161,21 @@ def _accept_rejects(spec: StreamSpec, reason: str, teller: Teller) -> None:
 
 
 def _lost(spec: StreamSpec, desired: DesiredStore) -> str | None:
-    """Why the table is lost, if it is."""
+    """Why the table is lost, or None."""
     return None if desired.beside_table else lost_table(spec)
 
 
 def _say_where(spec: StreamSpec, desired: DesiredStore, lost: str | None, teller: Teller) -> None:
-    """Without a table the desired state holds on this host alone."""
+    """Report where the desired state holds: without a table, only on this host."""
     if not desired.beside_table:
         why = lost or f"the catalog has no table {spec.table.identifier} yet"
-        teller.say(f"This holds on this host alone, because {why}.")
+        teller.say(f"This holds on this host only, because {why}.")
 
 
 def _foreground(stream: str) -> str | None:
-    """How to end a writer that a person runs on this host, and that no supervisor touches."""
+    """How to end a writer that a user runs on this host without a supervisor."""
     seen = open_launcher(stream).observe()
     if seen.process is not ProcessState.FOREGROUND:
         return None
     pid = f", or `kill {seen.launch.writer.pid}`" if seen.launch and seen.launch.writer else ""
-    return f"its writer runs in the foreground and goes on until it is ended there (Ctrl-C{pid})"
+    return f"its writer runs in the foreground and continues until it is ended there (Ctrl-C{pid})"

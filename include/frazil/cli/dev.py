@@ -1,4 +1,4 @@
-"""`frazil dev`: embedded Kafka and what goes with it, started, shown and ended."""
+"""`frazil dev`: starts, shows and stops embedded servers for development."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ Port = click.IntRange(1, 65535)
 
 @click.group()
 def dev() -> None:
-    """Embedded Kafka, registry, object store, PostgreSQL, Spark cluster and Airflow for development, on the loopback.
+    """Embedded Kafka, registry, object store, PostgreSQL, Spark cluster and Airflow for development, on localhost.
 
-    Their data, logs and records are in $FRAZIL_HOME/dev (FRAZIL_HOME is .frazil of this folder by default).
+    Their data, logs and records are in $FRAZIL_HOME/dev (by default, FRAZIL_HOME is .frazil in this folder).
 
     \b
     Example:
@@ -47,18 +47,18 @@ def dev() -> None:
 
 
 @dev.command()
-@click.option("--kafka-port", type=Port, help="Kafka's port: 9092 at first, then the last one.")
-@click.option("--registry", is_flag=True, help="Start Apicurio too, a schema registry with Confluent's API.")
-@click.option("--registry-port", type=Port, help="The registry's port: 8081 at first, then the last one.")
-@click.option("--object-store", is_flag=True, help="Start SeaweedFS too: S3, and an Iceberg REST catalog.")
-@click.option("--object-store-port", type=Port, help="The port of S3: 8333 at first, then the last one.")
-@click.option("--catalog-port", type=Port, help="The REST catalog's port: 8181 at first, then the last one.")
-@click.option("--postgres", is_flag=True, help="Start PostgreSQL too, for a catalog.")
-@click.option("--postgres-port", type=Port, help="PostgreSQL's port: 5432 at first, then the last one.")
-@click.option("--spark-cluster", is_flag=True, help="Start a standalone Spark cluster too: a master and two workers.")
-@click.option("--spark-port", type=Port, help="The Spark master's port: 7077 at first, then the last one.")
-@click.option("--airflow", is_flag=True, help="Start Airflow too, with the dags/ and plugins/ of this folder.")
-@click.option("--airflow-port", type=Port, help="Airflow's port: 8080 at first, then the last one.")
+@click.option("--kafka-port", type=Port, help="Kafka's port. Default: the last one, initially 9092.")
+@click.option("--registry", is_flag=True, help="Also start Apicurio, a schema registry with Confluent's API.")
+@click.option("--registry-port", type=Port, help="The registry's port. Default: the last one, initially 8081.")
+@click.option("--object-store", is_flag=True, help="Also start SeaweedFS: S3, and an Iceberg REST catalog.")
+@click.option("--object-store-port", type=Port, help="The port of S3. Default: the last one, initially 8333.")
+@click.option("--catalog-port", type=Port, help="The REST catalog's port. Default: the last one, initially 8181.")
+@click.option("--postgres", is_flag=True, help="Also start PostgreSQL, for a catalog.")
+@click.option("--postgres-port", type=Port, help="PostgreSQL's port. Default: the last one, initially 5432.")
+@click.option("--spark-cluster", is_flag=True, help="Also start a standalone Spark cluster: a master and two workers.")
+@click.option("--spark-port", type=Port, help="The Spark master's port. Default: the last one, initially 7077.")
+@click.option("--airflow", is_flag=True, help="Also start Airflow, with the dags/ and plugins/ of this folder.")
+@click.option("--airflow-port", type=Port, help="Airflow's port. Default: the last one, initially 8080.")
 @json_option
 def up(  # noqa: PLR0913 - a command's options
     *,
@@ -76,11 +76,11 @@ def up(  # noqa: PLR0913 - a command's options
     airflow_port: int | None,
     as_json: bool,
 ) -> None:
-    """Start Kafka, and what else is asked for.
+    """Start Kafka, and the servers given by options.
 
-    What runs already is left alone. The first time, JVM jars are fetched: about 50 MB, and 160 MB more for the
-    registry. With an object store or PostgreSQL, it writes the .pyiceberg.yaml of their catalogs, with the passwords,
-    for your eyes only.
+    Running servers stay as they are. The first start fetches JVM jars: about 50 MB, and 160 MB more for the
+    registry. With an object store or PostgreSQL, it writes the .pyiceberg.yaml of their catalogs, with the
+    passwords, readable only by you.
 
     \b
     Example:
@@ -130,7 +130,7 @@ def _start_spark_cluster(port: int | None, teller: Teller) -> None:
 
 
 def _tell_settings(kafka: EmbeddedKafka, schemas: EmbeddedRegistry | None, teller: Teller) -> None:
-    """What to set so that streams find the servers."""
+    """Print what to set so that streams find the servers."""
     if kafka.port != DEFAULT_KAFKA_PORT and os.environ.get("FRAZIL_KAFKA") != kafka.bootstrap:
         teller.say(f"\nStreams look for Kafka on port {DEFAULT_KAFKA_PORT} unless told:\n")
         teller.say(f"  export FRAZIL_KAFKA={kafka.bootstrap}")
@@ -150,7 +150,7 @@ def _tell_catalogs(store: EmbeddedObjectStore | None, database: EmbeddedPostgres
 @dev.command()
 @json_option
 def down(*, as_json: bool) -> None:
-    """End what `frazil dev up` started. Data stay; writers that run are left alone.
+    """Stop what `frazil dev up` started. Data stay; running writers are left alone.
 
     \b
     Example:
@@ -170,7 +170,7 @@ def down(*, as_json: bool) -> None:
 @dev.command()
 @json_option
 def status(as_json: bool) -> None:
-    """Show what runs, and where. Exits with 1 where nothing does.
+    """Show what runs, and where. Exits with 1 if nothing does.
 
     \b
     Example:
@@ -191,7 +191,7 @@ def status(as_json: bool) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """All that `up` may have started in this home."""
+    """Everything that `up` may have started in this home."""
 
     kafka: EmbeddedKafka
     registry: EmbeddedRegistry
@@ -222,7 +222,7 @@ class Parts:
 
 
 def parts() -> Parts:
-    """Each where it last ran, or else on its default port."""
+    """All parts, each where it last ran, or on its default port."""
     return Parts(
         _kafka(None),
         _registry(None),
@@ -251,7 +251,7 @@ def _airflow(port: int | None, bootstrap: str | None) -> EmbeddedAirflow:
 
 
 def _checkout() -> Path:
-    """The project of this folder; where it has no dags/, the one that frazil was installed from."""
+    """The project in this folder; if it has no dags/, the one that frazil was installed from."""
     here = Path.cwd()
     return here if (here / "dags").is_dir() else Path(__file__).resolve().parents[3]
 
@@ -290,5 +290,5 @@ def _document(all_parts: Parts) -> dict[str, Any]:
 
 
 def _short(path: Path) -> str:
-    """Relative to this folder where it is inside."""
+    """The path relative to this folder, if it is inside."""
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)

@@ -1,4 +1,4 @@
-"""`frazil dlq`: look at a stream's dead letters, decode them again, discard them."""
+"""`frazil dlq`: shows a stream's dead letters, decodes them again, or discards them."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ SHOWN = 200
 def _is_a_word(_: click.Context, __: click.Parameter, reasons: tuple[str, ...]) -> tuple[str, ...]:
     for reason in reasons:
         if not re.fullmatch(ERROR_CLASS, reason):
-            raise click.BadParameter(f"{reason!r} is no error class; `frazil dlq list` names those that there are")
+            raise click.BadParameter(f"{reason!r} is not an error class; `frazil dlq list` shows the existing ones")
     return reasons
 
 
 def _selecting(command: Callable[..., None]) -> Callable[..., None]:
-    """The argument and the options that say which letters are meant."""
+    """Add the argument and the options that select dead letters."""
     options = (
         stream_argument(),
         streams_option,
@@ -55,22 +55,22 @@ def _selecting(command: Callable[..., None]) -> Callable[..., None]:
             "reasons",
             multiple=True,
             callback=_is_a_word,
-            help="Only letters of this error class; may be repeated.",
+            help="Only dead letters of this error class; may be repeated.",
         ),
-        click.option("--from", "begin", type=MomentText(), help="Only letters rejected at this time or later."),
-        click.option("--to", "end", type=MomentText(), help="Only letters rejected before."),
+        click.option("--from", "begin", type=MomentText(), help="Only dead letters rejected at this time or later."),
+        click.option("--to", "end", type=MomentText(), help="Only dead letters rejected earlier."),
     )
     return reduce(lambda made, option: option(made), reversed(options), command)
 
 
 @click.group()
 def dlq() -> None:
-    """Look at the dead letters of a stream, decode them again, or discard them."""
+    """Show the dead letters of a stream, decode them again, or discard them."""
 
 
 @dlq.command("list")
 @_selecting
-@click.option("--all", "discarded", is_flag=True, help="Also letters that were discarded.")
+@click.option("--all", "discarded", is_flag=True, help="Include discarded dead letters.")
 def list_(stream: str, streams_folder: Path, *, as_json: bool, discarded: bool, **which: Any) -> None:
     """Count the dead letters of STREAM by day and reason.
 
@@ -99,8 +99,8 @@ def list_(stream: str, streams_folder: Path, *, as_json: bool, discarded: bool, 
 
 @dlq.command()
 @_selecting
-@click.option("--all", "discarded", is_flag=True, help="Also letters that were discarded.")
-@click.option("--limit", type=click.IntRange(1), default=10, show_default=True, help="How many are shown at most.")
+@click.option("--all", "discarded", is_flag=True, help="Include discarded dead letters.")
+@click.option("--limit", type=click.IntRange(1), default=10, show_default=True, help="How many to show.")
 @click.option("--decrypt", is_flag=True, help="Show what a stream with sensitive fields keeps encrypted.")
 def show(  # noqa: PLR0913 - a command's options
     stream: str, streams_folder: Path, *, as_json: bool, discarded: bool, limit: int, decrypt: bool, **which: Any
@@ -133,16 +133,16 @@ def show(  # noqa: PLR0913 - a command's options
 
 @dlq.command("discard")
 @_selecting
-@click.option("--because", required=True, callback=checked_reason, help="Why; kept with each letter.")
-@click.option("--by", default=person, show_default="the user who gives the command", help="Who; kept with each letter.")
-@click.option("--dry-run", is_flag=True, help="Say how many letters that would be, and change nothing.")
+@click.option("--because", required=True, callback=checked_reason, help="Reason; kept with each dead letter.")
+@click.option("--by", default=person, show_default="the user who runs the command", help="Who; kept with each one.")
+@click.option("--dry-run", is_flag=True, help="Count the dead letters, and change nothing.")
 @click.option("--yes", is_flag=True, help="Do not ask; for scripts.")
 def discard_(  # noqa: PLR0913 - a command's options
     stream: str, streams_folder: Path, *, as_json: bool, because: str, by: str, dry_run: bool, yes: bool, **which: Any
 ) -> None:
-    """Mark dead letters of STREAM as settled, with who did it and why.
+    """Mark dead letters of STREAM as settled, with the user and the reason.
 
-    They stay in their table, and `frazil dlq list` and `replay` leave them out.
+    They stay in their table, and `frazil dlq list` and `replay` omit them.
 
     \b
     Example:
@@ -160,8 +160,8 @@ def discard_(  # noqa: PLR0913 - a command's options
     lane = unfinished(opened.tables) if done < meant else None
     if lane and lane.replays and not lane.is_open:
         echo(
-            f"Letters that home has as rows by replay {lane.id} are not discarded: they leave once each table has its "
-            f"rows. `frazil dlq replay {stream}` brings these, or says which table must be mended or given up "
+            f"Dead letters that the main table has as rows by replay {lane.id} are not discarded: they leave once each "
+            f"table has its rows. `frazil dlq replay {stream}` continues, or shows which table to fix or to give up "
             f"(`frazil route {stream}`).",
             err=True,
         )
@@ -169,13 +169,13 @@ def discard_(  # noqa: PLR0913 - a command's options
 
 @dlq.command("replay")
 @_selecting
-@click.option("--dry-run", is_flag=True, help="Say how many letters would be decoded again, and change nothing.")
-@click.option("--run", help="Who asks, for a scheduler that repeats it: not begun anew once a person abandoned it.")
+@click.option("--dry-run", is_flag=True, help="Count the dead letters to decode again, and change nothing.")
+@click.option("--run", help="An id for schedulers that retry: a run that an operator abandoned does not start again.")
 def replay_(stream: str, streams_folder: Path, *, as_json: bool, dry_run: bool, run: str | None, **which: Any) -> None:
     """Decode dead letters of STREAM with today's declaration.
 
-    What it accepts becomes rows, or is merged, in one commit, and leaves the dead letters; the rest stays, with today's
-    reason before the earlier one. Interrupted and run again, it goes on. A writer may run meanwhile.
+    Accepted ones become rows, or are merged, in one commit, and leave the dead letters. The rest stays, with today's
+    reason before the earlier one. If interrupted, run it again: it continues. A writer may run meanwhile.
 
     \b
     Example:
@@ -191,7 +191,7 @@ def replay_(stream: str, streams_folder: Path, *, as_json: bool, dry_run: bool, 
     if dry_run:
         meant = sum(c.letters for c in counts(letters, opened.spec, selection)) - left.total()
         said = (
-            f"{counted(meant, 'dead letter')} of stream {stream} would be decoded again. Only the replay tells how "
+            f"{counted(meant, 'dead letter')} of stream {stream} would be decoded again. Only the replay shows how "
             "many of them land; what fails again stays. If the declaration has new columns, start the writer first: "
             "its start adds them to the table."
         )
@@ -199,7 +199,7 @@ def replay_(stream: str, streams_folder: Path, *, as_json: bool, dry_run: bool, 
         _tell(as_json, said, landed=0, failed=0, meant=meant, **_document(left))
         return
     allow_pandas()
-    from frazil.dead_letters.replay import NOTHING_DONE, replay  # noqa: PLC0415 - the decoders, which only a replay needs
+    from frazil.dead_letters.replay import NOTHING_DONE, replay  # noqa: PLC0415 - loads the decoders for replays only
 
     with working("decoding dead letters again"):
         done = replay(opened, selection, run=run)
@@ -257,14 +257,14 @@ def _tell(as_json: bool, sentence: str, **document: Any) -> None:
 
 
 def _open(stream: str, streams_folder: Path, reasons: tuple[str, ...]) -> OpenStream:
-    """The stream. Tells on stderr of reasons that none of its letters has, discarded ones included."""
+    """Open the stream. Warns on stderr of reasons that none of its dead letters has, including discarded ones."""
     opened = read_stream(find_stream(streams_folder, stream))
     if reasons:
         every = Selection(discarded=True)
         there = {c.reason for c in counts(opened.tables.dead_letters.current(), opened.spec, every)}
         if strange := sorted({*reasons} - there):
-            named = f"; there are letters of {', '.join(sorted(there))}" if there else ""
-            echo(f"Stream {stream} has no letters of {', '.join(strange)}{named}.", err=True)
+            named = f"; existing reasons: {', '.join(sorted(there))}" if there else ""
+            echo(f"Stream {stream} has no dead letters of {', '.join(strange)}{named}.", err=True)
     return opened
 
 

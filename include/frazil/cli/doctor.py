@@ -1,4 +1,4 @@
-"""`frazil doctor`: whether this machine, and what streams name, can do what frazil needs."""
+"""`frazil doctor`: checks whether this machine, and the services that streams use, can do what frazil needs."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ SIGNS = {
 @streams_option
 @json_option
 def doctor(streams_folder: Path, *, as_json: bool) -> None:
-    """Check this machine, and what streams need of others.
+    """Check this machine, and the services that streams need.
 
-    Looks at Python, Java, jars, folders, ports, the tasks' Python, declarations, Kafka, catalogs and their storage
-    (conditional put included), clocks, and Airflow, and says how each fault is mended. It tries catalog and storage on
-    a table and an object of its own, which it removes again; nothing else is changed.
+    Checks Python, Java, jars, folders, ports, the tasks' Python, declarations, Kafka, catalogs and their storage
+    (conditional put included), clocks, and Airflow, and shows how to fix each fault. It tests catalog and storage
+    with a table and an object of its own, which it removes; it changes nothing else.
 
-    Exits with 1 where something is wrong; a warning is not.
+    Exits with 1 if something is wrong; a warning is not.
 
     \b
     Example:
@@ -78,12 +78,12 @@ def _show(one: Finding) -> None:
 
 
 def _of_dev() -> tuple[dict[str, str], dict[str, int], Mapping[str, int]]:
-    """The environment of the Airflow to check, and which ports `frazil dev up` would take, and has taken.
+    """The environment of the Airflow to check, and the ports that `frazil dev up` would use and uses.
 
-    Where `frazil dev up --airflow` runs one, that is the Airflow.
+    That is the Airflow of `frazil dev up --airflow`, if it runs.
     """
     environment = dict(os.environ)
-    if find_spec("httpx") is None:  # without frazil[dev] nobody starts these servers
+    if find_spec("httpx") is None:  # these servers only exist with frazil[dev]
         return environment, {}, {}
     from frazil.cli.dev import DEFAULT_AIRFLOW_PORT, DEFAULT_KAFKA_PORT, parts  # noqa: PLC0415 - as above
 

@@ -37,7 +37,7 @@ class RenameText(click.ParamType[tuple[str, str]]):
 @stream_argument()
 @streams_option
 @click.option("--rename", "renames", type=RenameText(), multiple=True, help="A column's old and new name: `a=b`.")
-@click.option("--drop", "drops", multiple=True, help="A column that the table shall no longer have.")
+@click.option("--drop", "drops", multiple=True, help="A column to drop.")
 @click.option("--yes", is_flag=True, help="Do not ask; for scripts.")
 @json_option
 def evolve(  # noqa: PLR0913 - one for each option
@@ -51,9 +51,9 @@ def evolve(  # noqa: PLR0913 - one for each option
 ) -> None:
     """Rename or drop columns of STREAM's table, by field id, while its writer runs.
 
-    A renamed column keeps its values. Records may have either name from then on, and the declaration may keep the old
-    one until it is edited. A dropped column's values are no longer read, and records' fields of its name are ignored.
-    Changes no data file: a running writer takes the change with its next batch, without a restart.
+    A renamed column keeps its values. From then on records may use either name, and the declaration may keep the old
+    one until it is edited. A dropped column's values are no longer read, and record fields with its name are
+    ignored. Changes no data file: a running writer uses the change from its next batch, without a restart.
 
     \b
     Example:
@@ -72,7 +72,7 @@ def evolve(  # noqa: PLR0913 - one for each option
     if spec.route is not None:
         raise SpecError(
             f"stream {stream!r} has a route: columns that differ between its tables would get no values. Declare the "
-            "new name as a new column, and let the old one be: it stays null from then on"
+            "new name as a new column, and keep the old one: it stays null from then on"
         )
     table = read_stream(spec).tables.main.current()
     if asked.drops:
@@ -96,7 +96,7 @@ def _edits(asked: Asked, declared: set[str]) -> str:
 
 
 def _fixed(spec: StreamSpec, table: Table) -> dict[str, str]:
-    """Columns whose names other parts of the declaration, or of frazil, rely on; and why."""
+    """Columns whose names other parts of the declaration, or frazil, rely on, with the reasons."""
     layout = laid_out_by(table)
     fixed = {
         field.name: "the table is partitioned or sorted by it"

@@ -1,7 +1,7 @@
-"""What a person at the terminal sees of a writer: a line a batch, a line that lives while it waits, and how it ended.
+"""Shows a writer to a user at the terminal: a line per batch, a live line while it waits, and its end.
 
-The writer is another process, whose own output (its log, Spark's, the JVM's) goes to `writer.log`. What it has to say
-to the person comes through a pipe, and this process alone writes on the terminal.
+The writer is another process, whose own output (its log, Spark's, the JVM's) goes to `writer.log`. Its messages for the
+user arrive through a pipe, and only this process writes to the terminal.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ if TYPE_CHECKING:
 LIVE_EVERY_S = 0.5
 WAITS_SAID_EVERY_S = 30.0
 MAX_WAITING_LINES = 1000
-"""Lines that wait for a terminal that takes none; complaints have as much room again."""
+"""Buffered lines for a terminal that blocks; complaints have a buffer of the same size."""
 CLEAR = "\r\x1b[K"
 SIGNALS_SEEN_S = 0.5
-"""How late a signal's handler may run."""
+"""Longest delay of a signal's handler."""
 
 
 class Voice(logging.Handler):
-    """The writer's end of the pipe. As a log handler it passes on our own warnings, and nothing of Spark's.
+    """The writer's end of the pipe. As a log handler it forwards our own warnings, but not Spark's.
 
-    It never blocks: where nobody takes the lines (a stopped process, Ctrl-S, a pager), they are left out and counted.
+    It never blocks: if the reader does not read (a stopped process, Ctrl-S, a pager), lines are dropped and counted.
     """
 
     def __init__(self, fd: int) -> None:
@@ -54,7 +54,7 @@ class Voice(logging.Handler):
         self._write("say", line)
 
     def tell(self, document: Mapping[str, object]) -> None:
-        """For a program, if one reads standard output: a line each."""
+        """Send a line of JSON for a program, if one reads standard output."""
         self._write("tell", json.dumps(document))
 
     def complain(self, line: str) -> None:
@@ -74,25 +74,25 @@ class Voice(logging.Handler):
             os.write(self._fd, _frame(kind, line))
         except BlockingIOError:
             return False
-        except OSError:  # nobody reads any more, and the writer goes on to its end
+        except OSError:  # nothing reads any longer, and the writer continues to its end
             return True
         return True
 
 
 def left_out(count: int) -> str:
-    """Said in place of lines that the terminal did not take in time."""
-    return f"... {counted(count, 'line')} not shown, because the terminal took none; the log has them"
+    """The replacement for lines that the terminal did not read in time."""
+    return f"... {counted(count, 'line')} not shown, because the terminal blocked; the log has them"
 
 
 def _frame(kind: str, line: str) -> bytes:
-    """A line for the pipe; one that does not fit in a write that is whole or not at all is cut off."""
+    """A line for the pipe, shortened until it fits into one atomic write."""
     while len(frame := f"{json.dumps([kind, line])}\n".encode()) > select.PIPE_BUF:
         line = f"{line[: len(line) * 3 // 4]}..."
     return frame
 
 
 class Terminal:
-    """The listener's end. A thread of its own prints, so a terminal that takes nothing holds up nobody."""
+    """The listener's end. Prints in a separate thread, so that a blocked terminal blocks nothing else."""
 
     def __init__(self, folder: Path, *, on_gone: Callable[[], None] = lambda: None, as_json: bool = False) -> None:
         """`on_gone` is called, by any thread, when the terminal or the pipe behind standard output was closed.
@@ -109,7 +109,7 @@ class Terminal:
         self.complained = False
 
     def listen(self, fd: int, *, writer: int) -> None:
-        """Show what the writer says until it says no more. Returns without waiting for the terminal."""
+        """Show the writer's messages until it ends. Returns without waiting for the terminal."""
         self._printer = Thread(target=self._print, args=(writer,), name="terminal", daemon=True)
         self._printer.start()
         rest = b""
@@ -121,17 +121,17 @@ class Terminal:
 
     @staticmethod
     def _read(fd: int) -> bytes:
-        """What there is to read. Signal handlers run meanwhile.
+        """Read what is available. Signal handlers run meanwhile.
 
         A signal that arrives just before a call blocks does not interrupt it, and its handler would run when the call
-        returns: hence the time limit.
+        returns; so the call has a timeout.
         """
         while not select.select([fd], [], [], SIGNALS_SEEN_S)[0]:
             pass
         return os.read(fd, 65_536)
 
     def close(self) -> None:
-        """Wait until the terminal has taken every line."""
+        """Wait until the terminal has read every line."""
         if self._left_out:
             self._lines.put((self._words, left_out(self._left_out)))
         self._lines.put(None)
@@ -139,11 +139,11 @@ class Terminal:
             self._printer.join()
 
     def say(self, line: str) -> None:
-        """Show a line soon. Signal handlers may call it."""
+        """Show a line soon. Safe in signal handlers."""
         self._queue(self._words, line)
 
     def tell(self, line: str) -> None:
-        """Show a document to the program that asked for them."""
+        """Show a document to the program that requested them."""
         if self._as_json:
             self._queue(sys.stdout, line)
 
@@ -151,7 +151,7 @@ class Terminal:
         self._queue(sys.stderr, line)
 
     def complain(self, line: str) -> None:
-        """Say why the writer ended."""
+        """Show why the writer ended."""
         self.complained = True
         self._queue(sys.stderr, line, most=2 * MAX_WAITING_LINES)
 
@@ -182,7 +182,7 @@ class Terminal:
         try:
             stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
             stream.flush()
-        except OSError:  # nobody reads it any more: from here on it is written nowhere
+        except OSError:  # nothing reads it any longer: from here on it is written nowhere
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, stream.fileno())
             os.close(nowhere)
@@ -197,7 +197,7 @@ class Terminal:
 
 
 def live_words(beat: Heartbeat | None, *, now_ms: int) -> str:
-    """What a writer does at this moment, and for how long it has."""
+    """What a writer currently does, and for how long."""
     if beat is None:
         return "starting"
     batch = f"batch {beat.epoch}-{beat.batch}"
@@ -225,10 +225,10 @@ def batch_document(batch: BatchCommitted) -> dict[str, object]:
 
 
 class Waits:
-    """What a writer waits for, as it says with each try: shown when it has lasted for half a minute, and then each.
+    """What a writer waits for, as each try reports it: shown after half a minute, and then every half minute.
 
-    A wait is over when a batch begins and nothing has been waited for since the last one committed. Tables of a route
-    that lack rows are waited for after each commit, so batches that commit meanwhile do not end that wait.
+    A wait ends when a batch begins without any wait since the last commit. Waits for tables of a route that miss rows
+    come after each commit, so batches that commit meanwhile do not end such a wait.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -237,7 +237,7 @@ class Waits:
         self._none_since_commit = False
 
     def met(self, sentence: str) -> str | None:
-        """The line that is due, if one is."""
+        """The line to show, if one is due."""
         self._none_since_commit = False
         now = self._clock()
         if self._said_at is not None and now - self._said_at < WAITS_SAID_EVERY_S:
@@ -246,11 +246,11 @@ class Waits:
         return None if first else f"waiting: {sentence}"
 
     def committed(self) -> None:
-        """A batch has committed."""
+        """Note that a batch has committed."""
         self._none_since_commit = True
 
     def staging(self) -> None:
-        """A batch begins, or is tried again."""
+        """Note that a batch begins, or is tried again."""
         if self._none_since_commit:
             self._said_at = None
 
@@ -271,16 +271,16 @@ class Totals:
         self.rejected += batch.rejected
         if not batch.records and not batch.rejected:
             return f"batch {batch.key}: no new records, only the watermark was updated"
-        where = "" if self._merges else f" in {counted(batch.files, 'file')}"  # change files are none of the table's
+        where = "" if self._merges else f" in {counted(batch.files, 'file')}"  # change files do not enter the table
         took_s = batch.stage_s + batch.commit_s
         return f"batch {batch.key}: {self._words(batch.records, batch.rejected)}{where}, {took_s:.1f} s"
 
     def end(self, *, stopped: bool, waiting: int = 0) -> str:
-        """The last line of a run that ended well; so many rows are `waiting` for tables of its route."""
+        """The last line of a successful run; `waiting` rows wait for tables of its route."""
         how = "stopped" if stopped else "caught up"
         if waiting:
             waits = counted(waiting, "row", "waits for its table|wait for their tables")
-            return f"{self._ended(how, 'for')}; {waits}: `frazil route {self._stream}` says why"
+            return f"{self._ended(how, 'for')}; {waits}: `frazil route {self._stream}` shows why"
         return self._ended(how, "into" if self._merges else "in")
 
     def _ended(self, how: str, into: str) -> str:
@@ -293,7 +293,7 @@ class Totals:
             return f"{how}: {rows}"
         return (
             f"{how}: {rows}, {counted(self.rejected, 'dead letter')} (see table {self._dead_letters}: the column "
-            "`error` says why)"
+            "`error` has the reasons)"
         )
 
     def document(self, *, stopped: bool, waiting: int = 0) -> dict[str, object]:
@@ -306,5 +306,5 @@ class Totals:
         return self._landed(records) + (f", {counted(rejected, 'dead letter')}" if rejected else "")
 
     def _landed(self, records: int) -> str:
-        """A change may make no row, as where a later one replaces it."""
+        """The landed records in words; a change may make no row, for example if a later one replaces it."""
         return f"{counted(records, 'change')} merged" if self._merges else counted(records, "row")

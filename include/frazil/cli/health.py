@@ -1,4 +1,4 @@
-"""`frazil health`: what shape tables are in, and what is beyond an alert's threshold, without waiting for its hold."""
+"""`frazil health`: shows the shape of tables, and values beyond alert thresholds, without waiting for their hold."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ from frazil.maintenance.health import PartitionFiles, RecentFiles, TableHealth
 from frazil.maintenance.load import MadeElsewhere
 from frazil.maintenance.measure import measure
 from frazil.maintenance.routed import made_tables
-from frazil.maintenance.stream_rules import StreamState, stream_readings
-from frazil.maintenance.stream_state import observe_stream
+from frazil.maintenance.stream_rules import stream_readings
 from frazil.maintenance.tables import MaintainedTable, TableKind, find_maintained, made_table, maintained_tables, routes
 from frazil.spec.last_sound import declared_streams
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import counted, rounded_bytes
 from frazil.status.missing import missing_tables
+from frazil.status.state import StreamState
+from frazil.status.stream import stream_state
 from frazil.table.catalogs import existing_catalog
 from frazil.table.lost import lost_letters
 from frazil.table.tables import load_stream_table
@@ -37,27 +38,27 @@ from frazil.timetext import ago, utc
 PARTITIONS_SHOWN = 20
 COLUMNS = ("table", "files", "average", "manifests", "list/file", "metadata", "snapshots", "compacted", "state")
 WIDE_ALONE = frozenset({"manifests", "metadata", "snapshots", "compacted"})
-"""Columns that a narrow terminal has no room for."""
+"""Columns that do not fit on a narrow terminal."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableReport:
-    """One table as it was found; `health` is null where it does not exist yet, or where `problem` says why not."""
+    """The result for one table; `health` is null if it does not exist yet, or if `problem` has the reason."""
 
     table: str
     kind: TableKind
     health: TableHealth | None = None
     ratios: Mapping[str, float] = field(default_factory=dict)
     beyond: tuple[Reading, ...] = ()
-    """Values beyond their alerts' thresholds, for however long."""
+    """Values beyond their alerts' thresholds, for whatever time."""
     problem: str | None = None
     missing: bool = False
-    """Whether its stream had it, or rows wait for it, and the catalog lacks it."""
+    """Whether the catalog has lost it: its stream had it, or rows wait for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamReport:
-    """How one stream runs, and what of that is beyond its alerts' thresholds."""
+    """How one stream runs, and its values beyond alert thresholds."""
 
     state: StreamState
     beyond: tuple[Reading, ...]
@@ -67,14 +68,14 @@ class StreamReport:
 @table_argument(required=False)
 @streams_option
 @json_option
-@click.option("--deep", is_flag=True, help="Read the manifests too: files by partition.")
+@click.option("--deep", is_flag=True, help="Also read the manifests: files by partition.")
 def health(table: str | None, streams_folder: Path, *, as_json: bool, deep: bool) -> None:
     """Show the shape of tables, and what is wrong with streams.
 
-    Without TABLE, each table that streams write has a line; with it, all its numbers are shown. Reads metadata and
-    commit records; no manifest unless --deep, no data, no Kafka, no JVM. Exits with 0 also where a value is beyond its
-    threshold, with 25 where a stream's table is missing from its catalog, with 10 where a declaration cannot be read,
-    and with 1 where a table cannot be measured.
+    Without TABLE, prints a line for each table that streams write; with it, all its numbers. Reads metadata and
+    commit records; no manifest unless --deep, no data, no Kafka, no JVM. Exits with 0 even if a value is beyond its
+    threshold, with 25 if a stream's table is missing from its catalog, with 10 if a declaration cannot be read, and
+    with 1 if a table cannot be measured.
 
     \b
     Example:
@@ -86,9 +87,7 @@ def health(table: str | None, streams_folder: Path, *, as_json: bool, deep: bool
         maintained = find_maintained(specs, table, problems=errors)
         look = _look(maintained, now_ms=now_ms, deep=deep)
         looks = [(maintained, look)]
-        reports, untold = (
-            ([look], {}) if look.health else _with_missing(looks, maintained.streams, asking, now_ms=now_ms)
-        )
+        reports, untold = ([look], {}) if look.health else _with_missing(looks, maintained.streams, asking)
         found = reports[:1]
         if untold and not found[0].missing:
             raise next(iter(untold.values()))
@@ -98,7 +97,7 @@ def health(table: str | None, streams_folder: Path, *, as_json: bool, deep: bool
         with ThreadPoolExecutor(AT_ONCE) as pool:
             looked = pool.map(partial(_look_if_possible, asking, now_ms=now_ms, deep=deep), tables)
             there = [(each, look) for each, look in zip(tables, looked, strict=True) if look is not None]
-        reports, untold = _with_missing(there, specs, asking, now_ms=now_ms)
+        reports, untold = _with_missing(there, specs, asking)
         unlisted += [TableReport(n, TableKind.ROUTED, problem=_problem(e)) for n, e in untold.items()]
         found = [*reports, *{look.table: look for look in unlisted}.values()]
     with ThreadPoolExecutor(AT_ONCE) as pool:
@@ -123,16 +122,16 @@ def health(table: str | None, streams_folder: Path, *, as_json: bool, deep: bool
 
 
 def _with_missing(
-    looks: Sequence[tuple[MaintainedTable, TableReport]], specs: Sequence[StreamSpec], asking: Asking, *, now_ms: int
+    looks: Sequence[tuple[MaintainedTable, TableReport]], specs: Sequence[StreamSpec], asking: Asking
 ) -> tuple[list[TableReport], dict[str, Exception]]:
-    """The reports, with what happened to tables that streams had and catalogs lack; at the end those of templates.
+    """Add tables that streams had and catalogs have lost, with what happened; those of templates come last.
 
-    And by route, or by stream's table, why that is not known, unless a report of the stream's own table says so.
+    Also returns, by route or stream's table, why that is unknown, unless the table's own report has the reason.
     """
 
     def ask(spec: StreamSpec) -> dict[str, str] | Exception:
         try:
-            return asking.ask(spec.table.catalog, lambda: missing_tables(spec, now_ms=now_ms))
+            return asking.ask(spec.table.catalog, lambda: missing_tables(spec))
         except Exception as error:  # catalogs and storage raise what their clients raise
             return error
 
@@ -164,7 +163,7 @@ def _with_missing(
 
 
 def _letters_dropped(table: MaintainedTable) -> str | None:
-    """What happened to a dead-letter table that is not there; None before a stream of it has begun."""
+    """What happened to a missing dead-letter table; None before a stream of it has begun."""
     try:
         for spec in table.streams:
             main = load_stream_table(spec)
@@ -191,13 +190,15 @@ def _look(maintained: MaintainedTable, *, now_ms: int, deep: bool) -> TableRepor
 
 
 def _made(specs: Sequence[StreamSpec], asking: Asking) -> tuple[list[MaintainedTable], list[TableReport]]:
-    """The tables that routes may have made, and the routes whose tables cannot be listed."""
+    """The tables that routes may have created, and the routes whose tables cannot be listed."""
     made: list[MaintainedTable] = []
     unlisted: list[TableReport] = []
     for name, spec in routes(specs).items():
         try:
             made += asking.ask(spec.table.catalog, partial(_made_by, spec, specs))
-        except Exception as error:  # catalogs and storage raise what their clients raise; the other tables go on
+        except (
+            Exception
+        ) as error:  # catalogs and storage raise what their clients raise; continue with the other tables
             unlisted.append(TableReport(name, TableKind.ROUTED, problem=_problem(error)))
     return made, unlisted
 
@@ -211,23 +212,24 @@ def _problem(error: Exception) -> str:
 
 
 def _look_if_possible(asking: Asking, maintained: MaintainedTable, *, now_ms: int, deep: bool) -> TableReport | None:
-    """None for a table that is only named like a route's."""
+    """Measure a table; None if it is only named like a route's."""
     try:
         return asking.ask(maintained.catalog, lambda: _look(maintained, now_ms=now_ms, deep=deep))
     except MadeElsewhere:
         return None
-    except Exception as error:  # catalogs and storage raise what their clients raise; the other tables go on
+    except Exception as error:  # catalogs and storage raise what their clients raise; continue with the other tables
         return TableReport(maintained.name, maintained.kind, problem=_problem(error))
 
 
 def _look_at_stream(asking: Asking, spec: StreamSpec, *, now_ms: int) -> StreamReport:
-    state = observe_stream(spec, None, now_ms=now_ms, out_of_reach=asking.is_silent(spec.table.catalog))
+    away = asking.is_silent(spec.table.catalog)
+    state = stream_state(spec, now_ms=now_ms, in_full=False, out_of_reach=away)
     seen = stream_readings(state, spec.maintenance.alerts, now_ms=now_ms)
     return StreamReport(state, tuple(reading for reading in seen if reading.is_beyond))
 
 
 def _rules_of(running: Sequence[StreamReport]) -> dict[str, list[str]]:
-    """By table, what is wrong with the streams that write to it."""
+    """What is wrong with the streams that write to each table."""
     rules: dict[str, list[str]] = {}
     for stream in running:
         rules.setdefault(stream.state.table, []).extend(f"{r.rule}:{stream.state.name}" for r in stream.beyond)
@@ -288,7 +290,7 @@ def _fields(one: TableHealth) -> dict[str, str]:
         f"{rounded_bytes(one.manifests_bytes)}",
         "manifest list": f"{rounded_bytes(one.manifest_list_bytes)} ({per_file} per data file)",
         "metadata.json": rounded_bytes(one.metadata_bytes),
-        "snapshots": f"{one.snapshots:,}, the oldest of {utc(one.oldest_snapshot_at_ms)}",
+        "snapshots": f"{one.snapshots:,}, the oldest from {utc(one.oldest_snapshot_at_ms)}",
         "compacted": f"{_compacted(one)}, {added}",
         **{
             f"stream {s.name}": f"lag {'unknown' if s.lag is None else f'{s.lag:,}'}, last commit "
@@ -308,7 +310,7 @@ def _recent_words(recent: RecentFiles | None) -> str:
 
 
 def _show_partitions(partitions: Sequence[PartitionFiles]) -> None:
-    """The worst first: most small files, then most data files with many deleted rows, then most delete files."""
+    """Show the worst first: most small files, then most data files with many deleted rows, then most delete files."""
     files = sum(p.files for p in partitions)
     each = files / max(len(partitions), 1)
     echo(f"{counted(files, 'data file')} in {counted(len(partitions), 'partition')}, {each:.1f} each")

@@ -1,4 +1,4 @@
-"""`frazil infer`: a declaration to begin with, proposed from what a topic holds."""
+"""`frazil infer`: proposes a declaration from a topic's records."""
 
 from __future__ import annotations
 
@@ -20,18 +20,16 @@ from frazil.spec.load import DEFAULTS_FILE, read_defaults
 from frazil.spec.problems import meaning_of
 from frazil.spec.references import resolve_all
 
-NOTHING_INFERRED = "Nothing was inferred: mend that, or name another one by --registry"
+NOTHING_INFERRED = "Nothing was inferred: fix that, or give another registry by --registry"
 
 
 @click.command()
 @click.argument("topic")
 @streams_option
-@click.option("--bootstrap-servers", help="The brokers; by default, those of _defaults.yaml in the folder of streams.")
-@click.option(
-    "--registry", "registry_url", help="A schema registry; by default, that of _defaults.yaml, if it has one."
-)
-@click.option("--name", help="The stream's name; by default, the topic's.")
-@click.option("--table", help="namespace.table; by default, default.<name>.")
+@click.option("--bootstrap-servers", help="The brokers. Default: those of _defaults.yaml in the folder of streams.")
+@click.option("--registry", "registry_url", help="A schema registry. Default: that of _defaults.yaml, if it has one.")
+@click.option("--name", help="The stream's name. Default: the topic's.")
+@click.option("--table", help="namespace.table. Default: default.<name>.")
 @click.option("--records", default=2_000, show_default=True, type=click.IntRange(1, 100_000), help="Records to read.")
 @json_option
 def infer(  # noqa: PLR0913 - one for each option
@@ -45,13 +43,13 @@ def infer(  # noqa: PLR0913 - one for each option
     records: int,
     as_json: bool,
 ) -> None:
-    """Read a sample of TOPIC, and print a declaration for a person to edit.
+    """Read a sample of TOPIC, and print a declaration to edit.
 
-    The sample is from the beginning and the end of each partition. Columns get types; those that every record has are
-    required, if 100 records or more were read. With a schema registry, columns are those of the newest version of
-    TOPIC-value and of the schemas whose ids the sample has: Avro, or JSON Schema. Comments say what it rests on: how
-    many records do not fit, other columns that may be the event time, how much comes in a day. Security is taken from
-    source.properties and source.format.registry of _defaults.yaml.
+    The sample is from the beginning and the end of each partition. Columns get types; those that every record has
+    are required, if 100 records or more were read. With a schema registry, columns are those of the newest version
+    of TOPIC-value and of the schemas whose ids the sample has: Avro, or JSON Schema. Comments give the evidence: how
+    many records do not fit, other columns that may be the event time, how much data comes in a day. Security is
+    taken from source.properties and source.format.registry of _defaults.yaml.
 
     \b
     Example:
@@ -59,7 +57,7 @@ def infer(  # noqa: PLR0913 - one for each option
     """
     from frazil.infer.proposal import Named, proposal  # noqa: PLC0415 - as below
     from frazil.infer.registered import registered  # noqa: PLC0415 - as below
-    from frazil.infer.topic import sample_of  # noqa: PLC0415 - Arrow and librdkafka, only where they are asked
+    from frazil.infer.topic import sample_of  # noqa: PLC0415 - loads Arrow and librdkafka
     from frazil.registry.client import SchemaRegistry  # noqa: PLC0415 - as above
 
     stream = name or _stream_name(topic)
@@ -94,14 +92,14 @@ def _registry(folder: Path, url: str | None) -> Registry | None:
 
 
 def _properties(folder: Path, servers: str | None) -> dict[str, str]:
-    """How to reach Kafka: what all streams of the folder have in common, and the option. Raises SpecError."""
+    """How to reach Kafka: the shared properties of the folder's streams, and the option. Raises SpecError."""
     file, source = folder / DEFAULTS_FILE, _source(folder)
     properties = _mapping(source, "properties", file, "source.properties")
     found = {str(key): str(value) for key, value in properties.items()}
     where = "--bootstrap-servers" if servers else f"{file}: source.bootstrap-servers"
     servers = servers or source.get("bootstrap-servers")
     if not servers:
-        raise SpecError(f"no brokers: name them by --bootstrap-servers, or in {file} as source.bootstrap-servers")
+        raise SpecError(f"no brokers: give them by --bootstrap-servers, or in {file} as source.bootstrap-servers")
     resolved = resolve_all({**found, "bootstrap.servers": str(servers)}, os.environ)
     if problem := servers_problem(resolved["bootstrap.servers"]):
         raise SpecError(f"{where}: {problem}")
@@ -113,7 +111,7 @@ def _source(folder: Path) -> Mapping[str, Any]:
 
 
 def _mapping(above: Mapping[str, Any], key: str, file: Path, path: str) -> Mapping[str, Any]:
-    """What is below a key; empty if nothing is. Raises SpecError if that is no mapping."""
+    """The mapping at a key; empty if missing. Raises SpecError if it is not a mapping."""
     found = above.get(key) or {}
     if not isinstance(found, Mapping):
         raise SpecError(f"{file}: {path}: is not a mapping")

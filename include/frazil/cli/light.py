@@ -1,6 +1,6 @@
-"""What a command's process leaves out while it imports, so that commands answer at once.
+"""Skips expensive parts of imports in a command's process, so that commands answer at once.
 
-Only for the process of one command: `main` asks for it, never an import of the package.
+Only for the process of one command: `main` calls it, never an import of the package.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from importlib.abc import MetaPathFinder
 
 
 class _NoPandas(MetaPathFinder):
-    """An import of pandas fails as where it is not installed.
+    """Makes imports of pandas fail as if it were not installed.
 
-    None in `sys.modules` would not do: compiled modules such as PyArrow's take the None for the module.
+    None in `sys.modules` would not work: compiled modules such as PyArrow's would use the None as the module.
     """
 
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> None:  # noqa: ARG002
@@ -25,9 +25,9 @@ _NO_PANDAS = _NoPandas()
 
 
 def begin_light() -> None:
-    """Import without looking for garbage, and without pandas.
+    """Import without garbage collection and without pandas.
 
-    PyArrow imports pandas, the slowest of all, wherever it is installed, to recognise its objects; commands have none.
+    PyArrow imports pandas, the slowest import of all, if it is installed, to recognise its objects; commands have none.
     """
     gc.disable()
     if "pandas" not in sys.modules:
@@ -35,13 +35,13 @@ def begin_light() -> None:
 
 
 def imported() -> None:
-    """Look for garbage again, but not among what was imported. Does nothing unless `begin_light` was called."""
+    """Restart garbage collection, except for imported objects. Does nothing unless `begin_light` was called."""
     if not gc.isenabled():
         gc.freeze()
         gc.enable()
 
 
 def allow_pandas() -> None:
-    """Before Spark: PySpark needs it."""
+    """Allow pandas again: PySpark needs it."""
     if _NO_PANDAS in sys.meta_path:
         sys.meta_path.remove(_NO_PANDAS)

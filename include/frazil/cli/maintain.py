@@ -1,4 +1,4 @@
-"""`frazil maintain`: what maintenance would do with a table and why, and the same run as Airflow's from a terminal."""
+"""`frazil maintain`: plans a table's maintenance, or runs it from a terminal as Airflow would."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 WHOLE_TABLE = "(all)"
-"""The partition of a table that has none."""
+"""The partition of an unpartitioned table."""
 SHOWN = 20
-"""Partitions of a dry run; all of them with --json."""
+"""Partitions that a dry run prints; --json has all of them."""
 
 
 class Actions(click.ParamType[tuple[Action, ...]]):
-    """Names of actions, with commas."""
+    """Names of actions, separated by commas."""
 
     name = "actions"
 
@@ -57,14 +57,14 @@ class Actions(click.ParamType[tuple[Action, ...]]):
 @streams_option
 @json_option
 @click.option("--actions", type=Actions(), default=",".join(Action), show_default=True, help="Only these.")
-@click.option("--dry-run", is_flag=True, help="Say what would be done and why, and change nothing; no JVM starts.")
+@click.option("--dry-run", is_flag=True, help="Show what would be done and why, and change nothing; no JVM starts.")
 def maintain(table: str, streams_folder: Path, *, as_json: bool, actions: tuple[Action, ...], dry_run: bool) -> None:
-    """Compact TABLE, rewrite manifests, expire snapshots.
+    """Compact TABLE, rewrite manifests, and expire snapshots, as far as it is worth it.
 
-    Each as far as it is worth it. A writer may run meanwhile: its commits win. TABLE is one that declared streams
-    write, as their files name it, one that a route has made, one of their dead-letter tables, or frazil.signals.
+    A writer may run meanwhile: its commits win. TABLE is one that declared streams write, as in their files, one
+    that a route has created, one of their dead-letter tables, or frazil.signals.
 
-    Exits with 0 also where there was nothing to do or another commit won.
+    Exits with 0 even if there was nothing to do or another commit won.
 
     \b
     Example:
@@ -83,7 +83,7 @@ def maintain(table: str, streams_folder: Path, *, as_json: bool, actions: tuple[
 
 
 def _plans(found: MaintainedTable, actions: Iterable[Action]) -> dict[Action, MaintenancePlan]:
-    """In the order in which a run does them. Raises SpecError or TableLost where there is no such table."""
+    """The plans, in the order of a run. Raises SpecError or TableLost if the table does not exist."""
     planner = MaintenancePlanner(existing_catalog(found.catalog), found, clock.now_ms())
     try:
         return {action: planner.plan(action) for action in Action if action in actions}
@@ -93,7 +93,7 @@ def _plans(found: MaintainedTable, actions: Iterable[Action]) -> dict[Action, Ma
 
 def _run(found: MaintainedTable, actions: Iterable[Action], *, as_json: bool) -> None:
     allow_pandas()
-    from frazil.maintenance import run  # noqa: PLC0415 - seconds of imports, which only a run needs
+    from frazil.maintenance import run  # noqa: PLC0415 - takes seconds to import, and only a run needs it
 
     with ExitStack() as end:
 
@@ -119,7 +119,7 @@ def _run(found: MaintainedTable, actions: Iterable[Action], *, as_json: bool) ->
 
 
 def local_spark(catalog: str | None) -> dict[str, str]:
-    """All cores of this machine, and the jars of one catalog; nothing beyond the loopback.
+    """Spark settings: all cores of this machine, the jars of one catalog, and nothing beyond localhost.
 
     The serial collector took less CPU than the others in `bench/compaction.py`.
     """
@@ -141,7 +141,7 @@ def _show(plans: Mapping[Action, MaintenancePlan], settings: Maintenance) -> Non
         if isinstance(plan, CompactionPlan):
             _show_partitions(plan)
             if plan.dangling:
-                echo(f"{counted(len(plan.dangling), 'delete file')} of data files that are gone would go too")
+                echo(f"{counted(len(plan.dangling), 'delete file')} whose data files are gone would be dropped too")
         elif isinstance(plan, ExpiryPlan) and plan.kept:
             kept = [(str(snapshot), why) for snapshot, why in plan.kept.items()]
             echo_table(("kept snapshot", "why"), kept[:SHOWN])

@@ -1,4 +1,4 @@
-"""`frazil reset`, `adopt` and `forget`: what a person may do to a stream's marker, each said before it is done."""
+"""`frazil reset`, `adopt` and `forget`: change a stream's marker, after showing the consequences."""
 
 from __future__ import annotations
 
@@ -49,24 +49,24 @@ yes_option = click.option("--yes", is_flag=True, help="Do not ask; for scripts."
     "--to",
     required=True,
     type=click.Choice(["marker", "earliest", "latest", "timestamp", "offsets", "table"]),
-    help="Where to go on: at the marker or the first offset Kafka still has; at the beginning or end of Kafka; "
-    "at a broker's time; at given offsets; or where the table itself stands after a rollback.",
+    help="Where to continue: at the marker or the first offset Kafka still has; at the beginning or end of Kafka; "
+    "at a broker's time; at given offsets; or where the table itself is after a rollback.",
 )
 @click.option("--at", type=MomentText(), help="With --to timestamp: ISO 8601 with a zone, 2013-12-30T00:00:00Z.")
 @click.option(
     "--offsets",
     type=OffsetsText(),
-    help='With --to offsets: \'{"flights": {"0": 1200}}\', or a file with it. Partitions not named stay.',
+    help='With --to offsets: \'{"flights": {"0": 1200}}\', or a file with it. Other partitions stay.',
 )
 @yes_option
 @json_option
 def reset(stream: str, streams_folder: Path, *, yes: bool, as_json: bool, **wanted: Any) -> None:
-    """Choose where STREAM goes on reading.
+    """Choose where STREAM continues to read.
 
-    The way out of OffsetGap, RolledBack, TopicRecreated and MarkerUnreadable. Says for each topic-partition what it
-    skips (records that never reach the table) and what it reads again (duplicates, where the table holds them), and
-    asks. Then one snapshot carries the new marker, with the next epoch: a writer that runs is fenced, and ends within a
-    minute, or after the batch that it stages. Deletes no row.
+    Resolves OffsetGap, RolledBack, TopicRecreated and MarkerUnreadable. Shows for each topic-partition what it skips
+    (records that never reach the table) and what it reads again (duplicates, if the table has them), and asks. Then
+    one snapshot carries the new marker, with the next epoch: a running writer is fenced, and ends within a minute,
+    or after the batch that it stages. Deletes no row.
 
     \b
     Example:
@@ -98,19 +98,19 @@ def reset(stream: str, streams_folder: Path, *, yes: bool, as_json: bool, **want
 
 
 def goes_on(stream: str, epoch: int, writer: ProcessState) -> str:
-    """What a person does after a reset, by the `writer` of this host. Pure."""
+    """What to do after a reset, given this host's `writer`. Pure."""
     if not writer.is_alive:
         return f"Stream {stream} has epoch {epoch}. `frazil resume {stream}`, or `frazil run {stream}`, goes on there."
     command = "run" if writer is ProcessState.FOREGROUND else "resume"
     return (
-        f"Stream {stream} has epoch {epoch}, so the writer that runs on this host commits nothing more: it ends with "
+        f"Stream {stream} has epoch {epoch}, so the writer on this host commits nothing more: it ends with "
         "13 (Fenced) within a minute, or after the batch that it stages. `frazil status` shows when it has ended; "
         f"after that, and not before, `frazil {command} {stream}` goes on there."
     )
 
 
 def _tell_moves(plan: tuple[Move, ...], spec: StreamSpec, seen: BeforeReset, now: Available, teller: Teller) -> None:
-    """What a reset skips and reads again, and what follows from that."""
+    """Show what a reset skips and reads again, and the consequences."""
     _show(plan, teller)
     merged: Merged = "dropped" if spec.dedupe else "no"
     if spec.mode == "upsert":
@@ -121,7 +121,7 @@ def _tell_moves(plan: tuple[Move, ...], spec: StreamSpec, seen: BeforeReset, now
         teller.say("What is read again comes a second time to the tables of the route too.")
     if open_launcher(spec.name).observe().process.is_alive:
         teller.say(
-            f"A writer of {spec.name} runs on this host, which a reset fences. It is gentler to answer no, and to run "
+            f"A writer of {spec.name} runs on this host, and a reset fences it. It is gentler to answer no, and to run "
             f"`frazil pause {spec.name}` first."
         )
 
@@ -134,9 +134,9 @@ def _tell_moves(plan: tuple[Move, ...], spec: StreamSpec, seen: BeforeReset, now
 def adopt(stream: str, streams_folder: Path, *, yes: bool, as_json: bool) -> None:
     """Let STREAM append to a table whose rows it did not write.
 
-    Says how many rows there are and since when, checks the schema (and adds declared columns that are missing), then
-    writes the first marker, at the stream's declared source.start; where another stream of the table has read the
-    same topics (it was renamed), where that one stands. Changes no row.
+    Shows how many rows the table has and since when, checks the schema (and adds missing declared columns), then
+    writes the first marker. It is at the stream's declared source.start or, if another stream of the table has read
+    the same topics (after a rename), at that stream's position. Changes no row.
 
     \b
     Example:
@@ -148,7 +148,7 @@ def adopt(stream: str, streams_folder: Path, *, yes: bool, as_json: bool) -> Non
     if table is None:
         if lost := lost_table(spec):
             raise TableLost(lost)
-        teller.say(f"There is no table {spec.table.identifier} yet: nothing to adopt, the first start makes it.")
+        teller.say(f"Table {spec.table.identifier} does not exist yet: nothing to adopt, the first start creates it.")
         teller.end(stream=stream, adopted=False)
         return
     if property_name(stream) in table.properties:
@@ -180,7 +180,7 @@ def _earlier_readers(
     for other, topics in others.items():
         yield (
             f"Stream {other} has read {', '.join(sorted(topics))} into it already: {stream} goes on where {other} "
-            f"stands. No writer of {other} may run any more: `frazil pause {other}` first, and `frazil forget {other}` "
+            f"stands. Stop every writer of {other}: `frazil pause {other}` first, and `frazil forget {other}` "
             "afterwards, while a file still declares it."
         )
     if forgotten:
@@ -197,11 +197,11 @@ def _earlier_readers(
 @yes_option
 @json_option
 def forget(stream: str, streams_folder: Path, *, yes: bool, as_json: bool) -> None:
-    """Remove all that frazil keeps of STREAM, except its rows.
+    """Remove everything that frazil keeps of STREAM, except its rows.
 
     That is markers, journals, desired state and run folder. Refuses while a writer of the stream runs on this host
-    (exit 9); one elsewhere is fenced. The way back is `frazil adopt`. Forget a stream before its declaration is
-    removed: the declaration says where its table is.
+    (exit 9); a writer elsewhere is fenced. `frazil adopt` undoes it. Forget a stream before you remove its
+    declaration: the declaration has its table.
 
     \b
     Example:
@@ -222,14 +222,14 @@ def forget(stream: str, streams_folder: Path, *, yes: bool, as_json: bool) -> No
             opened = open_stream(spec)
             _check_none_wait(opened.tables, stream)
             removed = marker_change.forget(opened.tables, state=opened.tables.state)
-            teller.say(f"Removed the markers and {counted(removed, 'object')} beside the table.")
+            teller.say(f"Removed the markers and {counted(removed, 'object')} next to the table.")
         shutil.rmtree(folder, ignore_errors=True)
     teller.say(f"Stream {stream} is forgotten.")
     teller.end(stream=stream, removed_objects=removed, run_folder=folder)
 
 
 def _check_none_wait(tables: StreamTables, stream: str) -> None:
-    """Check that no rows wait for tables of a route: their files are known by the journals alone."""
+    """Check that no rows wait for tables of a route: only the journals know their files."""
     try:
         marker = tables.marker()
     except MarkerUnreadable:
@@ -273,4 +273,4 @@ def _rows_since(table: Table) -> str:
     head = table.current_snapshot()
     rows = live_rows(head) if head else 0
     count = "an unknown number of rows" if rows is None else counted(rows, "row")
-    return count if oldest is None else f"{count}; its oldest snapshot is of {utc(oldest)}"
+    return count if oldest is None else f"{count}; its oldest snapshot is from {utc(oldest)}"

@@ -42,7 +42,7 @@ json_option = click.option(JSON, "as_json", is_flag=True, help="One JSON documen
 
 
 def _completed(names: Callable[[StreamSpec], Iterable[str]]) -> Callable[..., list[CompletionItem]]:
-    """What a shell offers for an argument: what `names` says of each sound stream of the folder."""
+    """A shell's completions of an argument: `names` of each valid stream in the folder."""
 
     def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG001
         from frazil.errors import SpecError  # noqa: PLC0415 - only when a shell asks
@@ -51,7 +51,7 @@ def _completed(names: Callable[[StreamSpec], Iterable[str]]) -> Callable[..., li
         given = ctx.params.get("streams_folder") or os.environ.get(STREAMS_VARIABLE) or DEFAULT_STREAMS
         try:
             specs, _ = sound_streams(Path(given))
-        except SpecError:  # no stream is declared there
+        except SpecError:  # the folder declares no stream
             return []
         offered = {name for spec in specs for name in names(spec)}
         return [CompletionItem(name) for name in sorted(offered) if name.startswith(incomplete)]
@@ -68,15 +68,15 @@ def _table_names(spec: StreamSpec) -> Iterable[str]:
 
 
 def stream_argument(**options: Any) -> Callable[[Any], Any]:
-    """STREAM; a shell completes the names of declared streams."""
+    """Add STREAM; a shell completes the names of declared streams."""
     return click.argument("stream", shell_complete=_completed(_stream_names), **options)
 
 
 def streams_argument() -> Callable[..., Any]:
-    """One STREAM or more."""
+    """Add one or more STREAMs."""
     return click.argument("streams", nargs=-1, required=True, shell_complete=_completed(_stream_names))
 
 
 def table_argument(**options: Any) -> Callable[..., Any]:
-    """TABLE; a shell completes the tables of declared streams."""
+    """Add TABLE; a shell completes the tables of declared streams."""
     return click.argument("table", shell_complete=_completed(_table_names), **options)

@@ -1,4 +1,4 @@
-"""`frazil orphans`: the files below a table that nobody knows; shown, or deleted."""
+"""`frazil orphans`: shows or deletes the unreferenced files below a table."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from frazil.table.catalogs import existing_catalog
 def orphans(table: str, streams_folder: Path, *, as_json: bool, delete: bool) -> None:
     """Show, or delete, files of TABLE that nothing references.
 
-    Those below its folders that no snapshot, journal or backfill knows. --delete deletes what an earlier run with
-    --delete found as well, at least an hour before and before the table's last commit. Ends with 1 where the cleanup is
-    refused, or stops.
+    That is files below its folders that no snapshot, journal or backfill refers to. --delete deletes those that an
+    earlier run with --delete found too, at least an hour before and before the table's last commit. Exits with 1 if
+    the cleanup is refused or stops.
 
     \b
     Example:

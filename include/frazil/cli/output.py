@@ -1,4 +1,4 @@
-"""How the commands speak: JSON for programs, words and tables for people, and one way to ask before an act."""
+"""Output of the commands: JSON for programs, sentences and tables for people, and one prompt before an action."""
 
 from __future__ import annotations
 
@@ -24,26 +24,28 @@ INDENT = "    "
 _COMMAND = re.compile(r": `(frazil [^`]+)`(?:[;.,] ?|$)")
 _WORD = re.compile(r"""(?:'[^']*'|"[^"]*"|[^\s'"]|['"])+""")
 WIDE = 100
-"""Columns of a terminal that has room for a wide table."""
+"""Columns of a terminal that fits a wide table."""
 WIDTH_OF_A_PIPE = 200
-"""Where no terminal says how wide it is, nothing is broken that a program may want to read."""
+"""Width without a terminal, so that nothing is broken that a program may want to read."""
 
 
 def echo(text: str, *, err: bool = False, nl: bool = True) -> None:
-    """Text on standard output or standard error. What it quotes of people and producers can only be read."""
+    """Print text to standard output or standard error, with control characters of users and producers made visible."""
     click.echo(safe(text), err=err, nl=nl)
 
 
 def echo_json(document: object) -> None:
-    """One JSON document; fields of dataclasses in kebab-case, as in the streams' YAML; what JSON has not, as text."""
+    """Print one JSON document; dataclass fields in kebab-case, as in the streams' YAML; types unknown to JSON as
+    text.
+    """
     echo(json.dumps(_plain(document), indent=2, default=str))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Teller:
-    """How a command that acts speaks: sentences as it goes on; with --json, one document at its end.
+    """Output of a command that acts: sentences while it runs; with --json, one document at its end.
 
-    The sentences are then on standard error, where they are in nobody's way.
+    With --json, sentences go to standard error, where they disturb nothing.
     """
 
     as_json: bool
@@ -58,15 +60,15 @@ class Teller:
         _console(err=self.as_json).print(table_of(columns, rows, numbers=numbers))
 
     def end(self, **document: object) -> None:
-        """Names in the code's form; the document has them in kebab-case."""
+        """Print the document, with names in kebab-case."""
         if self.as_json:
             echo_json({name.replace("_", "-"): value for name, value in document.items()})
 
 
 def lines_of(sentence: str) -> list[str]:
-    """A sentence as it is told: each command that it gives after a colon has a line of its own, to be copied whole.
+    """Split a sentence so that each command after a colon has its own line and can be copied whole.
 
-    No table has such sentences: a cell breaks them, and so do the ends of a terminal's lines.
+    Not for tables: their cells, and the ends of a terminal's lines, would break commands.
     """
     lines: list[str] = []
     for at, part in enumerate(_COMMAND.split(sentence)):
@@ -78,9 +80,9 @@ def lines_of(sentence: str) -> list[str]:
 
 
 def folded(line: str, width: int) -> str:
-    """A line of `lines_of` on a screen that breaks long lines: a command goes on after a backslash, and can be copied.
+    """Fold a line of `lines_of` for a terminal: a command continues after a backslash, and can be copied.
 
-    It is broken between words alone, and whole where that does not help.
+    Breaks only between words, and not at all if that does not help.
     """
     if len(line) <= width or not line.startswith(INDENT):
         return line
@@ -93,12 +95,12 @@ def folded(line: str, width: int) -> str:
 
 
 def said_of(name: str, sentence: str) -> str:
-    """A sentence with what it is about, unless it begins with that."""
+    """Prefix a sentence with its subject, unless it begins with it."""
     return sentence if sentence.removeprefix("table ").startswith(name) else f"{name}: {sentence}"
 
 
 def table_of(columns: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: frozenset[str] = frozenset()) -> Table:
-    """A table; columns named in `numbers` are aligned to the right. The first has names, which stay whole."""
+    """A table; columns named in `numbers` are right-aligned. The first column has names, which are not broken."""
     from rich.table import Table  # noqa: PLC0415 - only where people look
 
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -111,23 +113,23 @@ def table_of(columns: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: 
 
 
 def fields_of(fields: Mapping[str, str]) -> list[str]:
-    """Names and values, a line each."""
+    """Names and values, one per line."""
     width = max(map(len, fields), default=0)
     return [f"{name:<{width}}  {value}" for name, value in fields.items()]
 
 
 def echo_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: frozenset[str] = frozenset()) -> None:
-    """A table on standard output: see `table_of`."""
+    """Print a table to standard output: see `table_of`."""
     _console().print(table_of(columns, rows, numbers=numbers))
 
 
 def echo_fields(fields: Mapping[str, str]) -> None:
-    """Names and values, a line each, on standard output."""
+    """Print names and values, one per line, to standard output."""
     echo_lines(fields_of(fields))
 
 
 def echo_lines(lines: Iterable[RenderableType]) -> None:
-    """Sentences, which no line's end breaks, and tables: see `lines_of`."""
+    """Print sentences, unbroken, and tables: see `lines_of`."""
     for line in _told(lines):
         if isinstance(line, str):
             echo(line)
@@ -136,12 +138,12 @@ def echo_lines(lines: Iterable[RenderableType]) -> None:
 
 
 def is_narrow() -> bool:
-    """Whether people look at a terminal that breaks the lines of a wide table."""
+    """Whether output goes to a terminal that would break the lines of a wide table."""
     return _console().width < WIDE
 
 
 def echo_line(line: str, *, style: str, head: int) -> None:
-    """A line whose first `head` characters have a style, where a terminal shows it."""
+    """Print a line whose first `head` characters have a style, if a terminal shows it."""
     from rich.text import Text  # noqa: PLC0415 - only where people look
 
     text = Text(safe(line))
@@ -150,7 +152,7 @@ def echo_line(line: str, *, style: str, head: int) -> None:
 
 
 def watched(look: Callable[[], Iterable[RenderableType]], *, every_s: float) -> None:
-    """Show what `look` finds on a screen of its own, again and again, until Ctrl-C.
+    """Show what `look` returns on a separate screen, repeatedly, until Ctrl-C.
 
     Raises click.UsageError without a terminal.
     """
@@ -161,7 +163,7 @@ def watched(look: Callable[[], Iterable[RenderableType]], *, every_s: float) -> 
     console = _console()
     if not console.is_terminal:
         raise click.UsageError("--watch needs a terminal")
-    # A handler of our own could meet the lock of what the loop waits on: Python's raises where it is.
+    # A handler of our own could meet the lock that the loop waits for; Python's raises right there.
     with suppress(KeyboardInterrupt), Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
             began = time.monotonic()
@@ -173,7 +175,7 @@ def watched(look: Callable[[], Iterable[RenderableType]], *, every_s: float) -> 
 
 @contextmanager
 def working(what: str) -> Iterator[Callable[[int, int, str], None]]:
-    """Show at a terminal that something goes on, and for how long, until it ends; elsewhere nothing.
+    """Show at a terminal that work is in progress, and its duration; without a terminal, nothing.
 
     `step(done, of, what)` turns it into a bar.
     """
@@ -194,14 +196,14 @@ def working(what: str) -> Iterator[Callable[[int, int, str], None]]:
 
 
 def ask(question: str, *, yes: bool) -> None:
-    """Go on only with a person's yes, or with --yes; without a terminal and --yes nothing is ever done.
+    """Continue only after the user's yes, or with --yes.
 
-    Raises click.UsageError (exit 2) where nobody can be asked, click.Abort (exit 1) for a no.
+    Raises click.UsageError (exit 2) without a terminal and --yes, click.Abort (exit 1) for a no.
     """
     if yes:
         return
     if not sys.stdin.isatty():
-        raise click.UsageError("nobody can be asked here: there is no terminal. Give --yes to go on without asking")
+        raise click.UsageError("cannot prompt: no terminal. Pass --yes to continue without a prompt")
     click.confirm(question, abort=True, err=True)
 
 

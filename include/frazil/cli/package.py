@@ -1,4 +1,4 @@
-"""`frazil package`: the archive that brings frazil to a cluster's executors."""
+"""`frazil package`: creates the archive that brings frazil to a cluster's executors."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from frazil.spark.package import STORAGES, installed_storages, make_package
     "--storage",
     type=click.Choice(list(STORAGES)),
     multiple=True,
-    help="A storage that tables are in, beside folders; those whose packages are installed, unless given.",
+    help="An additional storage of tables, besides folders. Default: those whose packages are installed.",
 )
 @json_option
 def package(target: Path, storage: tuple[str, ...], *, as_json: bool) -> None:
     """Pack this Python with what executors need to stage records, for `resources.package`.
 
-    The archive has no Airflow and no PySpark, which the cluster has. Make it again after each upgrade: a writer refuses
-    executors of another version.
+    The archive does not contain Airflow and PySpark, which the cluster has. Create it again after each upgrade: a
+    writer refuses executors of another version.
 
     \b
     Example:

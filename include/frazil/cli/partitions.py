@@ -1,4 +1,4 @@
-"""`frazil partitions`: which windows of a table are complete, what the next waits for, and what a person may do."""
+"""`frazil partitions`: shows a table's complete windows and what the next one waits for, and releases or resends."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ class Feeding:
 
 @dataclass(frozen=True, slots=True)
 class Partitions:
-    """What `--json` prints."""
+    """The document of `--json`."""
 
     table: str
     window: str
     complete_to: str | None
-    """Windows that end at or before are complete; null while a stream's watermark is unknown."""
+    """End of the complete windows; null while a stream's watermark is unknown."""
     signalled_from: str | None
     signalled_to: str | None
     waits_for: str
@@ -57,16 +57,16 @@ class Partitions:
 @table_argument()
 @streams_option
 @json_option
-@click.option("--last", default=24, show_default=True, help="How many of the windows signalled last to show.")
+@click.option("--last", default=24, show_default=True, help="How many of the latest signalled windows to show.")
 @click.option(
     "--send-again",
     "again",
     multiple=True,
     metavar="DAY",
-    help="Signal a day once more, with the revisions it has: for consumers that were paused.",
+    help="Signal a day once more, with its current revisions: for consumers that were paused.",
 )
 @click.option("--release", "held", metavar="PARTITION", help="Signal a window that its quality gate holds.")
-@click.option("--reason", callback=checked_reason, help="With --release: why; it is recorded.")
+@click.option("--reason", callback=checked_reason, help="With --release: the reason; it is recorded.")
 def partitions(  # noqa: PLR0913 - a command's options
     table: str,
     streams_folder: Path,
@@ -77,10 +77,9 @@ def partitions(  # noqa: PLR0913 - a command's options
     held: str | None,
     reason: str | None,
 ) -> None:
-    """Show which windows of TABLE are complete.
+    """Show which windows of TABLE are complete, and what the next one waits for.
 
-    And what the next one waits for. The table's partition DAG signals what is complete; this command signals nothing
-    unless it is asked to.
+    The table's partition DAG signals complete windows; this command only signals with --send-again or --release.
 
     \b
     Example:
@@ -108,7 +107,7 @@ def partitions(  # noqa: PLR0913 - a command's options
 
 
 def _feeding(streams_folder: Path, name: str) -> tuple[StreamSpec, ...]:
-    """The streams of the table; also where a stream of it is named, whose name has no dot."""
+    """The streams of the table; also accepts the name of one of its streams, which has no dot."""
     specs = sound_streams(streams_folder)[0] if "." not in name else []
     table = next((spec.table.identifier for spec in specs if spec.name == name), None)
     if table is None:
@@ -135,10 +134,10 @@ def _window(key: str) -> Window:
 
 
 def _windows(key: str, grain: Grain) -> Sequence[Window]:
-    """All that a day has. A single hour would leave the roll-ups of its day waiting for the others."""
+    """All windows of a day. A single hour would leave the roll-ups of its day waiting for the others."""
     window = _window(key)
     if window.grain is not Grain.DAY:
-        raise click.UsageError(f"--send-again takes a day, and {key} is an hour: name {key[:10]}")
+        raise click.UsageError(f"--send-again needs a day, but {key} is an hour: give {key[:10]}")
     return list(windows_between(grain, window.start_us, window.end_us))
 
 

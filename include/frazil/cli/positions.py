@@ -1,4 +1,4 @@
-"""Moments and offsets as people give them on the command line."""
+"""Times and offsets in command-line options."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from frazil.timetext import parse_moment
 
 
 class MomentText(click.ParamType[datetime]):
-    """A time that means the same on every machine."""
+    """A time with a zone, so that it means the same on every machine."""
 
     name = "time"
 
@@ -23,7 +23,7 @@ class MomentText(click.ParamType[datetime]):
         try:
             moment = parse_moment(value if isinstance(value, datetime) else str(value))
         except ValueError:
-            self.fail(f"{value!r} is no ISO 8601 time such as 2013-12-30T00:00:00Z", param, ctx)
+            self.fail(f"{value!r} is not an ISO 8601 time such as 2013-12-30T00:00:00Z", param, ctx)
         if moment.tzinfo is None:
             self.fail(f"{value!r} has no zone; end it with Z (UTC) or an offset such as +02:00", param, ctx)
         return moment
@@ -42,6 +42,6 @@ class OffsetsText(click.ParamType[Offsets]):
             raw = json.loads(text if text.lstrip().startswith("{") else Path(text).read_text())
             return flat(raw)
         except OSError as error:
-            self.fail(f"{text} is no JSON mapping and cannot be read as a file: {error.strerror}", param, ctx)
+            self.fail(f"{text} is not a JSON mapping and cannot be read as a file: {error.strerror}", param, ctx)
         except (ValueError, TypeError, AttributeError):
             self.fail(f'{text} is not of the form {{"topic": {{"partition": offset}}}}', param, ctx)

@@ -1,4 +1,4 @@
-"""`frazil register`: puts a table into its catalog again whose files are there, and which the catalog lost."""
+"""`frazil register`: restores a table whose files exist to a catalog that lost it."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from frazil.table.registering import check_newest, check_not_another, metadata_a
 @click.command()
 @click.argument("table")
 @click.argument("metadata")
-@click.option("--catalog", "name", help="The catalog; the default one if left out.")
-@click.option("--older", is_flag=True, help="Register METADATA although the table has a newer one.")
+@click.option("--catalog", "name", help="The catalog. Default: the default catalog.")
+@click.option("--older", is_flag=True, help="Register METADATA although the table has a newer file.")
 @json_option
 def register(table: str, metadata: str, *, name: str | None, older: bool, as_json: bool) -> None:
-    """Put TABLE into its catalog again, as its file METADATA describes it.
+    """Restore TABLE to its catalog, as its file METADATA describes it.
 
-    For a table that was dropped or lost, and whose files are left. Sentences about such a table have the whole command,
-    with its newest metadata file. No file is changed. Refused are a table of this name that is there, a table that the
-    catalog has under another name beside it, and a file that is not the table's newest, unless --older is given.
+    Use it for a table that was dropped or lost, and whose files remain. Messages about such a table contain the
+    whole command, with its newest metadata file. Changes no file. Refuses an existing table name, a table that the
+    catalog has under another name, and a file that is not the table's newest, unless --older is given.
 
     \b
     Example:
@@ -34,7 +34,7 @@ def register(table: str, metadata: str, *, name: str | None, older: bool, as_jso
     teller, catalog = Teller(as_json), load_catalog(name)
     namespace = Catalog.namespace_from(table)
     if not namespace:
-        raise SpecError(f"{table!r} is no identifier; write namespace.table")
+        raise SpecError(f"{table!r} is not a table identifier; write namespace.table")
     with catalog_errors(catalog.name):
         described = metadata_at(catalog, metadata)
         if described is not None:

@@ -1,4 +1,4 @@
-"""`frazil reveal`: the texts of tokens."""
+"""`frazil reveal`: decrypts tokens."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from frazil.spec.load import find_stream
 @streams_option
 @json_option
 def reveal(stream: str, tokens: tuple[str, ...], streams_folder: Path, *, as_json: bool) -> None:
-    """Print the texts of TOKENS that STREAM made of its sensitive fields (`tokenize`), a line each.
+    """Print the texts of TOKENS that STREAM made from its sensitive fields (`tokenize`), one per line.
 
-    Without TOKENS, they are read from standard input, a line each. The stream's `sensitive.secret` must be set here.
+    Without TOKENS, reads them from standard input, one per line. The stream's `sensitive.secret` must be set here.
 
     \b
     Example:
@@ -31,14 +31,16 @@ def reveal(stream: str, tokens: tuple[str, ...], streams_folder: Path, *, as_jso
     """
     declared = find_stream(streams_folder, stream).sensitive
     if declared is None or declared.secret is None:
-        raise SpecError(f"stream {stream!r} declares no sensitive.secret, so that it made no tokens")
+        raise SpecError(f"stream {stream!r} declares no sensitive.secret, so it made no tokens")
     secret = Secret.of(declared.secret, os.environ)
     texts = {}
     for token in tokens or (line.strip() for line in sys.stdin):
         try:
             texts[token] = secret.revealed(token)
         except ValueError as error:
-            raise click.ClickException(f"{token!r} {error}: it was made with another secret, or is cut") from None
+            raise click.ClickException(
+                f"{token!r} {error}: it was made with another secret, or is incomplete"
+            ) from None
         if not as_json:
             echo(texts[token])
     if as_json:

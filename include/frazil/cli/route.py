@@ -1,4 +1,4 @@
-"""`frazil route`: which tables of a stream's route do not stand where home does, and how they go on."""
+"""`frazil route`: shows a route's tables that differ from the main table, and lets them continue."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""`frazil run`: one stream's writer in the foreground, through the same code path that Airflow launches.
+"""`frazil run`: one stream's writer in the foreground, with the code that Airflow launches.
 
-The writer is a child in a session of its own. A terminal sends Ctrl-C to every process of its foreground group, and
-Spark's Python workers would die of it in the middle of a batch; so this process takes the signal, asks the writer to
-end after the current batch, shows what it says (`frazil.cli.foreground`), and hands on its exit code.
+The writer is a child in a separate session. A terminal sends Ctrl-C to every process of its foreground group, and
+Spark's Python workers would die of it in the middle of a batch. So this process receives the signal, asks the writer to
+end after the current batch, shows its messages (`frazil.cli.foreground`), and returns its exit code.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ log = logging.getLogger(__name__)
 ENDED_SEEN_S = 0.05
 CRASHED = 1
 GROUP_ENDS_WITHIN_S = 10.0
-"""How long the writer's JVM may take to follow it."""
+"""Seconds that the writer's JVM may take to follow it."""
 MAX_ERROR_CHARACTERS = 300
-"""Characters of a crash's words at the terminal: some are pages."""
+"""Characters of a crash's message at the terminal: some are pages long."""
 
 
 @click.command()
@@ -65,21 +65,21 @@ MAX_ERROR_CHARACTERS = 300
 @click.option(
     "--until-caught-up",
     is_flag=True,
-    help="End when all that is in Kafka now is committed; of a "
-    "stream with a route, when its tables have their rows too, which are waited for up to route.lag.",
+    help="End when everything that is in Kafka now is committed; for a "
+    "stream with a route, also wait until its tables have their rows, up to route.lag.",
 )
 @json_option
 def run(stream: str, streams_folder: Path, *, until_caught_up: bool, as_json: bool) -> None:
     """Write STREAM into its table, in the foreground.
 
-    The name of an application that streams share writes all of its streams.
+    The name of a shared application writes all of its streams.
 
-    Ctrl-C lets the current batch commit and exits with 0; a second Ctrl-C ends the writer at once, and the next start
-    goes on where the table stands. A line a batch is shown; the log, with Spark's, is writer.log in the stream's run
-    folder. Exits as the writer does (see docs/reference/cli.md), and with 9 where another writer of the stream runs on
-    this host; `frazil status` tells it afterwards.
+    Ctrl-C lets the current batch commit and exits with 0. A second Ctrl-C ends the writer at once, and the next
+    start continues from the table. Prints a line per batch; the log, with Spark's, is writer.log in the stream's run
+    folder. Exits as the writer does (see docs/reference/cli.md), and with 9 if another writer of the stream runs on
+    this host; `frazil status` shows it later.
 
-    With --json, standard output has a document a line: one for each batch, and one for a stream's end.
+    With --json, prints one JSON document per line: one for each batch, and one for a stream's end.
 
     \b
     Example:
@@ -94,7 +94,7 @@ def run(stream: str, streams_folder: Path, *, until_caught_up: bool, as_json: bo
         for spec in application.streams:
             check_tables_are_free(streams_folder, spec)
         raise SystemExit(in_foreground(stream, write_all, streams=names, as_json=as_json))
-    spec = find_and_remember(streams_folder, stream)  # status and pause know it, should its file break
+    spec = find_and_remember(streams_folder, stream)  # so that status and pause work if its file breaks
     check_tables_are_free(streams_folder, spec)
 
     def write(voice: Voice) -> None:
@@ -109,11 +109,11 @@ def run(stream: str, streams_folder: Path, *, until_caught_up: bool, as_json: bo
 def in_foreground(
     stream: str, write: Callable[[Voice], None], *, streams: tuple[str, ...] = (), as_json: bool = False
 ) -> int:
-    """Run `write` in a child process, as the one writer of a stream on this host, and write down how it ended.
+    """Run `write` in a child process, as the only writer of a stream on this host, and record its end.
 
-    `stream` may also be an application that `streams` share.
+    `stream` may also be an application shared by `streams`.
 
-    Returns its exit code, as the shell counts. SIGTERM asks the child to end, also when this process is killed. Raises
+    Returns its exit code as a shell reports it. SIGTERM, and the end of this process, ask the child to end. Raises
     WriterBusy.
     """
     folder = run_folder(stream)
@@ -124,7 +124,7 @@ def in_foreground(
     lifeline, life = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
-    # Before the fork: a Ctrl-C in between must find the handlers, not Python's own.
+    # Before the fork: a Ctrl-C in between must find our handlers, not Python's.
     follower = Follower(folder, as_json=as_json)
     follower.listen()
     writer = os.fork()
@@ -138,22 +138,22 @@ def in_foreground(
     if launch := read_launch(folder):
         try:
             record_exit(folder, launch, code=code, ended_at_ms=clock.now_ms(), error=follower.ended_by)
-        except OSError as error:  # the writer's exit code is told all the same
-            follower.terminal.complain(f"{folder} cannot be written, so `frazil status` will not know of this: {error}")
+        except OSError as error:  # the writer's exit code is reported anyway
+            follower.terminal.complain(f"{folder} cannot be written, so `frazil status` will not show this: {error}")
     lock.release()
-    # The terminal may take nothing for hours; the writer has ended, and is known to have.
+    # The terminal may block for hours; the writer's end is recorded already.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     follower.terminal.close()
     return code
 
 
 class Follower:
-    """Passes people's signals on to the writer, and waits for its end."""
+    """Forwards the user's signals to the writer, and waits for its end."""
 
     def __init__(self, folder: Path, *, as_json: bool = False) -> None:
         self.terminal = Terminal(folder, on_gone=self._ask, as_json=as_json)
         self.ended_by: str | None = None
-        """Why it ended, where it cannot say so itself."""
+        """Why it ended, if the writer cannot report it."""
         self._folder, self._log = folder, folder / LOG_FILE
         self._writer: int | None = None
         self._asked = False
@@ -163,7 +163,7 @@ class Follower:
             signal.signal(number, self._pass_on)
 
     def follow(self, writer: int, hear: int) -> int:
-        """Wait for the writer and all of its group, and show what it says; its exit code, as the shell counts."""
+        """Wait for the writer and its group, and show its messages; returns its exit code as a shell reports it."""
         self._writer = writer
         if self._asked:
             self._ask()
@@ -180,7 +180,7 @@ class Follower:
             self.ended_by = self.ended_by or (AGENT_KILLED if is_agent(self._folder, writer) else KILLED)
         if code and not self.terminal.complained:
             how = f"by signal {code - 128}" if code > 128 else f"with exit code {code}"
-            self.terminal.complain(f"the writer ended {how}; what it said last is in {self._log}")
+            self.terminal.complain(f"the writer ended {how}; its last output is in {self._log}")
         return code
 
     def _pass_on(self, number: int, _frame: FrameType | None) -> None:
@@ -191,11 +191,13 @@ class Follower:
             self.ended_by = "a person ended it at once, by a second Ctrl-C"
             if is_agent(self._folder, self._writer):
                 self.terminal.say(
-                    "The agent ended at once; the driver in the cluster may go on. The next start follows it."
+                    "The agent ended at once; the driver in the cluster may continue. The next start follows it."
                 )
-                self.ended_by = f"{self.ended_by}; its driver in the cluster may go on, and the next start follows it"
+                self.ended_by = (
+                    f"{self.ended_by}; its driver in the cluster may continue, and the next start follows it"
+                )
             else:
-                self.terminal.say("Ended at once; the next start goes on where the table stands.")
+                self.terminal.say("Ended at once; the next start continues from the table.")
             end_group(self._writer, within_s=0)
         else:
             self.terminal.say("The current batch commits, then the writer ends. Ctrl-C again ends it at once.")
@@ -212,7 +214,7 @@ class Follower:
 def _be_the_writer(
     lock: WriterLock, folder: Path, voice: Voice, write: Callable[[Voice], None], *, lifeline: int
 ) -> NoReturn:
-    """In the child: write, and end with the writer's exit code whatever happens."""
+    """Write, in the child, and end with the writer's exit code whatever happens."""
     code = CRASHED
     try:
         os.setsid()
@@ -244,10 +246,10 @@ def _be_the_writer(
 
 
 def _end_with_parent(lifeline: int) -> None:
-    """Ask this process to end once its parent has: without it, nobody sees what the writer does, or can stop it.
+    """Ask this process to end once its parent has: without it, nothing shows the writer or can stop it.
 
-    The parent alone holds the other end of the pipe, which therefore ends exactly when the parent does, however that is
-    killed. (The kernel's PR_SET_PDEATHSIG would need Linux, and miss a parent that is gone already.)
+    Only the parent holds the other end of the pipe, which therefore closes exactly when the parent ends, however it is
+    killed. (The kernel's PR_SET_PDEATHSIG would need Linux, and miss a parent that is already gone.)
     """
     os.read(lifeline, 1)
     log.warning("the process of `frazil run` was killed: the current batch commits, then the writer ends")
@@ -289,7 +291,7 @@ def _write(spec: StreamSpec, voice: Voice, *, until_caught_up: bool) -> None:
 
 
 def _rows_that_wait(spec: StreamSpec) -> int:
-    """How many rows that home has wait for tables of the route; 0 also where that cannot be seen."""
+    """Number of the main table's rows that wait for tables of the route; 0 also if that is unknown."""
     if spec.route is None:
         return 0
     from frazil.commit.lacking import lacking  # noqa: PLC0415 - once the writer has loaded PyIceberg
@@ -300,30 +302,30 @@ def _rows_that_wait(spec: StreamSpec) -> int:
         marker = tables.marker()
         return sum(found.rows for found in lacking(tables, marker)) if marker else 0
     except Exception as error:  # catalogs and storages raise anything, and the writer has ended well
-        logging.getLogger(__name__).info("which rows wait for tables of the route is unknown: %r", error)
+        logging.getLogger(__name__).info("cannot determine rows pending for routed tables: %r", error)
         return 0
 
 
 def _say_if_paused(spec: StreamSpec, voice: Voice) -> None:
-    """A person who runs a paused stream means it, and shall know that nobody else starts it."""
+    """Tell a user who runs a paused stream that nothing else starts it."""
     from frazil.supervise.desired import open_desired  # noqa: PLC0415 - once the writer has loaded PyIceberg
     from frazil.supervise.observed import DesiredMode  # noqa: PLC0415 - as above
 
     try:
         desired = open_desired(spec).read()
     except Exception as error:  # catalogs and storages raise anything, and no writer ends for this
-        logging.getLogger(__name__).info("whether the stream is paused is unknown: %r", error)
+        logging.getLogger(__name__).info("cannot determine whether the stream is paused: %r", error)
         return
     if desired.mode is DesiredMode.PAUSED:
         why = f", {desired.reason}" if desired.reason else ""
         voice.say(
-            f"{spec.name} is paused ({desired.by}, {utc(desired.at_ms)}{why}): this run writes nevertheless; no "
+            f"{spec.name} is paused ({desired.by}, {utc(desired.at_ms)}{why}): this run writes anyway; no "
             f"supervisor starts a writer before `frazil resume {spec.name}`"
         )
 
 
 def _follow(spec: StreamSpec, folder: Path, voice: Voice, *, until_caught_up: bool) -> None:
-    """Be the agent of a driver in the cluster. A second Ctrl-C ends the agent alone."""
+    """Act as the agent of a driver in the cluster. A second Ctrl-C ends only the agent."""
     from frazil.remote.agent import run_agent  # noqa: PLC0415 - only such a stream needs it
 
     log_file = run_folder(spec.name) / LOG_FILE

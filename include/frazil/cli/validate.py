@@ -1,4 +1,4 @@
-"""`frazil validate`: whether declared streams can be used, before anything is started."""
+"""`frazil validate`: checks declared streams before anything is started."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ MAX_PROBLEMS = 200
 @streams_option
 @json_option
 @click.option(
-    "--connect", is_flag=True, help="Also ask Kafka, registry, catalog and storage, and try what a writer needs."
+    "--connect", is_flag=True, help="Also check Kafka, registry, catalog and storage, and what a writer needs there."
 )
-@click.option("--json-schema", is_flag=True, help="Print the JSON Schema of a stream's file, for editors, and end.")
+@click.option("--json-schema", is_flag=True, help="Print the JSON Schema of a stream's file, for editors, and exit.")
 def validate(files: tuple[Path, ...], streams_folder: Path, *, as_json: bool, connect: bool, json_schema: bool) -> None:
     """Check declared streams: FILES, or all of the folder.
 
-    A file is also held against the other streams of its folder. Prints a line for each sound stream, and every error
-    with its file, key, value and what is allowed; a warning is what only a table that exists already may have. Reads
-    files only: no broker, no catalog. Exits with 10 where there is an error.
+    A file is also checked against the other streams of its folder. Prints a line for each valid stream, and every
+    error with its file, key, value and what is allowed; a warning marks what only an existing table may have. Reads
+    files only: no broker, no catalog. Exits with 10 if there is an error.
 
-    With --connect it also lists the topics, tries to read each, asks the schema registry, opens the catalog, and tries
-    on a table and an object of its own, which it removes again, whether catalog and storage can hold the stream and
-    allow what a writer does.
+    With --connect it also lists the topics, tries to read each, calls the schema registry, and opens the catalog. It
+    tests with a table and an object of its own, which it removes, whether catalog and storage can hold the stream
+    and allow a writer's operations.
 
     \b
     Example:
@@ -83,12 +83,12 @@ def _connections(streams: dict[Path, StreamSpec]) -> Connections:
 def _all_of(folder: Path) -> tuple[Path, ...]:
     files = tuple(stream_files(folder)) if folder.is_dir() else ()
     if not files:
-        raise SpecError(f"{folder} declares no stream; name files, or the folder by --streams or FRAZIL_STREAMS")
+        raise SpecError(f"{folder} declares no stream; give files, or the folder by --streams or FRAZIL_STREAMS")
     return files
 
 
 def _load(files: tuple[Path, ...]) -> tuple[dict[Path, StreamSpec], list[str]]:
-    """Every stream that is sound, and every error of the others, a line each."""
+    """Every valid stream, and every error of the others, one per line."""
     streams: dict[Path, StreamSpec] = {}
     errors: list[str] = []
     for path in files:
@@ -105,7 +105,7 @@ def _load(files: tuple[Path, ...]) -> tuple[dict[Path, StreamSpec], list[str]]:
 
 
 def _beside(files: tuple[Path, ...]) -> dict[Path, StreamSpec]:
-    """The sound streams of the files' folders that were not named."""
+    """The valid streams of the files' folders that were not given."""
     named = {path.resolve() for path in files}
     found = {}
     for path in {sibling for file in files for sibling in stream_files(file.parent)}:
@@ -124,9 +124,9 @@ def _kafka_problems(spec: StreamSpec) -> dict[str, str]:
 
 
 def _format_problems(spec: StreamSpec) -> list[str]:
-    """What the writer's start would say of columns that no record can fill."""
+    """Errors that the writer's start would report about columns that no record can fill."""
     if spec.source.format.type == "json" and not any("<" in column.type for column in spec.columns):
-        return []  # every type without a type inside can be filled
+        return []  # every type without nested types can be filled
     from frazil.ingest.formats import check_supported  # noqa: PLC0415 - Arrow and PyIceberg, only where they are asked
     from frazil.spec.iceberg import schema  # noqa: PLC0415 - as above
 
@@ -138,7 +138,7 @@ def _format_problems(spec: StreamSpec) -> list[str]:
 
 
 def _atomic_problems(spec: StreamSpec) -> list[str]:
-    """Why the catalog cannot do it, if it is configured here; it may be configured only where writers run."""
+    """Why the catalog cannot commit atomically, if it is configured here; it may be configured only for writers."""
     if not spec.commit.atomic:
         return []
     from frazil.table.atomic_catalogs import why_not_atomic  # noqa: PLC0415 - PyIceberg, only where it is asked

@@ -1,1 +1,1 @@
-"""Drivers that run in a cluster: how they are submitted, and what YARN and Kubernetes tell of them."""
+"""Drivers that run in a cluster: their submission, and their status in YARN and Kubernetes."""

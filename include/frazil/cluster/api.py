@@ -1,4 +1,4 @@
-"""Calls of a cluster's HTTP API: bounded in time, with one sentence for each way in which they fail."""
+"""Calls of a cluster's HTTP API, with timeouts and one sentence for each kind of failure."""
 
 from __future__ import annotations
 
@@ -8,22 +8,21 @@ import requests
 from urllib3.exceptions import NewConnectionError
 
 TIMEOUT_S = (2.0, 5.0)
-"""To connect, and between two parts of an answer."""
+"""Timeouts to connect, and between two parts of an answer."""
 
 
 class Silent(Exception):
-    """No usable answer. Nothing is known of the driver; the message says why."""
+    """No usable answer, so the driver's state is unknown; the message has the reason."""
 
 
 class Unreached(Silent):
-    """No connection was made, so nothing was asked."""
+    """No connection was made, so nothing was requested."""
 
 
 def call(session: requests.Session, method: str, url: str, *, who: str, **how: Any) -> requests.Response:
-    """Any answer of the API itself, whatever its status; `who` names the API in messages.
+    """Any answer of the API itself, whatever its status; `who` is the API's name in messages.
 
-    Raises Unreached: no connection; and Silent: no answer in time, redirects in a circle, an error of the server
-    (5xx, 429).
+    Raises Unreached: no connection; and Silent: no answer in time, a redirect loop, an error of the server (5xx, 429).
     """
     try:
         answer = session.request(method, url, timeout=TIMEOUT_S, **how)
@@ -42,14 +41,14 @@ def call(session: requests.Session, method: str, url: str, *, who: str, **how: A
 
 
 def body(answer: requests.Response, *, who: str) -> dict[str, Any]:
-    """The object that an answer holds. Raises Silent for anything else, as a proxy's page that asks for a login."""
+    """The object in an answer. Raises Silent for anything else, such as a proxy's login page."""
     try:
         found = answer.json()
     except ValueError:
         found = None
     if not isinstance(found, dict):
         kind = answer.headers.get("Content-Type", "nothing").partition(";")[0]
-        raise Silent(f"{who} answered {answer.status_code} with {kind}, and not with JSON: is a proxy in front of it?")
+        raise Silent(f"{who} answered {answer.status_code} with {kind} instead of JSON: is a proxy in front of it?")
     return found
 
 

@@ -1,4 +1,4 @@
-"""What a cluster tells of one driver that runs in it, and what a form for YARN or Kubernetes must answer."""
+"""The state of a driver in a cluster, and the interface that YARN and Kubernetes implement."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class DriverState(StrEnum):
     FAILED = "failed"
     KILLED = "killed"
     GONE = "gone"
-    """The cluster answers, and does not know the driver any more: it runs nowhere, and how it ended is lost."""
+    """The cluster answers, but no longer knows the driver: it runs nowhere, and how it ended is lost."""
 
     @property
     def has_ended(self) -> bool:
@@ -27,16 +27,16 @@ class DriverState(StrEnum):
 class DriverStatus:
     state: DriverState
     reason: str
-    """A sentence, for people."""
+    """A sentence for operators."""
     exit_code: int | None = None
-    """Of the driver's Python, once it has ended and where the cluster tells it."""
+    """Exit code of the driver's Python, once it has ended and if the cluster reports it."""
 
 
 class Driver(Protocol):
-    """One driver in a cluster. It holds no resource between calls, each of which takes 10 s at most."""
+    """One driver in a cluster. It holds no resource between calls; each takes up to 10 s."""
 
     def status(self) -> DriverStatus:
-        """What the cluster tells now. Never raises: a cluster that does not answer is the state UNKNOWN."""
+        """The cluster's current status. Never raises: a cluster that does not answer gives the state UNKNOWN."""
 
     def kill(self) -> None:
         """End the driver at once, without its current batch; safe to repeat, and after its end.
@@ -45,4 +45,4 @@ class Driver(Protocol):
         """
 
     def log(self, *, limit_bytes: int) -> str | None:
-        """The last bytes of what it wrote to its standard error and output; None where the cluster has none (yet)."""
+        """The last bytes of its standard error and output; None if the cluster has none (yet)."""

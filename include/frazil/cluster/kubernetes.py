@@ -14,7 +14,7 @@ from frazil.errors import AccessDenied, EnvironmentUnusable
 
 WHO = "the Kubernetes API"
 CONTAINER = "spark-kubernetes-driver"
-"""Spark's name for the driver's container, beside which an admission controller may have put others."""
+"""Spark's name for the driver's container; an admission controller may have added others."""
 _WAITS: dict[str, str] = {
     "ImagePullBackOff": "its image cannot be pulled",
     "ErrImagePull": "its image cannot be pulled",
@@ -37,7 +37,7 @@ class DriverPod:
         try:
             answer = self._ask("GET")
             if answer.status_code in {404, 410}:
-                reason = f"there is no pod {self._name} in the namespace {self._namespace}: somebody deleted it"
+                reason = f"the pod {self._name} does not exist in the namespace {self._namespace}: it was deleted"
                 return DriverStatus(DriverState.GONE, reason)
             if answer.status_code != 200:
                 return DriverStatus(DriverState.UNKNOWN, self._refused(answer, "get"))

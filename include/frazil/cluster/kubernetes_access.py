@@ -1,4 +1,4 @@
-"""How to reach the API of Kubernetes: by a pod's own service account, or by a kubeconfig."""
+"""Access to the API of Kubernetes, by a pod's own service account or by a kubeconfig."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from requests.adapters import HTTPAdapter
 from frazil.errors import EnvironmentUnusable
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-"""Where every pod has its service account's token, the API's certificate authority and the namespace."""
+"""The folder in every pod with its service account's token, the API's certificate authority and the namespace."""
 
 
 @dataclass(frozen=True, slots=True)
 class KubernetesAccess:
     address: str
-    """Such as `https://10.0.0.1:443`, without a slash at its end."""
+    """Address such as `https://10.0.0.1:443`, without a trailing slash."""
     namespace: str = "default"
     token: str | None = None
     token_file: Path | None = None
@@ -33,9 +33,9 @@ class KubernetesAccess:
     """The client's certificate and key."""
 
     def session(self) -> requests.Session:
-        """A session that has the right to ask. Raises EnvironmentUnusable if the token cannot be read."""
+        """An authenticated session. Raises EnvironmentUnusable if the token cannot be read."""
         session = requests.Session()
-        session.trust_env = self.authority is None  # else a bundle of the environment would replace the authority
+        session.trust_env = self.authority is None  # otherwise a bundle of the environment would replace the authority
         session.mount("https://", _Adapter(self.authority))
         token = self.token
         if self.token_file:
@@ -51,7 +51,7 @@ class KubernetesAccess:
 
 
 class _Adapter(HTTPAdapter):
-    """TLS whose authority is a file or PEM text."""
+    """TLS with an authority from a file or PEM text."""
 
     def __init__(self, authority: Path | str | None) -> None:
         self._authority = authority
@@ -67,7 +67,7 @@ class _Adapter(HTTPAdapter):
     def cert_verify(self, conn: Any, url: str, verify: bool | str, cert: Any) -> None:
         super().cert_verify(conn, url, verify, cert)
         if self._authority is not None:
-            conn.ca_certs = conn.ca_cert_dir = None  # the context's alone
+            conn.ca_certs = conn.ca_cert_dir = None  # use only the context's
 
 
 def in_cluster(environment: Mapping[str, str], folder: Path = SERVICE_ACCOUNT) -> KubernetesAccess:
@@ -75,7 +75,7 @@ def in_cluster(environment: Mapping[str, str], folder: Path = SERVICE_ACCOUNT) -
     host, port = environment.get("KUBERNETES_SERVICE_HOST"), environment.get("KUBERNETES_SERVICE_PORT", "443")
     if not host or not (folder / "token").is_file():
         raise EnvironmentUnusable(
-            f"this is no pod with a service account ({folder} or KUBERNETES_SERVICE_HOST is missing): name a kubeconfig"
+            f"this is not a pod with a service account (no {folder} or KUBERNETES_SERVICE_HOST): use a kubeconfig"
         )
     namespace = folder / "namespace"
     return KubernetesAccess(
@@ -89,8 +89,8 @@ def in_cluster(environment: Mapping[str, str], folder: Path = SERVICE_ACCOUNT) -
 def by_kubeconfig(file: Path, *, context: str | None = None) -> KubernetesAccess:
     """The access of a kubeconfig's context, by default its current one.
 
-    Raises EnvironmentUnusable for a file that cannot be read, and for what frazil does not do: plugins that make
-    tokens, a client's key in the file itself, a certificate that is not checked.
+    Raises EnvironmentUnusable for an unreadable file, and for what frazil does not support: plugins that make tokens, a
+    client's key in the file itself, an unchecked certificate.
     """
     try:
         found = yaml.safe_load(file.read_text())

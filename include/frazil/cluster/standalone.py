@@ -1,8 +1,8 @@
-"""A driver on a standalone Spark cluster, by the REST server of its masters.
+"""A driver on a standalone Spark cluster, controlled through the REST servers of its masters.
 
-Spark submits no Python driver to a standalone cluster, so the application that is submitted is SparkSubmit itself: it
-runs on a worker in client mode, and starts Python there. A kill ends its JVM at once, and leaves the Python to see that
-for itself.
+Spark does not submit Python drivers to a standalone cluster, so the submitted application is SparkSubmit itself: it
+runs on a worker in client mode, and starts Python there. A kill ends its JVM at once; the Python must notice that
+itself.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ def create_request(
     environment: Mapping[str, str],
     spark_version: str,
 ) -> dict[str, Any]:
-    """What a master is asked: to run `program`, a Python file of the worker's host, on one of its workers."""
+    """The request to a master to run `program`, a Python file of the worker's host, on one of its workers."""
     return {
         "action": "CreateSubmissionRequest",
         "clientSparkVersion": spark_version,
         "mainClass": SPARK_SUBMIT,
-        # The resource is copied to the driver's folder; the program runs from where it is, beside its package.
+        # The resource is copied to the driver's folder; the program runs from its path, next to its package.
         "appResource": f"file:{program}",
         "appArgs": ["--name", properties["spark.app.name"], program, *arguments],
         "environmentVariables": dict(environment),
-        # Else the master starts it again, beside the one that is submitted next.
+        # Otherwise the master would restart it next to the one that is submitted next.
         "sparkProperties": {**properties, "spark.driver.supervise": "false", "spark.submit.deployMode": "cluster"},
     }
 
@@ -60,11 +60,11 @@ def create_request(
 def submit(addresses: Sequence[str], request: Mapping[str, Any]) -> str:
     """Have one of the masters run a driver; returns its id, such as `driver-20251122013000-0000`.
 
-    The next master is asked after one that refused or could not be reached. One that does not answer may have taken the
+    Tries the next master after one that refused or could not be reached. One that does not answer may have accepted the
     driver, and another would start it twice.
 
-    Raises EnvironmentUnusable if all refuse, Unreached if none took it and one could not be reached, and Silent if the
-    driver may run although nobody said so.
+    Raises EnvironmentUnusable if all refuse, Unreached if none accepted it and one could not be reached, and Silent if
+    the driver may run without an answer.
     """
     refused, unreached = [], None
     for address in addresses:
@@ -78,11 +78,11 @@ def submit(addresses: Sequence[str], request: Mapping[str, Any]) -> str:
         refused.append(str(found.get("message") or "it does not say why").partition("\n")[0])
     if unreached is not None:
         raise unreached
-    raise EnvironmentUnusable(f"the cluster does not take the driver: {'; '.join(refused) or 'it has no master'}")
+    raise EnvironmentUnusable(f"the cluster refuses the driver: {'; '.join(refused) or 'it has no master'}")
 
 
 class StandaloneDriver:
-    """A driver on one of the cluster's workers. Of several masters, the one that leads answers."""
+    """A driver on one of the cluster's workers. Of several masters, the leader answers."""
 
     def __init__(self, submission: str, *, addresses: Sequence[str]) -> None:
         self._submission, self._addresses = submission, tuple(addresses)
@@ -103,7 +103,7 @@ class StandaloneDriver:
         return DriverStatus(DriverState.UNKNOWN, reason)
 
     def kill(self) -> None:
-        """See `Driver.kill`. A master that knows no such driver, or not any more, has nothing to kill."""
+        """See `Driver.kill`. A master that does not know the driver, or no longer does, has nothing to kill."""
         reason = ""
         for address in self._addresses:
             try:
@@ -118,12 +118,12 @@ class StandaloneDriver:
         raise EnvironmentUnusable(f"{self._submission} was not killed: {reason}")
 
     def log(self, *, limit_bytes: int) -> str | None:  # noqa: ARG002 - see the interface
-        """None: the REST server has no logs. They are in the driver's folder on its worker."""
+        """Return None: the REST server has no logs. They are in the driver's folder on its worker."""
         return None
 
 
 def submission_status(found: Mapping[str, Any]) -> DriverStatus:
-    """What the REST server tells of a driver."""
+    """The REST server's status of a driver."""
     said = str(found.get("message") or "").partition("\n")[0]
     if found.get("success") is not True:
         if said:  # a standby, or a master that recovers, does not know its drivers

@@ -1,4 +1,4 @@
-"""How spark-submit is told to run a driver in a cluster, on YARN and on Kubernetes."""
+"""The arguments of spark-submit that run a driver in a cluster, on YARN and on Kubernetes."""
 
 from __future__ import annotations
 
@@ -11,26 +11,28 @@ from frazil.errors import SpecError
 from frazil.spec.resources import ClusterManager, Resources
 
 PACKAGE_FOLDER = "frazil-package"
-"""Where Spark unpacks the archive of `frazil package`, in the working folder of executors and of a cluster's driver."""
+"""Folder where Spark unpacks the archive of `frazil package`, below the working folder of executors and drivers."""
 PACKAGE_PYTHON = f"./{PACKAGE_FOLDER}/bin/python"
 PYTHON_OVERHEAD_MIB = 1024
-"""Memory of the driver's container for its Python, beside the JVM's heap."""
+"""Memory of the driver's container for its Python, in addition to the JVM's heap."""
 _MAX_POD_NAME_CHARACTERS = 63
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterDriver:
-    """A driver to be submitted."""
+    """A driver to submit."""
 
     application: str
     launch_id: str
-    """32 hexadecimal digits. A second submission of one launch is refused or found, and never runs beside the first."""
+    """32 hexadecimal digits. A second submission of one launch is refused or found, so it never runs twice."""
     program: str
     """A Python file: of this host, which spark-submit uploads, or `local:///path` of the image."""
     arguments: tuple[str, ...]
     resources: Resources
     environment: Mapping[str, str]
-    """Of the driver. On YARN it may hold secrets: the file of the properties has them, and no command line."""
+    """The driver's environment. On YARN it may contain secrets: they are in the properties file, not on command
+    lines.
+    """
 
 
 def submit_command(spark_home: Path, properties_file: Path, driver: ClusterDriver) -> tuple[str, ...]:
@@ -40,14 +42,14 @@ def submit_command(spark_home: Path, properties_file: Path, driver: ClusterDrive
 
 
 def submit_environment(spark_home: Path, base: Mapping[str, str]) -> dict[str, str]:
-    """The environment of spark-submit: without SPARK_HOME its script asks whatever Python is first on the path."""
+    """The environment of spark-submit: without SPARK_HOME its script asks the first Python on the path."""
     return {**base, "SPARK_HOME": str(spark_home)}
 
 
 def submit_properties(driver: ClusterDriver) -> dict[str, str]:
-    """All that spark-submit is told. `resources.spark` has the last word, except on how the driver is found again.
+    """The properties for spark-submit. `resources.spark` overrides all, except for how the driver is found again.
 
-    Raises SpecError for a variable of the driver's environment that Kubernetes would show to everybody.
+    Raises SpecError for a variable of the driver's environment that Kubernetes would show to everyone.
     """
     resources = driver.resources
     common = {
@@ -62,23 +64,23 @@ def submit_properties(driver: ClusterDriver) -> dict[str, str]:
         return {**common, **_yarn(driver), **resources.spark, **fixed, **_found_in_yarn(driver)}
     if resources.manager is ClusterManager.KUBERNETES:
         return {**common, **_kubernetes(driver), **resources.spark, **fixed, **_found_in_kubernetes(driver)}
-    raise SpecError(f"application {driver.application}: {resources.master} takes no driver from spark-submit")
+    raise SpecError(f"application {driver.application}: {resources.master} accepts no driver from spark-submit")
 
 
 def properties_text(properties: Mapping[str, str]) -> str:
-    """The properties as `java.util.Properties` reads them."""
+    """The properties in the format of `java.util.Properties`."""
     return "".join(f"{_escaped(key, in_key=True)}={_escaped(value)}\n" for key, value in properties.items())
 
 
 def pod_name(driver: ClusterDriver) -> str:
-    """Of the driver's pod, the same for each submission of a launch: the second one is refused."""
+    """Name of the driver's pod, the same for each submission of a launch, so that a second one is refused."""
     slug = re.sub(r"[^a-z0-9]+", "-", driver.application.lower()).strip("-")
     end = f"-{driver.launch_id[:12]}-driver"
     return f"frazil-{slug}"[: _MAX_POD_NAME_CHARACTERS - len(end)].rstrip("-") + end
 
 
 def yarn_tag(driver: ClusterDriver) -> str:
-    """Finds the application of a launch whose submission died before it told the id: `…/apps?applicationTags=`."""
+    """Tag that finds a launch whose submission died before it printed the id: `…/apps?applicationTags=`."""
     return f"frazil-{driver.launch_id}"
 
 
@@ -91,7 +93,7 @@ def _yarn(driver: ClusterDriver) -> dict[str, str]:
 def _found_in_yarn(driver: ClusterDriver) -> dict[str, str]:
     return {
         "spark.yarn.submit.waitAppCompletion": "false",
-        # The supervisor decides whether a writer is started again.
+        # The supervisor decides whether a writer is restarted.
         "spark.yarn.maxAppAttempts": "1",
         "spark.yarn.tags": yarn_tag(driver),
     }
@@ -102,8 +104,8 @@ def _kubernetes(driver: ClusterDriver) -> dict[str, str]:
     open_to_all = [name for name in driver.environment if f"{secrets}{name}" not in driver.resources.spark]
     if open_to_all:
         raise SpecError(
-            f"application {driver.application} needs {', '.join(sorted(open_to_all))} in its driver's pod: let "
-            f"resources.spark name the secret and key of each, as {secrets}{sorted(open_to_all)[0]}: secret:key"
+            f"application {driver.application} needs {', '.join(sorted(open_to_all))} in its driver's pod: set the "
+            f"secret and key of each in resources.spark, as {secrets}{sorted(open_to_all)[0]}: secret:key"
         )
     python = {"PYSPARK_PYTHON": PACKAGE_PYTHON, "PYSPARK_DRIVER_PYTHON": PACKAGE_PYTHON}
     return {

@@ -1,4 +1,4 @@
-"""A driver in a YARN cluster, by the REST APIs of its ResourceManager and NodeManagers."""
+"""A driver in a YARN cluster, through the REST APIs of its ResourceManager and NodeManagers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _WAITING = frozenset({"NEW", "NEW_SAVING", "SUBMITTED", "ACCEPTED"})
 _SUBMITTED = re.compile(r"\bSubmitted application (application_\d+_\d+)")
 _PYTHONS_EXIT = re.compile(r"User application exited with status (\d+)")
 _ENDED_EARLY = "User did not initialize spark context!"
-"""What YARN calls a failure is, for Spark's ApplicationMaster, a Python that ended in order before it started Spark."""
+"""Text of a failure that Spark's ApplicationMaster reports if Python ended in order before it started Spark."""
 _CONTAINERS_EXIT = re.compile(r"exited with\s+exitCode: (-?\d+)")
 _ENDS = {
     -103: "its container exceeded its virtual memory",
@@ -29,7 +29,7 @@ _ENDS = {
     137: "its container was killed",
     143: "its container was ended",
 }
-_KERBEROS = "asks for Kerberos or another login, which frazil does not do"
+_KERBEROS = "asks for Kerberos or another login, which frazil does not support"
 
 
 def submitted_application(output: str) -> str | None:
@@ -39,14 +39,14 @@ def submitted_application(output: str) -> str | None:
 
 
 def is_submitted(output: str) -> bool:
-    """Whether spark-submit came as far as asking YARN to accept the application."""
+    """Whether spark-submit got as far as asking YARN to accept the application."""
     return "Submitting application application_" in output
 
 
 def resource_managers(configuration: Path) -> tuple[str, ...]:
-    """The web addresses of all ResourceManagers that a folder's yarn-site.xml names, such as `http://rm1:8088`.
+    """The web addresses of all ResourceManagers in a folder's yarn-site.xml, such as `http://rm1:8088`.
 
-    Raises EnvironmentUnusable where the file cannot be read.
+    Raises EnvironmentUnusable if the file cannot be read.
     """
     file = configuration / "yarn-site.xml"
     try:
@@ -97,8 +97,8 @@ def application_of_tag(tag: str, *, addresses: Sequence[str], user: str | None =
 class YarnDriver:
     """A Spark application in cluster mode: its ApplicationMaster is the driver.
 
-    Of several ResourceManagers, the one that is active answers; a standby redirects to it. `user` is the name that a
-    cluster without Kerberos checks its lists of rights for.
+    Of several ResourceManagers, the active one answers; a standby redirects to it. `user` is the name that a cluster
+    without Kerberos checks its access lists for.
     """
 
     def __init__(self, application: str, *, addresses: Sequence[str], user: str | None = None) -> None:
@@ -135,7 +135,7 @@ class YarnDriver:
                 return None
             scheme = found["amContainerLogs"].partition(":")[0]
             folder = f"{scheme}://{node}/ws/v1/node/containerlogs/{container[0]}"
-            # Python's own words come last: a reader of the end sees them.
+            # Python's own output comes last, so that a reader of the end sees it.
             parts = [self._file(f"{folder}/{name}", limit_bytes // 2) for name in ("stderr", "stdout")]
         except Silent:
             return None
@@ -178,7 +178,7 @@ class YarnDriver:
 
 
 def application_status(found: Mapping[str, Any]) -> DriverStatus:
-    """What an application's report says."""
+    """The status in an application's report."""
     state, final = str(found.get("state")), str(found.get("finalStatus"))
     said = str(found.get("diagnostics") or "").strip()
     first = said.partition("\n")[0][:300]
@@ -196,18 +196,18 @@ def application_status(found: Mapping[str, Any]) -> DriverStatus:
 
 
 def _failure(said: str, first: str) -> DriverStatus:
-    """The last exit that is named is that of the last attempt."""
+    """The failure of an application; the last exit in the text is that of the last attempt."""
     if codes := _PYTHONS_EXIT.findall(said):
         return DriverStatus(DriverState.FAILED, f"its Python ended with exit code {codes[-1]}", int(codes[-1]))
     if _ENDED_EARLY in said:
         return DriverStatus(DriverState.SUCCEEDED, "it ended in order, before it started Spark", 0)
     if codes := _CONTAINERS_EXIT.findall(said):
         return DriverStatus(DriverState.FAILED, _ENDS.get(int(codes[-1]), f"its container ended with {codes[-1]}"))
-    return DriverStatus(DriverState.FAILED, first or "YARN does not say why")
+    return DriverStatus(DriverState.FAILED, first or "YARN gives no reason")
 
 
 def contents(answer: str) -> str:
-    """A log's own text, without the frame in which a NodeManager sends it."""
+    """A log's own text, without the NodeManager's HTML around it."""
     _, begins, rest = answer.partition("LogContents:\n")
     return re.sub(r"\nEnd of LogType:[^\n]*\n\**\s*\Z", "\n", rest) if begins else answer
 
@@ -215,4 +215,4 @@ def contents(answer: str) -> str:
 def _refused(answer: requests.Response) -> str:
     if answer.status_code == 401:
         return f"{WHO} {_KERBEROS}"
-    return f"{WHO} refuses it to this user: queue ACLs, or yarn.admin.acl, say who may look and kill"
+    return f"{WHO} refuses it to this user: check the queue ACLs, or yarn.admin.acl"

@@ -31,9 +31,9 @@ LAKE = "lake"
 STATE_FILE = "object-store.json"
 
 _SOCKETS = Path("/tmp")
-"""Where SeaweedFS puts the sockets between its own parts."""
+"""Folder of the sockets between SeaweedFS's own parts."""
 _FATAL = re.compile(r"F\d{4} [\d:.]+ (.+)")
-"""A line of its log that tells of an error which ended it, before the stacks of its goroutines."""
+"""A log line with the error that ended it, before the stacks of its goroutines."""
 _THERE = frozenset({"BucketAlreadyExists", "BucketAlreadyOwnedByYou", "ConflictException"})
 
 
@@ -188,7 +188,7 @@ def _made(make: Callable[[], object]) -> None:
 
 
 def _weed() -> Path:
-    """The program, beside this Python or on the path."""
+    """The program, next to this Python or on the path."""
     beside = Path(sys.executable).with_name("weed")
     found = beside if beside.is_file() else shutil.which("weed")
     if found is None:
@@ -216,7 +216,7 @@ def _options(state: _State, data: Path, identities: Path) -> list[str]:
         "-volume.max=1000",
         # By default it takes no object once a hundredth of the disk is left, which is gigabytes of a large disk.
         "-volume.minFreeSpace=128MiB",
-        "-volume.preStopSeconds=0",  # nobody else needs to hear of its end
+        "-volume.preStopSeconds=0",  # no other server waits for its end
         f"-filer.port={filer}",
         f"-filer.port.grpc={filer_grpc}",
         "-s3",

@@ -26,7 +26,7 @@ PORT_FILE = "port"
 PASSWORD_FILE = "password"
 
 _SYSTEM = Path("/usr/lib/postgresql")
-"""Where Debian keeps the programs of each version, apart from the path."""
+"""Debian's folder of the programs of each version, which is not on the path."""
 
 
 class EmbeddedPostgres(process.EmbeddedServer):
@@ -50,7 +50,7 @@ class EmbeddedPostgres(process.EmbeddedServer):
 
     @property
     def uri(self) -> str:
-        """For SQLAlchemy, with the password."""
+        """URI for SQLAlchemy, with the password."""
         return f"postgresql+psycopg2://{USER}:{self._password()}@{process.LOOPBACK}:{self.port}/{DATABASE}"
 
     def stop(self) -> None:

@@ -1,8 +1,7 @@
 """Servers of a development machine, each in its own session with a record in a file, by which it is ended.
 
 A record holds pid and start time, so that a reused pid is never signalled. It is written before a signal can interrupt
-the caller: after a Ctrl-C, a `kill -9` or a reboot, the folder of records has every server that may still run, and no
-other program.
+the caller. After a Ctrl-C, a `kill -9` or a reboot, the folder of records thus has all servers that may still run.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ RECORD_SUFFIX = ".process.json"
 LOOPBACK = "127.0.0.1"
 
 PORTS = range(20_000, 32_000)
-"""Where free ports are sought: below the range of outgoing connections."""
+"""Range of free ports: below the range of outgoing connections."""
 
 _POLL_S = 0.1
 _SAME_START_S = 0.5
@@ -84,7 +83,7 @@ class EmbeddedServer(Embedded):
     """A server with its data, log and process record in one folder, and as many processes as it starts itself."""
 
     TITLE: ClassVar[str]
-    """As messages name it."""
+    """Name in messages."""
     RECORD: ClassVar[str]
     READY_WITHIN_S: ClassVar[float]
     STOP_GRACE_S: ClassVar[float] = 20
@@ -94,7 +93,7 @@ class EmbeddedServer(Embedded):
     @property
     @abstractmethod
     def address(self) -> str:
-        """Where it answers."""
+        """Address of the server."""
 
     @abstractmethod
     def _wanted_ports(self) -> str:
@@ -106,10 +105,10 @@ class EmbeddedServer(Embedded):
 
     @abstractmethod
     def _missing(self) -> str | None:
-        """None if it is ready; otherwise why not, or nothing."""
+        """Check readiness: None if ready; otherwise the reason, or an empty text."""
 
     def _last_words(self) -> str:
-        """What its log says of its end."""
+        """The reason for its end, from its log."""
         return last_lines(self.log)
 
     def start(self) -> Self:

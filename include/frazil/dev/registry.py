@@ -49,7 +49,7 @@ class EmbeddedRegistry(process.EmbeddedServer):
 
     @property
     def url(self) -> str:
-        """For `source.format.registry.url`, and for Confluent's serializers."""
+        """URL for `source.format.registry.url`, and for Confluent's serializers."""
         return f"http://{process.LOOPBACK}:{self.port}/apis/ccompat/v7"
 
     @property
@@ -99,7 +99,7 @@ def _java() -> Path:
 
 
 def _program() -> Path:
-    """The folder of the unpacked archive, beside it in the cache. Raises EnvironmentUnusable."""
+    """The folder of the unpacked archive, next to it in the cache. Raises EnvironmentUnusable."""
     (archive,) = jars.ensure("registry")
     folder = archive.with_name(archive.name.removesuffix(".tar.gz"))
     if not (folder / _MAIN).is_file():

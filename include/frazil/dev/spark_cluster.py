@@ -27,7 +27,7 @@ WORKERS, CORES = 2, 4
 
 
 class SparkMaster(process.EmbeddedServer):
-    """The master, with what it knows of workers and applications in its folder. Later starts reuse its ports."""
+    """The master, whose folder has its state of workers and applications. Later starts reuse its ports."""
 
     TITLE, RECORD, READY_WITHIN_S = "the Spark master", "spark-master", 60
 
@@ -41,11 +41,11 @@ class SparkMaster(process.EmbeddedServer):
 
     @property
     def address(self) -> str:
-        """For `resources.master`, and spark-submit."""
+        """Address for `resources.master` and spark-submit."""
         return f"spark://{process.LOOPBACK}:{self.port}"
 
     def state(self) -> Mapping[str, Any]:
-        """What the master says of itself, its workers and applications; empty while it does not answer."""
+        """The master's state of itself, its workers and applications; empty while it does not answer."""
         with suppress(OSError, ValueError):
             answer = requests.get(f"http://{process.LOOPBACK}:{self._ui_port}/json/", timeout=5)
             if answer.ok:
@@ -129,7 +129,7 @@ class EmbeddedSparkCluster(process.Embedded):
 
     @property
     def servers(self) -> dict[str, process.EmbeddedServer]:
-        """By the names of `frazil dev status`."""
+        """Processes by their names in `frazil dev status`."""
         numbered = {f"spark-worker-{number}": worker for number, worker in enumerate(self.workers, 1)}
         return {"spark-master": self.master, **numbered}
 

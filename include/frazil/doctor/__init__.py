@@ -1,3 +1,3 @@
-"""Whether this machine, and what it reaches, can run declared streams, and how each fault is mended."""
+"""Checks whether this machine, and the services it reaches, can run declared streams, and how to fix each fault."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Has the Airflow of this machine checked by a process of its own: frazil's commands never import Airflow."""
+"""Checks this machine's Airflow in a separate process: frazil's commands never import Airflow."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from frazil.doctor.finding import Finding, State
 
 WITHIN_S = 90.0
-"""Importing Airflow takes seconds, and longer on a busy host."""
+"""Timeout: importing Airflow takes seconds, and longer on a busy host."""
 
 
 def airflow(streams: Path, environment: Mapping[str, str]) -> Iterator[Finding]:
@@ -36,7 +36,7 @@ def airflow(streams: Path, environment: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _is_set_up(environment: Mapping[str, str]) -> bool:
-    """Whether somebody configured one: importing Airflow would otherwise make its configuration file."""
+    """Whether an Airflow is configured: importing Airflow would otherwise create its configuration file."""
     if any(name.startswith("AIRFLOW__DATABASE__SQL_ALCHEMY_CONN") for name in environment):
         return True
     folder = Path(environment.get("AIRFLOW_HOME") or "~/airflow").expanduser()

@@ -1,7 +1,8 @@
-"""Whether this machine's clock agrees with those of what it talks to.
+"""Compares this machine's clock with those of the services it uses.
 
-Windows become complete by the writer's clock, objects are judged abandoned by the storage's, and signed requests are
-refused by both. A server tells its time in each HTTP answer (the `Date` header, in whole seconds), a database if asked.
+Windows become complete by the writer's clock, objects count as abandoned by the storage's, and both refuse signed
+requests with a wrong time. A server sends its time in each HTTP answer (the `Date` header, in whole seconds), a
+database on request.
 """
 
 from __future__ import annotations
@@ -22,31 +23,31 @@ WARN_MS = 5_000
 WRONG_MS = 60_000
 TIMEOUT_S = 5.0
 _HEADER_MS = 1_000
-"""What the header's whole seconds leave open."""
+"""Uncertainty of the header's whole seconds."""
 _MEND = "let NTP (chrony, systemd-timesyncd) set the clock of both machines"
 _MEND_SILENCE = "let the server answer, then run `frazil doctor` again"
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """A server's time, between two looks at ours; all in milliseconds since the epoch, UTC."""
+    """A server's time, between two readings of ours; all in milliseconds since the epoch, UTC."""
 
     before_ms: int
     theirs_ms: int
     after_ms: int
     precision_ms: int = 0
-    """Its true time is at most so much later than `theirs_ms`."""
+    """Its true time is later than `theirs_ms` by up to this."""
 
     @property
     def apart_ms(self) -> int:
-        """The least by which the clocks differ: positive where theirs is ahead, 0 where they may agree."""
+        """The minimum difference of the clocks: positive if theirs is ahead, 0 if they may agree."""
         if self.theirs_ms > self.after_ms:
             return self.theirs_ms - self.after_ms
         return min(0, self.theirs_ms + self.precision_ms - self.before_ms)
 
 
 def evaluate(server: str, told: Told) -> Finding:
-    """What a server's time says of the clocks. Pure."""
+    """Compare the clocks by a server's time. Pure."""
     apart = told.apart_ms
     if abs(apart) < WARN_MS:
         return Finding("clock", State.OK, f"{server} has the same time")
@@ -55,7 +56,7 @@ def evaluate(server: str, told: Told) -> Finding:
 
 
 def clocks(addresses: Iterable[str], databases: Mapping[str, Callable[[], int]]) -> Iterator[Finding]:
-    """Compare with HTTP servers by their addresses, and with databases by functions that ask for their time in ms.
+    """Compare with HTTP servers by their addresses, and with databases by functions that return their time in ms.
 
     A server whose time is unknown has a warning: its clock may be wrong.
     """
@@ -85,7 +86,7 @@ def _ask_database(ask: Callable[[], int]) -> Told:
 
 
 def _ask_http(address: str) -> Told:
-    """The answer may be a refusal: that has a time too."""
+    """The server's time; a refusal has one too."""
     before = clock.now_ms()
     answer = requests.head(address, timeout=TIMEOUT_S, allow_redirects=False)
     try:

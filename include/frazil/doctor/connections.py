@@ -1,4 +1,4 @@
-"""Whether declared streams reach what they name, with the rights that a writer needs."""
+"""Checks whether declared streams reach their services, with the rights that a writer needs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from frazil.spec.units import counted
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One thing that does not work, and what to do about it, if `said` does not say it."""
+    """One thing that does not work, and what to do about it, if `said` does not contain it."""
 
     said: str
     mend: str = ""
@@ -29,20 +29,20 @@ class Fault:
 
 @dataclass(slots=True)
 class Connections:
-    """What was found of each stream, a sentence each.
+    """Findings for each stream, one sentence each.
 
-    Streams of one namespace share one look at their catalog, and brokers that did not answer are not asked again.
+    Streams of one namespace share one check of their catalog, and brokers that did not answer are not asked again.
     """
 
     good: list[str] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
     _looked: dict[tuple[str | None, str, str | None, bool], list[Fault]] = field(default_factory=dict)
     _silent: dict[frozenset[tuple[str, str]], str] = field(default_factory=dict)
-    """The stream for which they did not answer, by how brokers are declared: each silence takes seconds to find."""
+    """The stream for which brokers did not answer, by their declaration: each timeout takes seconds."""
 
     @classmethod
     def of(cls, streams: Mapping[Path, StreamSpec]) -> Connections:
-        """Ask Kafka, the schema registry, the catalog and the storage of each stream."""
+        """Check Kafka, the schema registry, the catalog and the storage of each stream."""
         found = cls()
         for path, spec in streams.items():
             found._ask(path, spec)
@@ -89,7 +89,7 @@ class Connections:
 
 
 def _kafka(spec: StreamSpec) -> str:
-    """What the brokers show of the topics, once they may be read. Raises SpecError, AccessDenied, KafkaUnavailable."""
+    """The topics that the brokers show, once readable. Raises SpecError, AccessDenied, KafkaUnavailable."""
     from frazil.commit.opened import open_kafka  # noqa: PLC0415 - librdkafka, only where it is asked
     from frazil.kafka.admin import PERSON_WAITS_S  # noqa: PLC0415 - as above
     from frazil.kafka.readable import check_readable  # noqa: PLC0415 - as above
@@ -109,7 +109,7 @@ def _kafka(spec: StreamSpec) -> str:
 
 
 def _of_transactions(spec: StreamSpec, properties: Mapping[str, str]) -> Sequence[TopicPartition]:
-    """The partitions of the topic that tells where transactions end; none before the first transaction makes it."""
+    """Partitions of the topic with the ends of transactions; none before the first transaction creates it."""
     from frazil.kafka.admin import PERSON_WAITS_S, KafkaOffsets  # noqa: PLC0415 - librdkafka, only where it is asked
 
     envelope = envelope_of(spec.source.format)
@@ -123,12 +123,12 @@ def _of_transactions(spec: StreamSpec, properties: Mapping[str, str]) -> Sequenc
 
 
 def _registry(spec: StreamSpec) -> str:
-    """What the schema registry says of the stream's topic. Raises RegistryUnavailable and SpecError."""
+    """The state of the schema registry for the stream's topic. Raises RegistryUnavailable and SpecError."""
     from frazil.registry.client import UnknownSchema, registry  # noqa: PLC0415 - only where it is asked
 
     declared = registry_of(spec.source.format)
     assert declared is not None
-    with suppress(UnknownSchema):  # one that refers to what is not there: the registry answers
+    with suppress(UnknownSchema):  # a reference to a missing schema: the registry answers
         registry(declared, os.environ).newest(f"{(*spec.source.topics, 'frazil')[0]}-value")
     return "its schema registry answers"
 

@@ -1,4 +1,4 @@
-"""What a check finds, and how checks run: side by side, each within its time, and none ends another."""
+"""Findings of checks, and their execution: in parallel, each with a timeout, and none ends another."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from frazil.errors import FrazilError
 class State(StrEnum):
     OK = "ok"
     WARNING = "warning"
-    """It works, and may fail later or elsewhere."""
+    """It works, but may fail later or elsewhere."""
     WRONG = "wrong"
     """Something that frazil needs does not work."""
     SKIPPED = "skipped"
@@ -23,7 +23,7 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at."""
+    """One thing that was checked."""
 
     subject: str
     """The check, in a word or two."""
@@ -31,22 +31,22 @@ class Finding:
     said: str
     """What was found."""
     mend: str = ""
-    """What to do about it; empty where nothing is to be done, or where `said` says it."""
+    """What to do about it; empty if nothing is to be done, or `said` contains it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A look at one subject. It may raise: that is a finding too."""
+    """A check of one subject. It may raise, which is a finding too."""
 
     look: Callable[[], Iterable[Finding]]
     within_s: float = 20.0
-    """A check that takes longer is given up, and counts as wrong."""
+    """Timeout of the check, after which it counts as wrong."""
 
 
 def findings(checks: Mapping[str, Check]) -> Iterator[Finding]:
     """Run all checks at once; their findings come in the checks' order.
 
-    A check that hangs is left to itself: its thread ends with the process.
+    A check that hangs is abandoned: its thread ends with the process.
     """
     answers: dict[str, queue.SimpleQueue[list[Finding]]] = {}
     for subject, check in checks.items():
@@ -64,5 +64,5 @@ def _answer(subject: str, check: Check, to: queue.SimpleQueue[list[Finding]]) ->
         to.put(list(check.look()))
     except FrazilError as error:  # its message says what to do
         to.put([Finding(subject, State.WRONG, f"{type(error).__name__}: {error}")])
-    except Exception as error:  # whatever a client raises; the other checks go on
+    except Exception as error:  # anything that a client raises; the other checks continue
         to.put([Finding(subject, State.WRONG, f"{type(error).__name__}: {' '.join(str(error).split())}")])

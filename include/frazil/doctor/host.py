@@ -24,7 +24,7 @@ from frazil.spec.units import rounded_bytes
 
 TESTED_PYTHON = (3, 11)
 FREE_BYTES = 2 << 30
-"""Less than this is soon filled by logs, and by what tasks write before they upload it."""
+"""Free bytes that logs, and files that tasks write before they upload them, soon use."""
 _WORKER = "import sys, frazil, pyarrow; print(*sys.version_info[:2], frazil.__version__)"
 
 
@@ -38,7 +38,7 @@ def python() -> Iterator[Finding]:
 
 
 def java() -> Iterator[Finding]:
-    """Java, and PySpark, which alone needs it."""
+    """Java, and PySpark, which is all that needs it."""
     if find_spec("py4j") is None:
         yield Finding("java", State.SKIPPED, "PySpark is not installed: this machine runs no writer and no Spark job")
         return
@@ -62,7 +62,7 @@ def _pyspark() -> Iterator[Finding]:
 
 
 def jars_of_spark() -> Iterator[Finding]:
-    """Whether Iceberg's runtime has been fetched. Sizes are compared, and no bytes: `fetch` checks those."""
+    """Whether Iceberg's runtime has been fetched. Compares sizes, not bytes, which `fetch` checks."""
     if find_spec("py4j") is None:
         yield Finding("jars", State.SKIPPED, "PySpark is not installed: this machine needs no jar")
         return
@@ -103,7 +103,7 @@ def _folder(subject: str, folder: Path, variable: str, *, locked: bool) -> Findi
 
 
 def api_servers() -> Iterator[Finding]:
-    """Whether the processes that serve the operations page here began with the frazil that is there now."""
+    """Whether the processes that serve the operations page here started with the current frazil."""
     found = announced()
     old = [str(one.process.pid) for one in found if one.is_outdated]
     if not found:
@@ -118,7 +118,7 @@ def api_servers() -> Iterator[Finding]:
 
 
 def tasks_python() -> Iterator[Finding]:
-    """Whether the Python that PYSPARK_PYTHON names can run tasks of this frazil."""
+    """Whether the Python in PYSPARK_PYTHON can run tasks of this frazil."""
     named = os.environ.get("PYSPARK_PYTHON")
     if not named or shutil.which(named) == sys.executable:
         yield Finding("tasks' python", State.OK, "tasks on this machine run on the same Python")
@@ -138,7 +138,7 @@ def tasks_python() -> Iterator[Finding]:
 
 
 def ports(wanted: Mapping[str, int], ours: Mapping[str, int]) -> Iterator[Finding]:
-    """Whether the ports that `frazil dev up` takes are free, by the server's name; `ours`: where its servers listen."""
+    """Whether the ports of `frazil dev up` are free, by the server's name; `ours`: where its servers listen."""
     taken = {name: port for name, port in wanted.items() if name not in ours and _listens(port)}
     if taken:
         said = ", ".join(f"{port} ({name})" for name, port in taken.items())

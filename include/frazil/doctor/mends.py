@@ -1,4 +1,4 @@
-"""What a person does about a connection that fails. Pure."""
+"""What an operator does about a failing connection. Pure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ACLS = "kafka-acls.sh --add --allow-principal User:NAME --operation Describe --
 
 
 class Place(StrEnum):
-    """What a stream connects to, as its declaration calls it."""
+    """The services that a stream connects to, as in its declaration."""
 
     SOURCE = "source"
     REGISTRY = "source.format.registry"
@@ -36,11 +36,11 @@ _MENDS: Mapping[Place, Sequence[tuple[type[FrazilError], str]]] = {
         (TopicMissing, "make the topic (kafka-topics.sh --create --topic NAME), or correct `source.topics`"),
         (KafkaUnavailable, "start the brokers, let this host reach them, or correct `source.bootstrap-servers`"),
         (AccessDenied, f"correct user and secret in `source.properties`, or give the user its rights: {_ACLS}"),
-        (SpecError, "set the variables that `source` names for whoever runs the writer, or correct its properties"),
+        (SpecError, "set the variables of `source` for the user who runs the writer, or correct its properties"),
     ),
     Place.REGISTRY: (
         (RegistryUnavailable, "start the registry, let this host reach it, or correct its url and credentials"),
-        (SpecError, "set the variables that `source.format.registry` names, or correct it"),
+        (SpecError, "set the variables that `source.format.registry` refers to, or correct it"),
     ),
     Place.TABLE: (
         (
@@ -52,11 +52,11 @@ _MENDS: Mapping[Place, Sequence[tuple[type[FrazilError], str]]] = {
         (SpecError, "correct `table.catalog`, or that catalog in .pyiceberg.yaml or PYICEBERG_CATALOG__NAME__…"),
     ),
 }
-"""The first kind that fits."""
+"""Remedies by error; the first matching one counts."""
 
 
 def mend_of(place: Place, error: FrazilError) -> str:
-    """What to do; empty where the error itself says all."""
+    """What to do; empty if the error itself contains it."""
     if isinstance(error, MissingExtra):
         return ""
     return next((mend for kind, mend in _MENDS[place] if isinstance(error, kind)), "")

@@ -18,11 +18,11 @@ from frazil.spec.references import resolve
 from frazil.spec.units import counted
 
 SHOWN = 5
-"""So many streams have a line each; more are counted."""
+"""Streams that have a line each; more are counted."""
 
 
 def declarations(folder: Path) -> tuple[dict[Path, StreamSpec], list[Finding]]:
-    """The sound streams of a folder by file, and what is wrong with the others."""
+    """The valid streams of a folder by file, and what is wrong with the others."""
     streams: dict[Path, StreamSpec] = {}
     errors: list[str] = []
     for path in stream_files(folder) if folder.is_dir() else ():

@@ -1,4 +1,4 @@
-"""A stream's history: numbers by the minute and what happened, kept beside its table, bounded, for people to look at.
+"""A stream's history: numbers by the minute, and events, kept next to its table, bounded, for people.
 
-Nothing is decided by it. A write that is lost, or two that cross, cost a minute of a curve.
+Nothing depends on it. A lost write, or two concurrent ones, cost a minute of a curve.
 """

@@ -1,8 +1,8 @@
-"""The objects of a stream's history: `<location>/_frazil/_history/<stream>/<epoch>-<part>.json`, each put whole.
+"""The objects of a stream's history: `<location>/_frazil/_history/<stream>/<epoch>-<part>.json`, each written whole.
 
-An epoch's writer begins with what is there, so its object of a part has all that earlier epochs knew: readers take the
-one of the highest epoch, and whatever a replaced writer still puts is passed over. The writer deletes the others.
-The folder survives `frazil forget`; objects of another table that had the same folder count for nothing.
+An epoch's writer starts with what exists, so its object of a part has everything that earlier epochs knew. Readers use
+the one of the highest epoch, and ignore what a replaced writer still writes. The writer deletes the others. The folder
+survives `frazil forget`; objects of another table that had the same folder are ignored.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MAY_LACK = frozenset(field.name for field in dataclasses.fields(Point) if field
 
 
 class HistoryUnreadable(Exception):
-    """An object of a history has another content than it should."""
+    """An object of a history has unexpected content."""
 
 
 def history_location(table: Table, stream: str) -> str:
@@ -39,7 +39,7 @@ def history_location(table: Table, stream: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """An object, as its name describes it."""
+    """An object, as described by its name."""
 
     epoch: int
     part: Part
@@ -61,7 +61,7 @@ class Objects:
 
     @classmethod
     def of(cls, table: Table, stream: str) -> Objects:
-        """Those beside a loaded table."""
+        """The history next to a loaded table."""
         location = history_location(table, stream)
         return cls(open_store(location, table.io.properties), location, str(table.metadata.table_uuid))
 
@@ -75,7 +75,7 @@ class Objects:
         self.store.delete([one.path for one in found])
 
     def read(self, found: Iterable[Found], parts: Iterable[Part] = Part) -> tuple[Past, list[str]]:
-        """The past by these objects, and what is wrong with those that cannot be read: then an earlier one serves."""
+        """The past in these objects, and what is wrong with unreadable ones, for which earlier ones are used."""
         past, problems = Past(), []
         newest_first = sorted(found, key=lambda one: one.epoch, reverse=True)
         for part in parts:
@@ -103,9 +103,9 @@ def encoded(past: Past, part: Part, table_uuid: str) -> bytes:
 
 
 def decode(data: bytes, part: Part, past: Past, table_uuid: str) -> bool:
-    """Put the part into the past; False, if it is another table's. Raises HistoryUnreadable.
+    """Add the part to the past; return False if it is another table's. Raises HistoryUnreadable.
 
-    What a later version adds is left out.
+    Fields of later versions are ignored.
     """
     try:
         value = json.loads(data)
@@ -119,7 +119,7 @@ def decode(data: bytes, part: Part, past: Past, table_uuid: str) -> bool:
             return True
         points = {p.at_ms: p for p in _points(value)}
     except (ValueError, LookupError, TypeError) as error:
-        raise HistoryUnreadable(f"it is no history ({type(error).__name__}: {error})") from error
+        raise HistoryUnreadable(f"it is not a history ({type(error).__name__}: {error})") from error
     if part is Part.TENS:
         past.tens = points
     else:

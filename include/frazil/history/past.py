@@ -1,4 +1,4 @@
-"""A stream's past in memory, bounded whatever the clock does and however much happens. Pure but for being changed."""
+"""A stream's past in memory, bounded whatever the clock does and however much happens. Pure, but mutable."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from enum import StrEnum
 from frazil.history.points import MINUTE_MS, TEN_MS, Happened, Kind, Point, beginning, in_ten
 
 MINUTES_MS = 6 * 3_600_000
-"""How long minutes are kept; then they become tens."""
+"""Time that minutes are kept; then they are merged to ten minutes."""
 TENS_MS = 14 * 24 * 3_600_000
-"""How long tens, and what happened, are kept."""
+"""Time that ten-minute numbers, and events, are kept."""
 MAX_STREAM_EVENTS = 60
-"""Of one kind: a flood of one leaves the others."""
+"""Events of one kind, so that a flood of one kind does not remove the others."""
 MAX_SENTENCE_CHARACTERS = 600
-"""Characters."""
+"""Characters of a sentence."""
 
 
 class Part(StrEnum):
-    """Each is an object of its own, in the order in which they are written."""
+    """Parts, each with its own object, in the order in which they are written."""
 
     TENS = "tens"
-    """Before the minutes that they replace go."""
+    """Written before the minutes that they replace are removed."""
     MINUTES = "minutes"
     HAPPENED = "happened"
 
 
 @dataclass(slots=True)
 class Past:
-    """Not thread-safe. A minute is in `minutes` or in its ten, never in both."""
+    """A stream's past. Not thread-safe. A minute is either in `minutes` or in its ten, never in both."""
 
     minutes: dict[int, Point] = field(default_factory=dict)
     tens: dict[int, Point] = field(default_factory=dict)
@@ -39,7 +39,7 @@ class Past:
     """Oldest first."""
 
     def add(self, point: Point) -> Part:
-        """Add the numbers of a minute, or of ten, to those that are known of it; returns what changed."""
+        """Add the numbers of a minute, or of ten, to the existing ones; returns what changed."""
         ten = beginning(point.at_ms, TEN_MS)
         if ten in self.tens or point.span_ms == TEN_MS:
             known = [self.tens[ten]] if ten in self.tens else self._taken(ten)
@@ -56,12 +56,12 @@ class Past:
             what = dataclasses.replace(what, sentence=f"{sentence[: MAX_SENTENCE_CHARACTERS - 4]} ...")
         if what not in self.happened:
             self.happened.append(what)
-        if len(self.happened) > 2 * MAX_STREAM_EVENTS * len(Kind):  # nobody ages it while the storage hangs
+        if len(self.happened) > 2 * MAX_STREAM_EVENTS * len(Kind):  # nothing is aged while the storage hangs
             self.happened = _kept(self.happened, what.at_ms)
         return Part.HAPPENED
 
     def began_with(self, earlier: Past) -> None:
-        """Take over what an earlier writer left."""
+        """Take over an earlier writer's past."""
         own, self.minutes, self.tens = ([*self.tens.values(), *self.minutes.values()], {}, {})
         for point in (*earlier.tens.values(), *earlier.minutes.values(), *own):
             self.add(point)
@@ -70,9 +70,9 @@ class Past:
             self.tell(what)
 
     def age(self, now_ms: int) -> set[Part]:
-        """Fold old minutes into tens, and drop what is too old; returns what changed.
+        """Merge old minutes to tens, and drop what is too old; returns what changed.
 
-        A time far in the future is of a clock that was wrong, and treated as one far in the past.
+        A time far in the future is from a wrong clock, and treated like one far in the past.
         """
         changed = set()
         for ten in sorted({beginning(at, TEN_MS) for at in self.minutes}):
@@ -91,17 +91,17 @@ class Past:
         return Past(dict(self.minutes), dict(self.tens), list(self.happened))
 
     def points(self) -> tuple[Point, ...]:
-        """Of two sources, such as objects of two moments, the tens win over the minutes in them."""
+        """All points. If two sources overlap, such as objects of two moments, tens replace the minutes in them."""
         minutes = (p for at, p in self.minutes.items() if beginning(at, TEN_MS) not in self.tens)
         return tuple(sorted((*self.tens.values(), *minutes), key=lambda point: point.at_ms))
 
     def _taken(self, ten: int) -> list[Point]:
-        """The minutes of these ten, which are removed."""
+        """Remove and return the minutes of these ten."""
         return [self.minutes.pop(at) for at in range(ten, ten + TEN_MS, MINUTE_MS) if at in self.minutes]
 
 
 def _kept(happened: Iterable[Happened], now_ms: int) -> list[Happened]:
-    """The newest of each kind, oldest first."""
+    """The newest events of each kind, oldest first."""
     seen: Counter[Kind] = Counter()
     kept = []
     oldest_first = sorted(happened, key=lambda what: what.at_ms)

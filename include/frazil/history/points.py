@@ -1,4 +1,4 @@
-"""What a history consists of, and how numbers of one time become those of a longer one. Pure."""
+"""The parts of a history, and the merging of numbers over time. Pure."""
 
 from __future__ import annotations
 
@@ -11,49 +11,49 @@ from typing import Any
 MINUTE_MS = 60_000
 TEN_MS = 10 * MINUTE_MS
 WRITTEN_MS = 60_000
-"""A writer that runs has put what it knew before that."""
+"""A running writer has written everything older than this."""
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
     """The numbers of one minute, or of ten. Times are milliseconds since 1970, UTC.
 
-    Sums are over the batches that landed in that time. What is measured between batches is None where nobody measured.
+    Sums are over the batches that landed in that time. A measurement between batches is None if it was not taken.
     """
 
     at_ms: int
-    """When the time began."""
+    """Start of the time."""
     span_ms: int = MINUTE_MS
     batches: int = 0
     records: int = 0
     rejected: int = 0
-    """Dead letters."""
+    """Number of dead letters."""
     files: int = 0
     bytes: int = 0
-    """Of the files, before a merge."""
+    """Size of the files, before a merge."""
     lag: int | None = None
-    """The most records that waited in Kafka at once."""
+    """Maximum of records waiting in Kafka."""
     freshness_ms: int | None = None
-    """The longest time since the last commit while records waited; 0 if none did."""
+    """Maximum age of the last commit while records waited; 0 if none did."""
     backpressure_ms: int | None = None
-    """By how much the slowest batch took longer than the commit interval."""
+    """Maximum by which a batch exceeded the commit interval."""
     stage_ms: int = 0
-    """All batches together."""
+    """Sum over batches."""
     commit_ms: int = 0
-    """All batches together, including journal and merge."""
+    """Sum over batches, including journal and merge."""
     merge_ms: int = 0
-    """All batches together; 0 for a stream that merges nothing."""
+    """Sum over batches; 0 for a stream that does not merge."""
     watermark_ms: int | None = None
-    """The last."""
+    """The last watermark."""
     interval_ms: int | None = None
-    """The commit interval in the end, as stretched."""
+    """The last commit interval, as stretched."""
 
     @property
     def end_ms(self) -> int:
         return self.at_ms + self.span_ms
 
     def then(self, later: Point) -> Point:
-        """Both together, in this one's time."""
+        """Combine both, with this one's time."""
         joined: dict[str, Any] = {name: getattr(self, name) + getattr(later, name) for name in _SUMS}
         joined |= {name: _most(getattr(self, name), getattr(later, name)) for name in _MAXIMA}
         joined |= {name: _last(getattr(self, name), getattr(later, name)) for name in _LAST}
@@ -66,7 +66,7 @@ _LAST = ("watermark_ms", "interval_ms")
 
 
 class Kind(StrEnum):
-    """What a history tells in words."""
+    """Kinds of events in a history."""
 
     EPOCH = "epoch"
     """A writer took over."""
@@ -77,23 +77,23 @@ class Kind(StrEnum):
     EVOLUTION = "evolution"
     THROTTLE = "throttle"
     DECISION = "decision"
-    """How batches are distributed from here on."""
+    """How batches are distributed from now on."""
     NOTICE = "notice"
     FUTURE = "future"
     """Rows with event times too far in the future."""
     END = "end"
     """A writer ended with an error."""
     LETTERS = "dead letters"
-    """A replay or a discard, which the table tells; no history has it."""
+    """A replay or a discard, which the table has; never in a history."""
     SUPERVISION = "supervision"
-    """What a supervisor did: starts, restarts with their reason, stops, giving up."""
+    """An action of a supervisor: starts, restarts with their reason, stops, giving up."""
     ACT = "act"
-    """What a person did to the stream, or to a backfill of it: resets, backfills, abandonments."""
+    """A user's action on the stream, or on a backfill of it: resets, backfills, abandonments."""
 
 
 @dataclass(frozen=True, slots=True)
 class Happened:
-    """Something that happened, in a sentence that begins with a lower-case letter."""
+    """An event, as a sentence that begins with a lower-case letter."""
 
     at_ms: int
     kind: Kind
@@ -102,22 +102,22 @@ class Happened:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What is known of a stream's past, oldest first."""
+    """A stream's known past, oldest first."""
 
     points: tuple[Point, ...] = ()
-    """By ten minutes for two weeks, and by one for the last hours. Times without a writer have none."""
+    """Ten-minute points for two weeks, and minutes for the last hours. Times without a writer have no point."""
     happened: tuple[Happened, ...] = ()
     problem: str | None = None
-    """Why some, or all, of it could not be read."""
+    """Why part or all of it could not be read."""
 
 
 def beginning(at_ms: int, span_ms: int) -> int:
-    """When the span that has a moment began."""
+    """Start of the span that contains a moment."""
     return at_ms - at_ms % span_ms
 
 
 def in_ten(points: Iterable[Point]) -> Point:
-    """The ten minutes of these points, which are of the same ten and in order; one at least."""
+    """Combine points of the same ten minutes, given in order; at least one."""
     first, *rest = points
     total = dataclasses.replace(first, at_ms=beginning(first.at_ms, TEN_MS), span_ms=TEN_MS)
     for point in rest:
@@ -126,9 +126,9 @@ def in_ten(points: Iterable[Point]) -> Point:
 
 
 def finished(points: Sequence[Point], now_ms: int) -> Sequence[Point]:
-    """Points, oldest first, without the last while a part of it is to come, or not yet written.
+    """Points, oldest first, without the last one if part of it is in the future or not yet written.
 
-    One that another follows is whole: a writer puts all that it knows at once.
+    A point that another follows is complete: a writer writes all that it knows at once.
     """
     return points[:-1] if points and now_ms < points[-1].end_ms + WRITTEN_MS else points
 

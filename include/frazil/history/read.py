@@ -1,4 +1,4 @@
-"""Reads a stream's history, for people: what cannot be read becomes a sentence."""
+"""Reads a stream's history for people: a read error becomes a sentence."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from frazil.spec.model import StreamSpec
 from frazil.table.tables import load_stream_table
 
 TRIES = 2
-"""A writer that takes over deletes the objects that were listed, after it has put its own."""
+"""Tries to read: a writer that takes over deletes the listed objects after it has written its own."""
 
 
 def read_history(spec: StreamSpec, *, since_ms: int) -> History:
-    """What is known of a stream since then. Never raises; it may block for as long as catalog and storage do.
+    """A stream's history since then. Never raises; may block as long as catalog and storage do.
 
-    Without a table, or before the first minute, there is nothing, and no problem.
+    Without a table, or before the first minute, it is empty without a problem.
     """
     try:
         table = load_stream_table(spec)
@@ -29,7 +29,7 @@ def read_history(spec: StreamSpec, *, since_ms: int) -> History:
 
 
 def history_of(table: Table, stream: str, *, since_ms: int) -> History:
-    """As `read_history`, for one who has loaded the table."""
+    """Like `read_history`, for a loaded table."""
     try:
         objects = Objects.of(table, stream)
         past, problems = _read(objects, since_ms=since_ms)

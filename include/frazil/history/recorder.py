@@ -1,4 +1,4 @@
-"""Records the events of one stream as its history. The writer is never kept waiting, whatever the storage does."""
+"""Records the events of one stream as its history. The writer never waits, whatever the storage does."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ from frazil.timetext import ago
 log = logging.getLogger(__name__)
 
 EVERY_MS = 50_000
-"""Between two writes: a crash loses less than a minute."""
+"""Time between two writes: a crash loses less than a minute."""
 AT_ONCE_MS = 30_000
-"""Between two writes if something happened."""
+"""Time between two writes if an event happened."""
 AGAIN_MS = 60_000
-"""Before another try when the storage failed."""
+"""Time before another try after a storage error."""
 
 
 class Recorder:
-    """A sink. `write`, which one thread at a time may call, puts what is known beside the table."""
+    """A sink. `write`, which one thread at a time may call, stores the history next to the table."""
 
     def __init__(self, stream: str, *, interval_ms: int) -> None:
         self.stream = stream
@@ -55,7 +55,7 @@ class Recorder:
         self._written: int | None = None
         """The epoch that has objects."""
         self._left: list[Found] | None = None
-        """What earlier writers left; None until this one has taken it over."""
+        """Objects of earlier writers; None until this one has taken them over."""
         self._written_ms: int | None = None
         self._failed_ms: int | None = None
         self._merge_ms = 0
@@ -67,7 +67,7 @@ class Recorder:
         """Whether nothing is wrong, and how far the interval is stretched."""
 
     def opens(self, objects: Callable[[], Objects]) -> None:
-        """The table is there; `objects` opens the history beside it, with the newest credentials."""
+        """Note that the table exists; `objects` opens the history next to it, with current credentials."""
         self._objects = objects
 
     def take(self, event: Event) -> None:
@@ -77,12 +77,12 @@ class Recorder:
                 self._changed.add(self._past.add(point))
             if told := self._told(event):
                 self._changed.add(self._past.tell(told))
-            if abs(event.at_ms - self._aged_ms) >= EVERY_MS:  # however long the storage is away
+            if abs(event.at_ms - self._aged_ms) >= EVERY_MS:  # however long the storage is down
                 self._aged_ms = event.at_ms
                 self._changed |= self._past.age(event.at_ms)
 
     def ended(self, error: str, *, at_ms: int) -> None:
-        """The writer ends, for that error."""
+        """Record that the writer ends with that error."""
         with self._lock:
             self._changed.add(self._past.tell(Happened(at_ms, Kind.END, f"the writer ended: {error}")))
 
@@ -98,7 +98,7 @@ class Recorder:
         return abs(now_ms - self._written_ms) >= wait_ms
 
     def write(self, now_ms: int) -> None:
-        """Put what has changed. What fails is logged once, and tried again with what is known by then."""
+        """Write what has changed. An error is logged once; the next try includes later events."""
         try:
             self._write(now_ms)
         except Exception as error:  # storages raise what their clients raise
@@ -130,14 +130,14 @@ class Recorder:
                 self._changed |= set(parts)
             raise
         self._written = epoch
-        if new or Part.TENS in parts:  # now and then again: a replaced writer may have put its own once more
+        if new or Part.TENS in parts:  # now and then again: a replaced writer may have written its own once more
             objects.delete(one for one in objects.found() if one.epoch < epoch or one in self._left)
             self._left = []
 
     def _take_over(self, objects: Objects) -> list[Found]:
-        """Begin with what others have left; returns their objects.
+        """Start with the objects of earlier writers; returns them.
 
-        Those of a higher epoch as well: they are left from before a person let frazil forget the stream.
+        Includes those of a higher epoch: they are from before an operator let frazil forget the stream.
         """
         left = [one for one in objects.found() if one.epoch != self._epoch]
         earlier, problems = objects.read(left)
@@ -148,10 +148,10 @@ class Recorder:
         return left
 
     def _point(self, event: Event) -> Point | None:
-        """What an event adds to its minute."""
+        """The numbers that an event adds to its minute."""
         match event.what:
             case EpochBegan(epoch=epoch, marker=marker):
-                self._epoch, self._merge_ms = epoch, 0  # a merge of the last epoch may have come to nothing
+                self._epoch, self._merge_ms = epoch, 0  # a merge of the last epoch may have had no result
                 return Point(event.at_ms, watermark_ms=marker.watermark_ms, interval_ms=self._interval_ms)
             case ChangesMerged(merge_s=merge_s):
                 self._merge_ms += _ms(merge_s)
@@ -172,7 +172,7 @@ class Recorder:
     def _batch(self, at_ms: int, batch: BatchCommitted) -> Point:
         merge_ms, self._merge_ms = self._merge_ms, 0
         point = Point(at_ms, watermark_ms=batch.marker.watermark_ms, interval_ms=self._interval_ms)
-        if not (batch.records or batch.rejected):  # a tick
+        if not (batch.records or batch.rejected):  # an empty commit
             return point
         return dataclasses.replace(
             point,
@@ -187,7 +187,7 @@ class Recorder:
         )
 
     def _told(self, event: Event) -> Happened | None:  # noqa: PLR0911 - a case for each kind of event
-        """What people see of an event, in words."""
+        """The event as a sentence, or None."""
         match event.what:
             case EpochBegan(epoch=epoch, settled=settled):
                 return Happened(event.at_ms, Kind.EPOCH, f"epoch {epoch} begins: {settled}")

@@ -1,4 +1,4 @@
-"""The threads that write histories: one for each storage, so that one that hangs holds up no other's."""
+"""Threads that write histories, one per storage, so that one that hangs does not block the others."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from frazil import clock
 
 LOOK_S = 1.0
 END_S = 3.0
-"""How long the end of a writer waits for the last minute of its history."""
+"""Time that the end of a writer waits for the last minute of its history."""
 
 
 class Recording(Protocol):
     def is_due(self, now_ms: int) -> bool: ...
 
     def write(self, now_ms: int) -> None:
-        """It raises nothing."""
+        """Write; never raises."""
 
 
 class Scribes:
-    """Writes what is recorded of the streams of one process. Any thread may call its methods."""
+    """Writes the histories of one process's streams. Thread-safe."""
 
     def __init__(self, *, clock_ms: Callable[[], int] = clock.now_ms, look_s: float = LOOK_S) -> None:
         self._clock_ms, self._look_s = clock_ms, look_s
@@ -37,7 +37,7 @@ class Scribes:
                 scribe.add(recording)
 
     def remove(self, recording: Recording, *, wait_s: float = END_S) -> None:
-        """Write it for the last time; returns when that is done, or the time is up."""
+        """Write it for the last time; returns when that is done, or after the timeout."""
         with self._lock:
             scribes = list(self._scribes.values())
         for scribe in scribes:
@@ -45,7 +45,7 @@ class Scribes:
 
 
 class _Scribe:
-    """A thread that ends once nothing is recorded any more."""
+    """A thread that ends once nothing is recorded."""
 
     def __init__(self, clock_ms: Callable[[], int], look_s: float) -> None:
         self._clock_ms, self._look_s = clock_ms, look_s
@@ -53,11 +53,11 @@ class _Scribe:
         self._leaving: dict[Recording, threading.Event] = {}
         self._over = False
         self._lock, self._wake = threading.Lock(), threading.Event()
-        # A daemon: a storage that hangs must not keep the process.
+        # A daemon: a storage that hangs must not keep the process alive.
         self._thread = threading.Thread(target=self._run, name="history", daemon=True)
 
     def add(self, recording: Recording) -> bool:
-        """False if the thread has ended."""
+        """Add a recording; returns False if the thread has ended."""
         with self._lock:
             if self._over:
                 return False

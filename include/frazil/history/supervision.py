@@ -1,6 +1,7 @@
-"""What supervisors did for a stream, and what people did to it, in one object each beside the history of its writers.
+"""Actions of supervisors and users on a stream, in one object each next to the history of its writers.
 
-It is read, added to and put again. Two that do so within the same second may lose an entry; nothing is decided by it.
+An object is read, extended and written back. Two writes within the same second may lose an entry; nothing depends on
+it.
 """
 
 from __future__ import annotations
@@ -20,20 +21,20 @@ from frazil.history.points import Happened, Kind
 log = logging.getLogger(__name__)
 
 MAX_WAITING = 20
-"""What is not written yet, while the storage does not answer."""
+"""Actions that are not written yet, while the storage does not answer."""
 AGAIN_MS = 60_000
 
 
 class Told(StrEnum):
-    """Objects of what others than writers tell."""
+    """Objects for actions of others than writers."""
 
     SUPERVISION = "supervision"
     ACTS = "acts"
-    """What people did to the stream."""
+    """Actions of users on the stream."""
 
 
 def read_told(objects: Objects, told: Told) -> tuple[list[Happened], list[str]]:
-    """What such an object tells, oldest first, and what is wrong with it. Raises what the storage raises."""
+    """Actions in such an object, oldest first, and what is wrong with it. Raises what the storage raises."""
     past = Past()
     data = objects.store.get(_path(objects, told))
     try:
@@ -45,7 +46,7 @@ def read_told(objects: Objects, told: Told) -> tuple[list[Happened], list[str]]:
 
 
 def tell_act(table: Table, stream: str, sentence: str, *, at_ms: int) -> None:
-    """Remember what was done to a stream, beside its loaded table. Whoever did it is never failed by that."""
+    """Record an action on a stream next to its loaded table. Never raises, so that it cannot fail the action."""
     try:
         _add(Objects.of(table, stream), [Happened(at_ms, Kind.ACT, sentence)], Told.ACTS, now_ms=at_ms)
     except Exception as error:  # storages raise anything
@@ -56,10 +57,10 @@ def tell_act(table: Table, stream: str, sentence: str, *, at_ms: int) -> None:
 
 @dataclass(slots=True)
 class Supervision:
-    """Remembers what one supervisor did; a thread of its own writes it, for which the supervisor never waits."""
+    """Records one supervisor's actions; a separate thread writes them, so the supervisor never waits."""
 
     open: Callable[[], Objects | None]
-    """Opens the history beside the table; None if there is no table. It may block, and raise."""
+    """Opens the history next to the table; None if the table does not exist. It may block, and raise."""
     _waiting: list[Happened] = field(default_factory=list)
     _said: str | None = None
     _failed_at_ms: int | None = None
@@ -67,9 +68,9 @@ class Supervision:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def tell(self, what: Happened | None, *, subject: str, now_ms: int) -> None:
-        """What the supervisor decided now, each time that it decides; only what differs by its subject is remembered.
+        """Take each decision of the supervisor; only one with a new subject is recorded.
 
-        None for a decision that nobody wants to see.
+        None stands for a decision without interest.
         """
         with self._lock:
             if subject != self._said and what is not None:
@@ -83,7 +84,7 @@ class Supervision:
                 self._thread.start()
 
     def join(self, timeout_s: float) -> None:
-        """Wait for a write under way."""
+        """Wait for the current write."""
         if self._thread is not None:
             self._thread.join(timeout_s)
 

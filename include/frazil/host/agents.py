@@ -1,4 +1,4 @@
-"""Writers whose process is the agent of a driver in a cluster: killing the process alone would leave the driver."""
+"""Writers whose process is the agent of a driver in a cluster: killing only the process would leave the driver."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ AGENT_KILLED = (
     "its agent was killed, or the agent's host went down; its driver in the cluster may go on, and the next start "
     "follows it"
 )
-"""All that this host knows after the end of an agent that left no word."""
+"""All that this host knows after an agent ended without a message."""
 KILLS_WITHIN_MS = 60_000
-"""After that, an agent that was asked is killed itself; the next one finds in its order that the driver is to go."""
+"""Time after which an agent that was asked is killed itself; its successor reads in its order to kill the driver."""
 
 
 def record_agent(folder: Path) -> None:
-    """Let the folder know that this process is an agent, which takes the signal KILL."""
+    """Record in the folder that this process is an agent, which obeys the signal KILL."""
     replace_json(folder / AGENT_FILE, {"pid": os.getpid()})
 
 
@@ -38,7 +38,7 @@ def is_agent(folder: Path, pid: int | None) -> bool:
 
 
 def ask_agent_to_kill(folder: Path, writer: ProcessMark, *, now_ms: int) -> bool:
-    """Have the agent end its driver by force; False if the process is no agent, or did not within a minute."""
+    """Ask the agent to kill its driver; False if the process is not an agent, or did not do it within a minute."""
     try:
         agent = read_json(folder / AGENT_FILE)
     except ValueError:

@@ -14,13 +14,13 @@ from frazil.host.records import ExitRecord, Launch, LaunchKind, StopRequest, app
 from frazil.host.writer_log import last_error
 
 WITH_APPLICATION = "ended with its application"
-"""Why a stream's writer ended that ran fine when the process ended that it shared."""
-KILLED = "somebody killed it, or the kernel did for lack of memory"
-"""All that is known of a SIGKILL that nobody asked frazil for."""
+"""Why a stream's writer ended that ran fine when its shared process ended."""
+KILLED = "it was killed by someone else, or by the kernel (out of memory)"
+"""The reason for a SIGKILL that frazil was not asked for."""
 
 
 def read_heartbeat(folder: Path, launch: Launch) -> Heartbeat | None:
-    """The last heartbeat that this launch sent.
+    """The last heartbeat of this launch.
 
     None before its first, and if the file is malformed or from another version.
     """
@@ -32,7 +32,7 @@ def read_heartbeat(folder: Path, launch: Launch) -> Heartbeat | None:
     return heartbeat if is_of_launch else None
 
 
-def record_exit(  # noqa: PLR0913 - an exit has so many parts
+def record_exit(  # noqa: PLR0913 - the parts of an exit
     folder: Path,
     launch: Launch,
     *,
@@ -43,7 +43,7 @@ def record_exit(  # noqa: PLR0913 - an exit has so many parts
 ) -> None:
     """Record the exit of a launch whose parent waited for it.
 
-    `error` is why, where the parent knows better; `stopped_for` the cause of a stop that no note asked for.
+    `error` is the reason, if the parent knows better; `stopped_for` the cause of a stop without a recorded request.
     """
     heartbeat = read_heartbeat(folder, launch)
     if code == 128 + signal.SIGKILL and error is None:
@@ -53,7 +53,7 @@ def record_exit(  # noqa: PLR0913 - an exit has so many parts
 
 
 def record_unseen_exit(folder: Path, launch: Launch) -> None:
-    """Record the exit of a launch that nobody waited for: a crash, unless its heartbeat says that it ended well."""
+    """Record the exit of a launch without a waiting parent: a crash, unless its heartbeat reports a good end."""
     heartbeat = read_heartbeat(folder, launch)
     ended_well = heartbeat is not None and heartbeat.phase is Phase.ENDED and heartbeat.error is None
     code = 0 if ended_well else None
@@ -61,19 +61,19 @@ def record_unseen_exit(folder: Path, launch: Launch) -> None:
     error = None if ended_well else _unseen(folder, launch, heartbeat)
     if _was_killed_agent(folder, launch, heartbeat):
         error = AGENT_KILLED
-    # Which of its streams made a process die is unknown, and no stream is given up for another one's sake.
+    # It is unknown which of its streams made a process die, and no stream is given up because of another.
     stopped_for = WITH_APPLICATION if launch.kind is LaunchKind.HOSTED else None
     _append(folder, _exit(launch, heartbeat, code=code, ended_at_ms=ended_at_ms, error=error), stopped_for)
 
 
 def _was_killed_agent(folder: Path, launch: Launch, heartbeat: Heartbeat | None) -> bool:
-    """Whether the process was an agent that left no word: the end of its log tells of its driver."""
+    """Whether the process was an agent that left no message: the end of its log is about its driver."""
     spoke = heartbeat is not None and heartbeat.phase is Phase.ENDED
     return not spoke and is_agent(folder, launch.writer.pid if launch.writer else None)
 
 
 def _killed(folder: Path, launch: Launch) -> str:
-    """Of a process that could not say why it ends: what its log ends with is the reason only if it warns of it."""
+    """Why a killed process ended: the end of its log is the reason only if it warns of it."""
     asked = _asked(folder, launch.id)
     how = f"it was killed after it had been asked to stop: {asked.reason}" if asked else KILLED
     warned = _warned(folder, launch)
@@ -81,31 +81,31 @@ def _killed(folder: Path, launch: Launch) -> str:
 
 
 def _unseen(folder: Path, launch: Launch, heartbeat: Heartbeat | None) -> str | None:
-    """What a writer said of its end, or warned of before it; None if neither."""
+    """A writer's own message about its end, or its last warning; None if neither exists."""
     said = heartbeat.error if heartbeat else None
     if said is None and (warned := _warned(folder, launch)):
-        return f"nobody saw why it ended. {warned}"
+        return f"nothing recorded why it ended. {warned}"
     return said
 
 
 def _warned(folder: Path, launch: Launch) -> str | None:
     warned = _end_of_log(folder, launch, least=logging.WARNING)
-    return f"It warned of this last: {warned}" if warned else None
+    return f"Its last warning: {warned}" if warned else None
 
 
 def _last_words(folder: Path, launch: Launch, heartbeat: Heartbeat | None) -> str | None:
-    """What a writer said last."""
+    """A writer's last message."""
     said = heartbeat.error if heartbeat else None
     return said or _end_of_log(folder, launch, least=logging.NOTSET)
 
 
 def _end_of_log(folder: Path, launch: Launch, *, least: int) -> str | None:
-    """None for a hosted writer, whose log is its application's and tells of others too."""
+    """The end of the log; None for a hosted writer, whose log is its application's and covers other streams too."""
     return None if launch.kind is LaunchKind.HOSTED else last_error(folder, least=least)
 
 
 def _asked(folder: Path, launch_id: str) -> StopRequest | None:
-    """The stop that was requested of a launch, which is recorded before the signal is sent."""
+    """The stop requested of a launch, which is recorded before the signal is sent."""
     asked = read_notes(folder).stop
     return asked if asked is not None and asked.launch_id == launch_id else None
 

@@ -1,4 +1,4 @@
-"""Small JSON documents that a writer, its planner and its supervisor exchange, each replaced whole.
+"""Small JSON documents that a writer, its planner and its supervisor exchange, each replaced as a whole.
 
 They are files of the run folder. For processes that share no folder, `open_exchange` would return another `Exchange`.
 """
@@ -14,13 +14,13 @@ from frazil.host.json_file import read_json, replace_json
 
 class Exchange(Protocol):
     def read(self, name: str) -> Any:
-        """The parsed document, or None if there is none. Raises ValueError if it is not JSON."""
+        """The parsed document, or None if it does not exist. Raises ValueError if it is not JSON."""
 
     def write(self, name: str, value: Any) -> None:
         """Replace the document: a reader sees either the old one or the new one."""
 
     def clear(self, name: str) -> None:
-        """Remove the document, if there is one."""
+        """Remove the document, if it exists."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
-"""That the supervisor gave up: recorded, so that it does so once for each cause and then holds; and read by others.
+"""Records that the supervisor gave up, so that it does so once per cause and then holds, and others can read it.
 
 The task that fails for it may run on another host than the supervisor, whose run folder it cannot reach. So the
-supervisor announces it in the run folder before Airflow is told. As soon as another run supervises the stream there,
+supervisor announces it in the run folder before it informs Airflow. As soon as another run supervises the stream there,
 the first one has failed, and the announcement holds.
 """
 
@@ -24,13 +24,13 @@ def confirm_given_up(stream: str, subject: str, *, reason: str, table_fingerprin
 
 
 def announce_given_up(stream: str, subject: str, *, run_id: str, reason: str, table_fingerprint: str | None) -> None:
-    """Record that Airflow's run `run_id` is about to fail for it: Airflow may never be told."""
+    """Record that Airflow's run `run_id` is about to fail for it: Airflow may never learn of it."""
     given_up = GivenUp(subject, clock.now_ms(), reason, table_fingerprint)
     replace_json(run_folder(stream) / ANNOUNCED_FILE, {"run_id": run_id, "given_up": dataclasses.asdict(given_up)})
 
 
 def announced_given_up(stream: str, *, run_id: str) -> GivenUp | None:
-    """What that run announced; None where it announced nothing, or cannot be read."""
+    """What that run announced; None if it announced nothing, or is unreadable."""
     try:
         announced = read_json(run_folder(stream) / ANNOUNCED_FILE)
         return GivenUp(**announced["given_up"]) if announced and announced["run_id"] == run_id else None
@@ -41,7 +41,7 @@ def announced_given_up(stream: str, *, run_id: str) -> GivenUp | None:
 def settle_given_up(stream: str, *, run_id: str) -> None:
     """Confirm what an earlier run announced, now that the run `run_id` supervises the stream on this host.
 
-    What this very run announced stays as it is: Airflow was not told of it, or tries again.
+    An announcement of this run itself stays as it is: Airflow did not learn of it, or tries again.
     """
     path = run_folder(stream) / ANNOUNCED_FILE
     try:
@@ -66,7 +66,7 @@ def _confirm(stream: str, given_up: GivenUp) -> None:
 def standing_given_up(stream: str, seen: Observation) -> GivenUp | None:
     """What the supervisor gave up on, on this host, if nothing was started since.
 
-    Raises OSError, ValueError and TypeError for a run folder that cannot be read.
+    Raises OSError, ValueError and TypeError for an unreadable run folder.
     """
     given_up = read_notes(run_folder(stream)).given_up
     if given_up is None or seen.process.is_alive:

@@ -1,4 +1,4 @@
-"""The writer's status: written by a thread of its own, and readable without a JVM."""
+"""The writer's status: written by a separate thread, and readable without a JVM."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class Phase(StrEnum):
 
 class StallKind(StrEnum):
     OFFSETS = "offsets"
-    """Records are unread, and no progress is made towards committing them."""
+    """Records are unread, without progress towards committing them."""
     WATERMARK = "watermark"
     """Commits advance the offsets, but the watermark stays, or stays unknown."""
     TRANSACTION = "transaction"
-    """Records wait for a transaction to end, of Kafka's or of a captured database."""
+    """Records wait for the end of a transaction, of Kafka's or of a captured database."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,48 +59,49 @@ class Heartbeat:
     phase: Phase
     written_at_ms: int
     advanced_at_ms: int
-    """When the phase, the batch, or the count of the current batch's records or merged rows last changed."""
+    """Time of the last change of the phase, the batch, or the count of the batch's records or merged rows."""
     epoch: int | None = None
     batch: int | None = None
     batch_records: int = 0
     """Records that the current batch has read so far."""
     merged_rows: int = 0
-    """Rows of changes and of the table that the merge under way has read so far."""
+    """Rows of changes and of the table that the current merge has read so far."""
     lag: int | None = None
     """Records in Kafka, up to the last stable offset, that are not committed to the table."""
     in_transactions: int = 0
     """Offsets beyond these, which wait for transactions to end."""
     backpressure_ms: int = 0
-    """By how much the last batch took longer than the commit interval, or the current one already does; 0 once nothing
-    waits in Kafka."""
+    """By how much the last batch exceeded the commit interval, or the current one already does; 0 once nothing waits
+    in Kafka.
+    """
     last_commit_at_ms: int | None = None
     last_commit_snapshot: int | None = None
     watermark_ms: int | None = None
     table_location: str | None = None
-    """Set once the table exists; the desired state and the journals lie beside it."""
+    """Set once the table exists; the desired state and the journals are next to it."""
     error: str | None = None
     stall: Stall | None = None
     throttle: str | None = None
     """Why the commit interval is stretched, or would be (`commit.throttle`)."""
     outage: str | None = None
-    """What catalog or storage fails to do, for as long as the writer waits for it."""
+    """What catalog or storage fails to do, while the writer waits for it."""
     distribution: str | None = None
-    """Whether the last batch's rows were shuffled, and why; None where the stream declares `distribution: none`."""
+    """Whether the last batch's rows were shuffled, and why; None if the stream declares `distribution: none`."""
     notices: tuple[str, ...] = ()
-    """Sentences that the writer wants people to see while it runs well, such as why it reads in a slower way."""
+    """Sentences for operators while the writer runs well, such as why it reads in a slower way."""
 
     def write(self, exchange: Exchange) -> None:
         exchange.write(NAME, dataclasses.asdict(self))
 
     @classmethod
     def read(cls, exchange: Exchange) -> Heartbeat | None:
-        """The last heartbeat, or None where no writer has run."""
+        """The last heartbeat, or None if no writer has run."""
         raw = exchange.read(NAME)
         return None if raw is None else cls.from_json(raw)
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> Heartbeat:
-        # What a later version adds is left out: its writers may run beside this reader during an upgrade.
+        # Skip additions of later versions, whose writers may run next to this reader during an upgrade.
         known = {field.name: raw[field.name] for field in dataclasses.fields(cls) if field.name in raw}
         stall = Stall.from_json(raw["stall"]) if raw.get("stall") else None
         notices = tuple(raw.get("notices", ()))

@@ -17,7 +17,7 @@ def replace_json(path: Path, value: Any) -> None:
     Raises OSError; on a disk without room, for example.
     """
     make_folder(path.parent)
-    # Named by thread as well: a step that Airflow cancelled runs on beside the next supervisor's.
+    # The name includes the thread: a step that Airflow cancelled runs on next to the next supervisor's.
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
     try:
         with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o644), "w") as file:

@@ -1,4 +1,4 @@
-"""The interface between the supervisor and whatever runs a writer: today a process of this host."""
+"""The interface between the supervisor and whatever runs a writer: a process of this host."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class ProcessState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LaunchRequest:
-    """What to run, and what the record of the launch holds."""
+    """What to run, and what the launch's record contains."""
 
     command: tuple[str, ...]
     environment: Mapping[str, str]
-    """The whole environment of the writer. It may hold secrets, so it is never stored."""
+    """The whole environment of the writer. It may contain secrets, so it is never stored."""
     spec_fingerprint: str
     generation: int
     streams: tuple[str, ...] = ()
@@ -46,7 +46,7 @@ class Observation:
     heartbeat: Heartbeat | None
     """The heartbeat of the latest launch."""
     exits: tuple[ExitRecord, ...]
-    """Oldest first, those of launches in the foreground included."""
+    """Oldest first, including those of launches in the foreground."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,19 +65,19 @@ class Launcher(ABC):
     """Runs one writer application, which outlives the process that launched it.
 
     A launcher holds no resource between calls: another process can open a second one for the same application, and
-    observe, stop and read the same writer. Calls block for a second at most; several processes may call at once.
+    observe, stop and read the same writer. Calls block for up to a second; several processes may call at once.
     """
 
     @abstractmethod
     def launch(self, request: LaunchRequest) -> Launch:
         """Start the writer detached, and return once it runs.
 
-        Raises WriterBusy if one runs already, which is left alone; EnvironmentUnusable if the command cannot start.
+        Raises WriterBusy if one already runs, and leaves it alone; EnvironmentUnusable if the command cannot start.
         """
 
     @abstractmethod
     def observe(self) -> Observation:
-        """The writer now. Its only side effect is to record an exit that nobody has recorded."""
+        """The writer's current state. The only side effect is to record an unrecorded exit."""
 
     @abstractmethod
     def stop(self, *, force: bool) -> None:
@@ -88,7 +88,7 @@ class Launcher(ABC):
 
     @abstractmethod
     def read_log(self, since: LogPosition | None, *, limit_bytes: int) -> LogChunk | None:
-        """Whole lines of the writer's log after a position: at most its last `limit_bytes`.
+        """Whole lines of the writer's log after a position: up to its last `limit_bytes`.
 
-        Without a position, or with one of an earlier launch, reads from the beginning. None if there is no log.
+        Without a position, or with one of an earlier launch, reads from the beginning. None if the log does not exist.
         """

@@ -1,6 +1,6 @@
-"""The one place that chooses how a writer application runs: as a process of a host.
+"""The only place that chooses how a writer application runs: as a process of a host.
 
-Nothing else of the package builds a launcher of a process by its class.
+Nothing else in the package constructs a launcher by its class.
 """
 
 from __future__ import annotations

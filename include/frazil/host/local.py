@@ -1,4 +1,4 @@
-"""Writers as detached processes of this host, each with a run folder whose files hold all that is known of it."""
+"""Runs writers as detached processes of this host; each has a run folder with its complete state."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class LocalLauncher(Launcher):
         return launch
 
     def observe(self) -> Observation:
-        """What the run folder and the process table say; see `Launcher.observe`."""
+        """The state in the run folder and the process table; see `Launcher.observe`."""
         launch = read_launch(self.folder)
         if launch is None:
             return Observation(ProcessState.NEVER, None, None, ())
@@ -74,9 +74,8 @@ class LocalLauncher(Launcher):
     def stop(self, *, force: bool) -> None:
         """Send SIGTERM to the writer, or SIGKILL to its process group; leave a foreground writer alone.
 
-        The agent of a driver in a cluster is first asked to kill that.
-
-        A hosted one is left alone too: its process writes other streams as well.
+        The agent of a driver in a cluster is first asked to kill the driver. A hosted writer is left alone too: its
+        process writes other streams as well.
         """
         launch = read_launch(self.folder)
         if launch is None or launch.kind is not LaunchKind.SUPERVISED:
@@ -121,5 +120,5 @@ def _state(launch: Launch) -> ProcessState:
 
 
 def _nobody_saw(launch: Launch, state: ProcessState) -> bool:
-    """A lock that was released by a process that went on has no writer's mark: foreground or hosted."""
+    """Whether nothing recorded the end. A lock released by a process that continued has no writer's mark."""
     return state is ProcessState.ENDED and (launch.kind is LaunchKind.SUPERVISED or launch.writer is not None)

@@ -1,7 +1,7 @@
-"""The lock that admits one writer application of a name on one host.
+"""The lock that allows one writer application of a name on one host.
 
-It is `flock` on `<run folder>/lock`, so the kernel frees it however its holders die. The file also names the holder,
-in JSON; when the holder is gone, that remains as the record of the last launch.
+It is `flock` on `<run folder>/lock`, so the kernel frees it however its holders die. The file also has the holder, in
+JSON; after the holder's end, that remains as the record of the last launch.
 """
 
 from __future__ import annotations

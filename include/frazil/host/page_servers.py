@@ -1,8 +1,8 @@
-"""Which processes of this host serve the operations page, and with which of frazil's files each began.
+"""Records which processes of this host serve the operations page, and frazil's files when each began.
 
 <home>/page/servers/<host>-<pid>.json
 
-So whoever upgrades frazil learns of a process that goes on with the old files before a view of it fails.
+After an upgrade, this shows processes that still run with the old files before a view of the page fails.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from frazil.host.records import ProcessMark
 
 @dataclass(frozen=True, slots=True)
 class PageServer:
-    """A process that runs. `folder` is the package that it imported, and `files` what was in it."""
+    """A running process. `folder` is the package that it imported, and `files` what it contained."""
 
     process: ProcessMark
     folder: str
@@ -34,7 +34,7 @@ class PageServer:
 
 
 def announce() -> None:
-    """To be called by such a process when it begins. Raises OSError."""
+    """Record this process when it begins to serve the page. Raises OSError."""
     own = PageServer(mark(os.getpid()), str(installed.FOLDER), installed.fingerprint(installed.FOLDER))
     for file, server in _records():
         if server is None or not is_alive(server.process):
@@ -43,12 +43,12 @@ def announce() -> None:
 
 
 def announced() -> list[PageServer]:
-    """Those that run now. Raises OSError."""
+    """The running servers. Raises OSError."""
     return [server for _, server in _records() if server is not None and is_alive(server.process)]
 
 
 def _records() -> Iterator[tuple[Path, PageServer | None]]:
-    """Of this host; None for what another version wrote."""
+    """This host's records; None for what another version wrote."""
     for file in sorted(_folder().glob(f"{socket.gethostname()}-*.json")):
         try:
             told = read_json(file)

@@ -1,11 +1,11 @@
 """The small parent of a supervised writer: `python -m frazil.host.parent --folder F ... -- COMMAND...`
 
-A detached child's exit code is lost unless a process waits for it. This one takes the writer's lock, leaves the session
-of its caller, starts the command, passes SIGTERM on, waits, and records how the writer ended.
+A detached child's exit code is lost unless a process waits for it. This one takes the writer's lock, leaves the
+caller's session, starts the command, forwards SIGTERM, waits, and records how the writer ended.
 
 It answers its caller once the command runs: with exit code 0, with WriterBusy's if another writer holds the lock, or
-with 1 if the command cannot be started. If it is killed, the writer runs on and holds the lock through the inherited
-descriptor.
+with 1 if the command cannot be started. If the parent is killed, the writer runs on and holds the lock through the
+inherited descriptor.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ GROUP_ENDS_WITHIN_S = 5.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Take the lock, go into the background, and tell the caller whether the writer runs."""
+    """Take the lock, go into the background, and report to the caller whether the writer runs."""
     options = _parser().parse_args(arguments)
     lock = WriterLock(options.folder)
     try:
@@ -66,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run_detached(options: argparse.Namespace, lock: WriterLock, *, lock_fd: int, tell: int) -> int:
-    """In the background, in its own session: start the writer, report, wait, record the exit."""
+    """Start the writer in the background, in a separate session; report, wait, record the exit."""
     os.setsid()
     launch = Launch(
         id=options.launch_id,
@@ -100,7 +100,7 @@ def _run_detached(options: argparse.Namespace, lock: WriterLock, *, lock_fd: int
 
 
 def _start(command: Sequence[str], lock_fd: int) -> subprocess.Popen[bytes]:
-    """Start the writer with the lock, as the leader of its own process group; pass every SIGTERM on to it."""
+    """Start the writer with the lock, as the leader of its own process group; forward every SIGTERM to it."""
     started: list[subprocess.Popen[bytes]] = []
     asked = False
 

@@ -11,7 +11,7 @@ FORM = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 class SafeFormatter(logging.Formatter):
-    """Escapes what a log quotes of people and producers and a terminal would act on."""
+    """Escapes terminal control characters in what a log quotes of users and producers."""
 
     def format(self, record: logging.LogRecord) -> str:
         return safe(super().format(record))

@@ -11,7 +11,7 @@ import psutil
 from frazil.host.records import ProcessMark
 
 START_TOLERANCE_S = 2.0
-"""`create_time` counts from the boot time, which shifts a little when the clock is corrected."""
+"""`create_time` is relative to the boot time, which shifts a little when the clock is corrected."""
 
 
 def mark(pid: int) -> ProcessMark:
@@ -70,7 +70,7 @@ def end_group(group: int, *, within_s: float, ask: bool = False) -> None:
 
 
 def _group_runs(group: int) -> bool:
-    """Ignores zombies: in a container nobody may ever reap an orphan, which then stays in its group."""
+    """Whether the group runs, without zombies: a container may never reap an orphan, which then stays in its group."""
     for process in psutil.process_iter():
         try:
             if os.getpgid(process.pid) == group and not has_ended(process):

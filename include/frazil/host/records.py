@@ -1,7 +1,7 @@
 """The records of a run folder: launches, exits and stop requests.
 
 Each belongs to one launch by the launch's id, so a record of an earlier launch is never mistaken for a later one's.
-Times are milliseconds since the epoch, UTC, unless the name says otherwise.
+Times are milliseconds since the epoch, UTC, unless the name has another unit.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ EXITS_KEPT = 50
 class LaunchKind(StrEnum):
     SUPERVISED = "supervised"
     FOREGROUND = "foreground"
-    """A person's own `frazil run`, which the supervisor leaves alone."""
+    """A user's own `frazil run`, which the supervisor leaves alone."""
     HOSTED = "hosted"
-    """A stream's writer in the process of an application that streams share; only that application ends it."""
+    """A stream's writer in the process of a shared application; only that application ends it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Launch:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Launch:
-        """Ignores fields of later versions, whose writers may run beside this supervisor during an upgrade."""
+        """Parse; ignores fields of later versions, whose writers may run next to this supervisor during an upgrade."""
         known = {field.name: value[field.name] for field in dataclasses.fields(cls) if field.name in value}
         marks = {k: ProcessMark(**value[k]) if value.get(k) else None for k in ("parent", "writer")}
         return cls(**{**known, "kind": LaunchKind(value["kind"]), "streams": tuple(value.get("streams", ())), **marks})
@@ -66,20 +66,20 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class ExitRecord:
-    """How one launch ended."""
+    """The end of one launch."""
 
     launch_id: str
     code: int | None
-    """As in the shell (128 + n for signal n); None if no process waited for it."""
+    """Code as in a shell (128 + n for signal n); None if no process waited for it."""
     started_at_ms: int
     ended_at_ms: int
     spec_fingerprint: str
     generation: int
     committed: bool
-    """It committed at least one batch, so another start may make progress as well."""
+    """Whether it committed at least one batch, so that another start may make progress too."""
     error: str | None = None
     stopped_for: str | None = None
-    """The cause of the graceful stop that was requested; None if it ended by itself."""
+    """The cause of the requested graceful stop; None if it ended by itself."""
 
     @property
     def is_supervised(self) -> bool:
@@ -99,7 +99,7 @@ class StopRequest:
 
 @dataclass(frozen=True, slots=True)
 class GivenUp:
-    """What the supervisor gave up on; it then holds until a person acts."""
+    """What the supervisor gave up on; it then holds until an operator acts."""
 
     subject: str
     """The id of the launch that failed, or the problem that prevents the first launch."""
@@ -111,17 +111,17 @@ class GivenUp:
 
 @dataclass(frozen=True, slots=True)
 class Notes:
-    """What a supervisor has to know after its restart."""
+    """What a supervisor must remember across its restart."""
 
     stop: StopRequest | None = None
     given_up: GivenUp | None = None
     cleared: str | None = None
-    """The launch after which a person asked for a fresh start."""
+    """The launch after which an operator requested a fresh start."""
 
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """Since when this host has been supervised without a gap, by any supervisor; all 0 if there is no record."""
+    """Since when this host has been supervised without a gap, by any supervisor; all 0 without a record."""
 
     last_ms: int = 0
     away_since_ms: int = 0
@@ -135,7 +135,7 @@ class Watch:
 
 
 def read_watch(folder: Path) -> Watch:
-    """The record of the folder; an empty one if it is missing, malformed or from another version."""
+    """The folder's record; an empty one if it is missing, malformed or from another version."""
     try:
         return Watch(**(read_json(folder / WATCH_FILE) or {}))
     except (ValueError, TypeError):
@@ -156,7 +156,7 @@ def append_exit(folder: Path, record: ExitRecord) -> None:
     """Add an exit, or replace the exit of the same launch."""
     known = [exit_ for exit_ in read_exits(folder) if exit_.launch_id != record.launch_id]
     exits = [*known, record]
-    # The supervisor asks whether a launch ever committed, however many failed since.
+    # The supervisor needs to know whether a launch ever committed, however many failed since.
     worked = [e for e in exits[:-EXITS_KEPT] if e.committed and e.is_supervised][-1:]
     replace_json(folder / EXITS_FILE, [dataclasses.asdict(e) for e in (*worked, *exits[-EXITS_KEPT:])])
 

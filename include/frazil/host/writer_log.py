@@ -1,6 +1,6 @@
 """The writer's log: rotated at each launch and when it is full, read in whole lines, searched for the last error.
 
-The writer, its JVM and Spark's workers hold the file open, so a full log is copied and truncated, like logrotate's
+The writer, its JVM and Spark's workers have the file open, so a full log is copied and truncated, like logrotate's
 `copytruncate`: lines written in the microseconds between the last read and the truncation are lost.
 """
 
@@ -45,8 +45,8 @@ def _shift(folder: Path, newest: str) -> None:
 def rotate_full(folder: Path, *, full_bytes: int = FULL_BYTES) -> bool:
     """Copy a full log that others write to `writer.log.1` and truncate it; returns whether it was full.
 
-    Only lines written in the microseconds before the truncation are lost or cut off. If this is killed halfway, a line
-    may be in both files. Raises OSError, usually for lack of space, and then leaves the log unchanged.
+    Only lines written in the microseconds before the truncation are lost or incomplete. If this is killed halfway, a
+    line may be in both files. Raises OSError, usually because the disk is full, and then leaves the log unchanged.
     """
     log, copy = folder / LOG_FILE, folder / f"{LOG_FILE}.copy"
     try:
@@ -88,7 +88,7 @@ def redirect(log: Path) -> None:
 
 
 def read_lines(path: Path, *, launch_id: str, since: LogPosition | None, limit_bytes: int) -> LogChunk | None:
-    """Whole lines after a position; of more than the limit only the end, after a line that says how much is left out.
+    """Whole lines after a position; if they exceed the limit only the last ones, after a line about omitted bytes.
 
     A log that is shorter than the position was truncated: readers follow it more closely than it fills.
     """
@@ -96,7 +96,7 @@ def read_lines(path: Path, *, launch_id: str, since: LogPosition | None, limit_b
     try:
         rest: tuple[str, ...] = ()
         if path.stat().st_size < start:  # it was truncated, and its unread rest is in writer.log.1
-            with suppress(FileNotFoundError):  # unless a person emptied it
+            with suppress(FileNotFoundError):  # unless a user emptied it
                 rest, _ = _lines(path.with_name(f"{path.name}.1"), start, limit_bytes)
             start = 0
         lines, end = _lines(path, start, limit_bytes)
@@ -106,7 +106,7 @@ def read_lines(path: Path, *, launch_id: str, since: LogPosition | None, limit_b
 
 
 def _lines(path: Path, start: int, limit_bytes: int) -> tuple[tuple[str, ...], int]:
-    """Whole lines from an offset on (the last ones, if there are more than the limit), and the offset after them."""
+    """Whole lines from an offset on (the last ones, if they exceed the limit), and the offset after them."""
     with path.open("rb") as log:
         size = log.seek(0, 2)
         skipped = max(0, size - start - limit_bytes)

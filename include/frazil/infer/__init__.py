@@ -1,1 +1,1 @@
-"""Proposes a stream's declaration from a sample of its topic; a person edits it."""
+"""Proposes a stream's declaration from a sample of its topic, for a user to edit."""

@@ -1,4 +1,4 @@
-"""Recognises Debezium's events in a sample, and says what an upsert of the rows that they tell is like."""
+"""Recognises Debezium's events in a sample, and describes the rows that an upsert of them would have."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from frazil.spec.upsert import UNKEYED
 ENVELOPE = frozenset({"before", "after", "source", "op"})
 _OPS = frozenset("crudtm")
 _LOGS = ({"lsn"}, {"file", "pos"})
-"""What `source` has of PostgreSQL's log, and of MySQL's: by either, events have an order."""
+"""Fields of `source` with the position in PostgreSQL's log, and in MySQL's: both order events."""
 _PLACEHOLDER = Envelope().unavailable
 
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """The rows of another database, as its events tell them."""
+    """The rows of another database, as described by its events."""
 
     columns: tuple[Column, ...]
-    """Of the key, which are required, of the other fields of `after`, and of the envelope."""
+    """Columns of the key, which are required, of the other fields of `after`, and of the envelope."""
     key: tuple[str, ...]
     is_guess: bool
-    """Whether no key of a record told the key."""
+    """Whether the key is guessed, because no record's key has it."""
     metadata: Mapping[str, str]
-    """The columns that the envelope fills, with its fields."""
+    """Columns that the envelope fills, with its fields."""
     order_by: str | None
     event_time: str | None
 
 
 def captured(sample: Sample, encoding: Encoding) -> Captured | None:
-    """The rows, if most records are Debezium's events in JSON; None too if no column of theirs can be a key."""
+    """The rows, if most records are Debezium's events in JSON; None too if none of their columns can be a key."""
     if not isinstance(encoding.format, JsonFormat) or encoding.format.lines:
         return None
     events = [event for event in map(_unwrapped, encoding.records) if _is_event(event)]
@@ -80,7 +80,7 @@ def _with_metadata(
 
 
 def _unwrapped(value: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What comes with its schema, without it."""
+    """The value without the schema that comes with it."""
     payload = value.get("payload")
     return payload if value.keys() == {"schema", "payload"} and isinstance(payload, dict) else value
 
@@ -93,7 +93,7 @@ def _is_event(value: Mapping[str, Any]) -> bool:
 
 
 def _key(sample: Sample, able: Sequence[str]) -> tuple[str, ...]:
-    """The fields of most records' keys, if each can be of a key."""
+    """The fields of most records' keys, if each can be part of a key."""
     names = Counter(tuple(found) for record in sample.records if (found := _object(record.key)))
     most = names.most_common(1)[0][0] if names else ()
     return most if set(most) <= set(able) else ()
@@ -108,7 +108,7 @@ def _object(key: bytes | None) -> Mapping[str, Any] | None:
 
 
 def _of_key(column: Column) -> Column:
-    """A key is counted up, and its type stays."""
+    """The column as part of a key: counters grow, so the type must not be too narrow."""
     return replace(column, required=True, remark="", type="long" if column.type == "int" else column.type)
 
 

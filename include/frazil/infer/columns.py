@@ -1,4 +1,4 @@
-"""Proposes columns: their types, whether they are required, and which of them may be the event time."""
+"""Proposes columns: their types, whether they are required, and which may be the event time."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from frazil.spec.coordinates import METADATA_COLUMNS, OF_ICEBERG, RESERVED
 REQUIRED_FROM = 100
 """A column is proposed as required if at least this many records were sampled, and all of them have it."""
 INT_BELOW = 2**30
-"""Greater numbers are proposed as `long`; an `int` that grows can be widened later."""
+"""Larger numbers are proposed as `long`; an `int` can become a `long` later."""
 MAP_FROM = 20
 """An object with at least this many names, few of them in each record, is proposed as a map."""
 MAX_ODD_CHARACTERS = 40
-"""At most so many characters of an odd text are shown."""
+"""Characters of an odd text that are shown."""
 MAX_REMARKS = 3
-"""At most this many of what is doubtful in one column is named."""
+"""Doubts about one column that are listed."""
 NEAR_S = 400 * 86_400.0
-"""A number without a name that says so is a time if it is this close to Kafka's timestamps."""
+"""A number without a telling name counts as a time if it is this close to Kafka's timestamps."""
 
 _UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _FIRST_S, _LAST_S = (datetime(year, 1, 1, tzinfo=UTC).timestamp() for year in (2000, 2100))
@@ -43,10 +43,10 @@ class Column:
     unit: str | None = None
     remark: str = ""
     distinct: int | None = None
-    """How many values were seen; None if too many, or of no interest."""
+    """Number of distinct values seen; None if too many, or irrelevant."""
     is_time: bool = False
     near_s: float = float("inf")
-    """How far its times are from Kafka's, in the middle."""
+    """Median distance of its times from Kafka's."""
 
 
 def columns_of(whole: Observed, *, timestamps_ms: Sequence[int]) -> tuple[Column, ...]:
@@ -110,7 +110,7 @@ def _column(name: str, observed: Observed, sampled: int, middle_s: float | None)
 
 
 def _guessed(observed: Observed, path: str) -> Iterator[str]:
-    """Where the type is not that of all values, or rests on none: of a value, and of what is in it."""
+    """Doubts about the types of a value and its parts: not the type of all values, or based on none."""
     where = f"{path}: " if path else ""
     if observed.others:
         yield f"{where}{observed.others:,} of {observed.present:,} values are of another type"

@@ -1,4 +1,4 @@
-"""How the records of a sample are encoded, and the fields that they have by it."""
+"""Finds the encoding of a sample's records, and their fields in it."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from frazil.infer.sample import Sample
 from frazil.spec.formats import AvroFormat, CsvFormat, JsonFormat, ValueFormat, format_of
 
 MIN_SHARE = 0.5
-"""A format is that of at least this share of the records."""
+"""Minimum share of records that a format must fit."""
 _DELIMITERS = ",;\t|"
 
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """A format, and the fields of the records that can be read by it."""
+    """A format, and the fields of the records that it can read."""
 
     format: ValueFormat
     records: tuple[dict[str, Any], ...]
 
 
 def encoding_of(sample: Sample, written: Registered | None = None) -> Encoding:
-    """The format that most of the sample's values have. `written` is what a registry says of them.
+    """The format of most values of the sample. `written` is what a registry has about them.
 
-    Raises SpecError if there is no value, or if only a registry that was not asked can say what they are.
+    Raises SpecError if there is no value, or if only a registry that was not given can tell the format.
     """
     if written is not None and written.is_framed and written.type != "JSON":
         return _by_schema(sample, written)
@@ -61,7 +61,7 @@ def encoding_of(sample: Sample, written: Registered | None = None) -> Encoding:
     if len(framed) >= needed and len(ids) <= len(framed) / 2:
         raise SpecError(
             f"the records of {sample.topic} begin with a zero byte and a schema id ({ids.most_common(1)[0][0]}): their "
-            "schema is in a registry, which has none for them or was not named. Name it by --registry"
+            "schema is in a registry, which does not have it or was not given. Give it by --registry"
         )
     texts = [text for value in values if (text := _text(value)) is not None]
     if len(texts) >= needed:
@@ -101,7 +101,7 @@ def _text(value: bytes) -> str | None:
 
 
 def _lines(texts: Sequence[str]) -> Encoding | None:
-    """Lines of as many fields each, two or more; None if the texts are no such lines."""
+    """Lines with the same number of fields, two or more; None if the texts are not such lines."""
     for delimiter in _DELIMITERS:
         try:
             lines = [next(csv.reader([text.rstrip("\r\n")], delimiter=delimiter), []) for text in texts]
@@ -116,7 +116,7 @@ def _lines(texts: Sequence[str]) -> Encoding | None:
 
 
 def _scalar(field: str) -> object:
-    """A field as a value of JSON has a type."""
+    """A field as a JSON value, which has a type."""
     if not field:
         return None
     if field.lower() in {"true", "false"}:

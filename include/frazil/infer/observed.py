@@ -1,4 +1,4 @@
-"""What the values of a field have been, record by record."""
+"""Collects the values of a field, record by record."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from frazil.timetext import parse_moment
 
 MAX_DISTINCT = 5_000
 TEXTS_FOR_AN_ODD_ONE = 500
-"""One text among so many does not decide what the others are."""
+"""Texts per odd one: a single one among these does not decide the type of the others."""
 MAX_DEPTH = 32
-"""What is nested deeper is not looked at."""
+"""Values nested deeper are ignored."""
 
 _PATTERNS = {
     "timestamptz": re.compile(
@@ -30,31 +30,31 @@ _PATTERNS = {
 
 @dataclass(slots=True)
 class Observed:
-    """All values of one field; `kinds` counts them by what they are."""
+    """All values of one field; `kinds` counts them by kind."""
 
     kinds: Counter[str] = field(default_factory=Counter)
     least: int = 0
     most: int = 0
     shapes: Counter[str] = field(default_factory=Counter)
-    """How many texts could also be something else."""
+    """Number of texts that could also be another type."""
     odd: dict[str, str] = field(default_factory=dict)
-    """The first text that cannot be it."""
+    """The first text that cannot be that type."""
     distinct: set[Any] = field(default_factory=set)
     moments: list[datetime] = field(default_factory=list)
-    """The first and the last of the times that the texts are."""
+    """The first and the last of the texts' times."""
     digits: tuple[int, int] = (0, 0)
-    """Of texts that are decimals: at most before and after the point."""
+    """Maximum digits before and after the point, for texts that are decimals."""
     fields: dict[str, Observed] = field(default_factory=dict)
     elements: Observed | None = None
 
     @property
     def present(self) -> int:
-        """How many values there were that are not null."""
+        """Number of values that are not null."""
         return self.kinds.total() - self.kinds["null"]
 
     @property
     def kind(self) -> str | None:
-        """What most values are; None if there was none."""
+        """The kind of most values; None without values."""
         found = Counter({kind: count for kind, count in self.kinds.items() if kind != "null"})
         if found["int"] and found["float"]:
             found["float"] += found.pop("int")
@@ -62,20 +62,20 @@ class Observed:
 
     @property
     def others(self) -> int:
-        """How many values are of another kind than most are."""
+        """Number of values of other kinds."""
         of_kind = self.kinds["int"] + self.kinds["float"] if self.kind == "float" else self.kinds[self.kind or ""]
         return self.present - of_kind
 
     @property
     def shape(self) -> str | None:
-        """What all texts could also be, but for a few odd ones; None if there is no such thing."""
+        """The type that all texts could be, except for a few odd ones; None if there is no such type."""
         least = max(1, self.kinds["text"] - self.kinds["text"] // TEXTS_FOR_AN_ODD_ONE)
         of_time = ("timestamptz", "timestamp", "date") if self.moments else ()
         return next((shape for shape in (*of_time, "uuid", "decimal") if self.shapes[shape] >= least), None)
 
     @property
     def odd_texts(self) -> int:
-        """How many texts are odd."""
+        """Number of odd texts."""
         return self.kinds["text"] - self.shapes[self.shape] if self.shape else 0
 
     def add(self, value: Any, depth: int = 0) -> None:
@@ -122,7 +122,7 @@ class Observed:
 
 
 def observe(records: Iterable[dict[str, Any]]) -> Observed:
-    """The records as one struct."""
+    """Combine the records as one struct."""
     whole = Observed()
     for record in records:
         whole.add(record)

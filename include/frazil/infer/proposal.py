@@ -1,4 +1,4 @@
-"""Puts a proposal together as YAML, with what it rests on as comments."""
+"""Writes a proposal as YAML, with its evidence as comments."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from frazil.spec.formats import AvroFormat, BytesFormat, Envelope, plain_format
 from frazil.spec.units import counted, rounded_bytes
 
 HOUR_FROM_BYTES = 24 * 128 * 2**20
-"""From this much Parquet a day on, each hour has files of a good size."""
+"""Parquet bytes a day from which hourly files have a good size."""
 MONTH_BELOW_BYTES = 2**20
 MAX_SORT_COLUMN_VALUES = 1_000
-"""A column of at most this many values, each often repeated, is worth sorting by."""
+"""Columns with up to this many values, each often repeated, are worth sorting by."""
 COMMITS_A_DAY = 1440
 TARGET_FILE_BYTES = 512 * 2**20
 KAFKA_TIME = "kafka_timestamp"
@@ -35,16 +35,16 @@ _WORDS = frozenset({"true", "false", "null", "yes", "no", "on", "off", "y", "n"}
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """What a person says of the stream."""
+    """What the user chose for the stream."""
 
     name: str
     table: str
     bootstrap_servers: str | None = None
-    """Written to the file only if it is given: `_defaults.yaml` may have it."""
+    """Written to the file only if given: `_defaults.yaml` may have it."""
 
 
 def proposal(sample: Sample, named: Named, written: Registered | None = None) -> str:
-    """The declaration as YAML, which `frazil validate` accepts. `written` is what a registry says of the topic.
+    """The declaration as YAML, which `frazil validate` accepts. `written` is what a registry has about the topic.
 
     Raises SpecError as `encoding_of` and `avro_columns` do, and RegistryUnavailable.
     """
@@ -73,7 +73,7 @@ def _written(declared: Sequence[str], sample: Sample, remarks: Iterable[str]) ->
 
 
 def _upsert(sample: Sample, encoding: Encoding, named: Named, rows: Captured) -> Iterator[str]:
-    """Of captured changes. Their rows move between partitions by time, so none are proposed."""
+    """Lines for captured changes. Their rows move between partitions by time, so no partitioning is proposed."""
     enveloped = encoding.format.model_copy(update={"envelope": Envelope(metadata=rows.metadata)})
     yield f"name: {named.name}"
     yield from _source(sample, replace(encoding, format=enveloped), named, keys_are_told=True)
@@ -110,7 +110,7 @@ def _columns(sample: Sample, encoding: Encoding, written: Registered | None) -> 
 
 
 def _with_units(columns: tuple[Column, ...], sample: Sample, encoding: Encoding) -> tuple[Column, ...]:
-    """Columns of an Avro schema with what only values say: which numbers are times, and how many texts there are."""
+    """Columns of an Avro schema, completed from values: which numbers are times, and the number of distinct texts."""
     open_to = {c.name: c for c in columns if c.type in {"int", "long", "string"}}
     if not open_to:
         return columns
@@ -146,7 +146,7 @@ def _of_registry(topic: str, written: Registered | None, columns: Sequence[Colum
         count_of = counted(len(written.schemas), "schema")
         yield f"# Its columns are those of {count_of} ({written.type}) of {topic}-value and of the sample's ids."
         if written.unknown:
-            yield f"# The registry lacks ids that the sample has: {', '.join(map(str, written.unknown[:8]))}."
+            yield f"# The registry does not have these ids of the sample: {', '.join(map(str, written.unknown[:8]))}."
 
 
 def _head(sample: Sample, rejected: Counter[str], remarks: Iterable[str]) -> Iterator[str]:
@@ -162,7 +162,7 @@ def _head(sample: Sample, rejected: Counter[str], remarks: Iterable[str]) -> Ite
 def _sizes(sample: Sample) -> Iterator[str]:
     rate = sample.records_a_day
     if rate is None:
-        yield "# How much comes in a day cannot be told: Kafka's timestamps span less than a minute."
+        yield "# The daily volume is unknown: Kafka's timestamps span less than a minute."
         return
     size = rate * _record_bytes(sample)
     yield (
@@ -252,7 +252,7 @@ def _as_yaml(name: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    """As both YAML and JSON quote it: YAML does not join the halves of a surrogate pair."""
+    """Quote for both YAML and JSON: YAML does not join the halves of a surrogate pair."""
     return json.dumps(text, ensure_ascii=False)
 
 

@@ -1,4 +1,4 @@
-"""The schemas of a topic's records as its registry has them, and the columns that they make."""
+"""Derives columns from the schemas of a topic's records in a registry."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from frazil.spec.formats import Registry
 
 FRAME_BYTES = 5
 MAX_IDS = 50
-"""So many of a sample's schema ids are asked for, the most frequent first: bytes of something else look like many."""
+"""Schema ids of a sample that are requested, the most frequent first: unframed records look like many ids."""
 _MAX_PARTS = 10_000
-"""Of a JSON Schema; one whose parts are named again and again has exponentially many."""
+"""Limit of a JSON Schema's parts; one whose parts are named repeatedly has exponentially many."""
 _TIMES = ("timestamp", "timestamptz")
 _STRING_FORMATS = {"date-time": "timestamptz", "date": "date", "uuid": "uuid"}
 
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """What a registry says of a topic's values."""
+    """What a registry has about a topic's values."""
 
     registry: Registry
     schemas: tuple[SchemaText, ...]
-    """Of one type; that of the newest version of `<topic>-value`, if there is one, comes first."""
+    """Schemas of one type; the newest version of `<topic>-value`, if it exists, comes first."""
     is_framed: bool
-    """Whether most of the sample's values begin with a schema's id, or there are none."""
+    """Whether most of the sample's values begin with a schema's id, or the sample has no values."""
     unknown: tuple[int, ...] = ()
-    """Ids of the sample that the registry lacks."""
+    """Ids of the sample that the registry does not have."""
 
     @property
     def type(self) -> str:
@@ -46,7 +46,7 @@ class Registered:
 
 
 def registered(sample: Sample, declared: Registry, client: SchemaRegistry) -> Registered | None:
-    """Ask for the newest version of `<topic>-value` and for the ids of the sample; None if the registry has none.
+    """Fetch the newest version of `<topic>-value` and the ids of the sample; None if the registry has none.
 
     Raises RegistryUnavailable, and SpecError if the schemas are of several types.
     """
@@ -74,14 +74,14 @@ def registered(sample: Sample, declared: Registry, client: SchemaRegistry) -> Re
 
 
 def avro_columns(schemas: Sequence[SchemaText]) -> tuple[Column, ...]:
-    """Columns for the fields of all these schemas. Raises SpecError if one of them is no record of Avro."""
+    """Columns for the fields of all these schemas. Raises SpecError if one of them is not an Avro record."""
     return _columns([_avro_fields(schema) for schema in schemas])
 
 
 def json_columns(schemas: Sequence[SchemaText], sampled: Sequence[Column]) -> tuple[Column, ...]:
-    """Columns for the properties of JSON Schemas, and for what the sample alone has.
+    """Columns for the properties of JSON Schemas, and for fields that only the sample has.
 
-    The sample says what a JSON Schema leaves open: the unit of a number that is a time, and that a text is one.
+    The sample decides what a JSON Schema leaves open: the unit of a number that is a time, and that a text is a time.
     """
     by_name = {column.name: column for column in sampled}
     written = _columns([_json_fields(schema) for schema in schemas])
@@ -120,7 +120,7 @@ _NO_TYPE = "no type is known"
 
 
 def _columns(schemas: Sequence[Mapping[str, _Field]]) -> tuple[Column, ...]:
-    """Those of the first schema come first. A column is required if each schema has it, and requires it."""
+    """Merge columns, those of the first schema first. A column is required if each schema has and requires it."""
     names = dict.fromkeys(name for fields in schemas for name in fields)
     before: dict[str, str] = {}
     made = []
@@ -147,7 +147,7 @@ def _columns(schemas: Sequence[Mapping[str, _Field]]) -> tuple[Column, ...]:
 
 
 def _text(seen: Seen) -> str | None:
-    """The type as a declaration has it; None if no column can have it. What is inside it may be left out."""
+    """The type as in a declaration; None if no column can have it. Parts inside it may be omitted."""
     match seen:
         case None:
             return "string"
@@ -186,10 +186,10 @@ def _json_fields(schema: SchemaText) -> dict[str, _Field]:
 
 
 class _JsonSchema:
-    """Reads a JSON Schema as far as it says which properties an object has, and of which types."""
+    """Reads a JSON Schema for the properties of an object and their types."""
 
     def __init__(self, schema: SchemaText) -> None:
-        """Raises SpecError if the text is no JSON."""
+        """Raises SpecError if the text is not JSON."""
         try:
             self._root = json.loads(schema.text)
             self._references = {name: json.loads(text) for name, text in schema.references}
@@ -259,7 +259,7 @@ class _JsonSchema:
         return seen, not choices or any(nullable for _, nullable in choices)
 
     def _resolved(self, node: Any, document: Any) -> tuple[dict[str, Any], Any]:
-        """What a node refers to, with the document that it is in; an empty one where it cannot be found."""
+        """The target of a node's reference, with its document; empty if it cannot be found."""
         for _ in range(DEEPEST):
             if not isinstance(node, dict) or not isinstance(node.get("$ref"), str):
                 break

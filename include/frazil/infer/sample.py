@@ -1,4 +1,4 @@
-"""What was read of a topic."""
+"""A sample of a topic's records."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class Sample:
     topic: str
     records: tuple[Record, ...]
     in_topic: int
-    """How many records the topic has, by its offsets."""
+    """Number of records in the topic, by its offsets."""
 
     @property
     def records_a_day(self) -> float | None:
-        """By Kafka's timestamps; None if they do not say."""
+        """Records a day by Kafka's timestamps; None if unknown."""
         stamps = [record.timestamp_ms for record in self.records if record.timestamp_ms >= 0]
         span_ms = max(stamps) - min(stamps) if stamps else 0
         return self.in_topic * 86_400_000 / span_ms if span_ms >= 60_000 else None

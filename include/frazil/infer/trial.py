@@ -1,4 +1,4 @@
-"""Decodes a sample as the proposed declaration would: what would be dead letters is counted, not guessed."""
+"""Decodes a sample as the proposed declaration would, to count the resulting dead letters."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ANY_BROKER = "localhost:9092"
 
 
 def dead_letters(declared: Mapping[str, Any], sample: Sample) -> Counter[str]:
-    """How many of the sample's records would be dead letters, by error class, tombstones among them.
+    """Count the sample's records that would be dead letters, by error class, including tombstones.
 
     Raises RegistryUnavailable.
     """

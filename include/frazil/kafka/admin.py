@@ -1,4 +1,4 @@
-"""What the driver asks Kafka: which cluster and topics these are, and where their partitions begin and end."""
+"""The driver's requests to Kafka: identities of cluster and topics, and first and last offsets of partitions."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from frazil.spec.topics import TopicPattern
 
 TIMEOUT_S = 10.0
 POLL_S = 0.1
-"""How often a client is asked, while its answer does not come, what keeps it."""
+"""Interval at which a client without an answer is polled for the reason."""
 PERSON_WAITS_S = 5.0
-"""How long a command that a person runs waits for an answer; the first one that does not come ends it."""
+"""Seconds that an interactive command waits for an answer; the first timeout ends it."""
 MAX_TOPICS = 1000
-"""So many topics may match a pattern: each commit writes the offsets of all."""
+"""Topics that may match a pattern: each commit writes the offsets of all."""
 LEADER_MOVES = frozenset(
     {
         KafkaError.LEADER_NOT_AVAILABLE,
@@ -39,21 +39,21 @@ LEADER_MOVES = frozenset(
         KafkaError.KAFKA_STORAGE_ERROR,
     }
 )
-"""Errors of a partition whose leader moves, or does not serve it yet: a moment later the same question is answered."""
+"""Errors of a partition whose leader is moving or not serving it yet: a retry succeeds a moment later."""
 
 
 @dataclass(frozen=True, slots=True)
 class Topics:
-    """The source as Kafka describes it now."""
+    """The source as Kafka currently describes it."""
 
     identity: SourceIdentity
     partitions: tuple[TopicPartition, ...]
 
 
 class KafkaOffsets:
-    """An admin client that answers in frazil's terms. Every question is one batched request per broker.
+    """An admin client for frazil's requests. Each takes one batched request per broker.
 
-    Errors name the `stream`, if it is given. `client` may return one that others use too.
+    Errors name the `stream`, if it is given. `client` may return a shared client.
     """
 
     def __init__(
@@ -104,10 +104,10 @@ class KafkaOffsets:
         )
 
     def check_not_hidden(self, topics: Collection[str]) -> None:
-        """Raise AccessDenied if Kafka hides one of these topics, which a list of topics lacks, from the principal.
+        """Raise AccessDenied if Kafka hides one of these topics, missing from a list of topics, from the principal.
 
-        A list leaves out what the principal may not describe, as if it were deleted. Asked by its name, a hidden topic
-        is refused, and a deleted one is unknown.
+        A list omits topics that the principal may not describe, as if they were deleted. Requested by name, a hidden
+        topic is refused, and a deleted one is unknown.
         """
         hidden = []
         for name, answer in sorted(self._asked_of(topics).items()):
@@ -131,7 +131,7 @@ class KafkaOffsets:
             )
 
     def _matching(self, pattern: TopicPattern) -> list[str]:
-        """The topics of the cluster that match now."""
+        """The topics of the cluster that currently match."""
         found = [topic for topic in self._admin.list_topics(timeout=self._timeout_s).topics if topic in pattern]
         if len(found) > MAX_TOPICS:
             raise SpecError(
@@ -149,7 +149,7 @@ class KafkaOffsets:
         return asked
 
     def _described(self, answers: Mapping[str, Any], *, missing_fails: bool = True) -> dict[str, Any]:
-        """Kafka's description of each topic. All missing topics are named at once."""
+        """Kafka's description of each topic. The error names all missing topics at once."""
         described, missing = {}, []
         for name, answer in sorted(answers.items()):
             try:
@@ -169,7 +169,7 @@ class KafkaOffsets:
         return self._list(partitions, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
 
     def ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """The last stable offset, up to which a `read_committed` reader may read, by topic-partition."""
+        """The last stable offset, the end for a `read_committed` reader, by topic-partition."""
         return self._list(partitions, OffsetSpec.latest())  # type: ignore[no-untyped-call]
 
     def log_ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, LogEnd]:
@@ -182,9 +182,9 @@ class KafkaOffsets:
         return {tp: LogEnd(stable[tp].offset, high[tp].offset, stable[tp].leader_epoch) for tp in stable}
 
     def cut(self, positions: Mapping[TopicPartition, tuple[int, int]]) -> dict[TopicPartition, int]:
-        """Where logs were cut below a position, which is an offset and the epoch of the leader that had it.
+        """Offsets at which logs were truncated below a position, which is an offset and the epoch of its leader.
 
-        The place is found by bisection: Kafka says yes or no to one offset at a time.
+        Found by bisection: Kafka accepts or refuses one offset at a time.
         """
         first = self.earliest(positions)
         positions = {tp: (offset, epoch) for tp, (offset, epoch) in positions.items() if offset >= first[tp]}
@@ -218,10 +218,10 @@ class KafkaOffsets:
     def _answers(
         self, partitions: Iterable[TopicPartition], *questions: tuple[OffsetSpec, IsolationLevel]
     ) -> list[dict[TopicPartition, Any]]:
-        """The answer to each question, asked concurrently; asked again while partitions have no leader.
+        """The answers to concurrent requests, repeated while partitions have no leader.
 
-        librdkafka asks the leaders that it knows. If one has moved, or the topic is so new that its broker does not
-        serve it yet, the answer is an error, which only makes librdkafka look for the leader again.
+        librdkafka sends them to the leaders that it knows. If one has moved, or the topic is so new that its broker
+        does not serve it yet, the answer is an error, which only makes librdkafka search for the leader again.
         """
         tps = list(partitions)
         deadline = time.monotonic() + self._timeout_s
@@ -236,7 +236,7 @@ class KafkaOffsets:
                     moving = error
                     time.sleep(POLL_S)
                     continue
-                # librdkafka may also wait for the leader in silence: what it had answered before says more.
+                # librdkafka may also wait for the leader without an error: its earlier answer has more information.
                 why = moving if moving is not None and is_silence(error) else error
                 raise self._translated(why, "listing offsets of") from why
 
@@ -250,9 +250,9 @@ class KafkaOffsets:
         return answers
 
     def _result(self, answer: Future[Any]) -> Any:
-        """The answer, once it is there. Raises KafkaException, TimeoutError, and AccessDenied if none can come.
+        """Wait for the answer. Raises KafkaException, TimeoutError, and AccessDenied if none can come.
 
-        librdkafka connects again and again, whatever a broker says; a refusal is therefore found beside the answer.
+        librdkafka reconnects forever, whatever a broker answers, so a refusal is found separately from the answer.
         """
         deadline = time.monotonic() + self._timeout_s
         while not wait([answer], POLL_S).done:
@@ -276,7 +276,7 @@ class KafkaOffsets:
         what = f"{topics} at {self._servers}"
         if code == KafkaError.UNKNOWN_TOPIC_OR_PART:
             if isinstance(self._topics, TopicPattern):
-                return TopicMissing(f"{what}: a topic that matched was deleted. The next look leaves it out")
+                return TopicMissing(f"{what}: a topic that matched was deleted. The next poll leaves it out")
             return TopicMissing(f"{what}: a topic does not exist. Create it, or correct source.topics")
         is_late = is_silence(error)
         why = f" within {self._timeout_s:g} s" if is_late else f": {error.args[0].str()}"
@@ -286,7 +286,7 @@ class KafkaOffsets:
 
 
 def is_silence(error: BaseException | None) -> bool:
-    """Whether this, the cause of a KafkaUnavailable, is that no answer came in time."""
+    """Whether the cause of a KafkaUnavailable is that no answer came in time."""
     if isinstance(error, KafkaException):
         return error.args[0].code() in {KafkaError._TIMED_OUT, KafkaError.REQUEST_TIMED_OUT}
     return isinstance(error, TimeoutError)

@@ -1,4 +1,4 @@
-"""What all clients of librdkafka share: how refusals are reported, and where a client may be destroyed."""
+"""Shared by all clients of librdkafka: reporting of refusals, and safe destruction of clients."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ _TOKEN = "Failed to acquire SASL OAUTHBEARER token"
 _TOKEN_REFUSED = re.compile(
     r"invalid_(client|grant|request|scope)|unauthorized_client|unsupported_grant_type|unexpired token"
 )
-"""Error codes of RFC 6749, and librdkafka's words. The server that issues tokens may also be away for a moment."""
+"""Error codes of RFC 6749, and librdkafka's text. The token server may also be down for a moment."""
 
 TROUBLE_STANDS_S = 30.0
-"""How long a trouble counts as the cause of silence. librdkafka does not repeat the same one within this time."""
+"""Time for which a trouble counts as the cause of silence. librdkafka does not repeat it within this time."""
 
 _left: deque[AdminClient] = deque()
 
 
 def refusal(code: int, text: str, *, what: str, stream: str | None, servers: str) -> AccessDenied | None:
-    """The error for a refusal that waiting does not mend; None for any other trouble of a client. Pure.
+    """The error for a refusal that waiting does not fix; None for any other trouble of a client. Pure.
 
-    `code` and `text` are librdkafka's; `what` says what was refused, such as "access to flights".
+    `code` and `text` are librdkafka's; `what` is what was refused, such as "access to flights".
     """
     if _CERTIFICATE.search(text):
         said = f"the TLS connection fails: {text}"
@@ -63,9 +63,9 @@ def refusal(code: int, text: str, *, what: str, stream: str | None, servers: str
 
 
 class _Troubles:
-    """What `poll` delivers, each with the time of the poll before: it may have happened at any time since.
+    """Troubles that `poll` delivers, each with the time of the previous poll: it may have happened at any time since.
 
-    An object of its own, because a client that librdkafka's callback refers to would only end with the next garbage
+    A separate object, because a client that librdkafka's callback refers to would only end with the next garbage
     collection.
     """
 
@@ -82,11 +82,11 @@ class _Troubles:
 
 
 class AdminClient(confluent_admin.AdminClient):
-    """An admin client that may be left to the garbage collector while it waits for answers.
+    """An admin client that may be garbage-collected while it waits for answers.
 
-    librdkafka aborts the process if a client is destroyed in one of the client's own threads. These run Python when
-    an answer arrives or times out, so that the garbage collector may find an unused client there. Such a client is
-    kept until a Python thread makes another one.
+    librdkafka aborts the process if a client is destroyed in one of the client's own threads. These run Python when an
+    answer arrives or times out, so the garbage collector may find an unused client there. Such a client is kept until a
+    Python thread creates another one.
     """
 
     def __init__(self, properties: Mapping[str, str | int]) -> None:
@@ -96,12 +96,12 @@ class AdminClient(confluent_admin.AdminClient):
         super().__init__(settings)
 
     def troubles(self) -> list[KafkaError]:
-        """What is wrong with the connections now, the newest last: no answer has come since, and none is old."""
+        """Current troubles of the connections, the newest last: recent ones without an answer since."""
         self.poll(0)
         return self._troubles.polled()
 
     def answered(self) -> None:
-        """Forget what was wrong: an answer came."""
+        """Forget troubles, because an answer came."""
         self.troubles()
         self._troubles.errors.clear()
 
@@ -116,19 +116,19 @@ def _destroy_left() -> None:
     for _ in range(len(_left)):
         with suppress(IndexError):  # another thread does the same
             client = _left.popleft()
-            if sys.getrefcount(client) > 2:  # besides `client` and the argument: the collector's thread holds it still
+            if sys.getrefcount(client) > 2:  # besides `client` and the argument: the collector's thread still has it
                 _left.append(client)
             del client
 
 
 def _is_foreign_thread() -> bool:
-    """Whether a library started this thread, and not Python."""
+    """Whether a library, not Python, started this thread."""
     return isinstance(threading.current_thread(), threading._DummyThread)
 
 
 @contextmanager
 def client_errors() -> Iterator[None]:
-    """Around the creation of a client: if librdkafka refuses, the declared properties are wrong. Raises SpecError."""
+    """Raise SpecError if librdkafka refuses to create a client: the declared properties are wrong."""
     try:
         yield
     except KafkaException as error:

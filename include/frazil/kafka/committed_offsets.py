@@ -1,4 +1,4 @@
-"""Which offsets Kafka itself has, read by a plain consumer that shares nothing with the writer's own reading."""
+"""Reads the offsets that Kafka itself has, with a plain consumer that shares no code with the writer's reading."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_SILENCE_S = 60.0
 AT_ONCE = 10_000
 
 _SETTINGS = {
-    # Needed by librdkafka, never used: nothing is committed and no group is joined.
+    # Required by librdkafka, never used: nothing is committed and no group is joined.
     "group.id": "frazil-audit",
     "enable.auto.commit": False,
     "isolation.level": "read_committed",
@@ -80,7 +80,7 @@ def _drain(
 
 
 def _read(message: Message) -> tuple[TopicPartition, int, bool]:
-    """Where a message is, and whether it is a record or an end of partition."""
+    """Position of a message, and whether it is a record or an end of partition."""
     error = message.error()
     tp = (message.topic() or "", message.partition() or 0)
     if error is None:

@@ -1,4 +1,4 @@
-"""Which Kafka cluster and topics a stream reads."""
+"""The identity of the Kafka cluster and topics that a stream reads."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class SourceIdentity:
-    """Which Kafka this is: offsets mean nothing in another cluster, or in a topic made again."""
+    """Identifies a Kafka: offsets mean nothing in another cluster, or in a recreated topic."""
 
     cluster_id: str
     topic_ids: Mapping[str, str]

@@ -1,10 +1,10 @@
 """librdkafka's C API through ctypes, which reads records without a Python object for each.
 
-The library is the one that confluent-kafka's own extension is linked with, wherever the wheel, conda or the system put
-it: symbols are looked up in the extension, and so in the libraries that it needs.
+The library is the one that confluent-kafka's extension is linked with, wherever the wheel, conda or the system
+installed it: symbols are looked up in the extension, and so in the libraries that it needs.
 
-The structs of librdkafka's public header are stable. Each process checks them once nevertheless: `librdkafka` makes a
-message, which takes a few milliseconds and no broker, and compares every field.
+The structs of librdkafka's public header are stable. Each process still checks them once: `librdkafka` makes a message,
+which takes a few milliseconds and no broker, and compares every field.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "produce": (c_int, [c_void_p, c_int32, c_int, c_char_p, c_size_t, c_char_p, c_size_t, c_void_p]),
     "purge": (c_int, [c_void_p, c_int]),
 }
-"""Result and arguments of each function that is called, without its prefix `rd_kafka_`."""
+"""Result and arguments of each called function, without its prefix `rd_kafka_`."""
 
 
 class Message(Structure):
@@ -108,11 +108,11 @@ class Message(Structure):
 
 
 class LibraryUnfit(Exception):
-    """librdkafka cannot be called by its C API here; the text says why."""
+    """librdkafka's C API cannot be called here; the text has the reason."""
 
 
 class Librdkafka:
-    """The functions, `rd_kafka_new` as `new`; each releases the GIL while it runs."""
+    """librdkafka's functions, with `rd_kafka_new` as `new`; each releases the GIL while it runs."""
 
     def __init__(self) -> None:
         self.addresses: dict[str, int] = {}
@@ -130,7 +130,7 @@ class Librdkafka:
         raise AttributeError(name)
 
     def configured(self, properties: Mapping[str, str]) -> int:
-        """A configuration, which the caller passes to a client or destroys. Raises KafkaException."""
+        """Create a configuration, which the caller passes to a client or destroys. Raises KafkaException."""
         conf = int(self.conf_new())
         said = ctypes.create_string_buffer(_TEXT_BYTES)
         # Plugins define properties, so they are loaded first.
@@ -141,10 +141,10 @@ class Librdkafka:
         return conf
 
     def consumer(self, properties: Mapping[str, str], on_error: Any, on_throttle: Any) -> int:
-        """A consumer. While it is polled, its errors go to `on_error`, an `ErrorCallback` that must outlive it; and
-        what it is told to wait to `on_throttle`, a `ThrottleCallback` that must too.
+        """Create a consumer. While it is polled, its errors go to `on_error`, an `ErrorCallback`, and throttle times to
+        `on_throttle`, a `ThrottleCallback`; both must outlive it.
 
-        Its log lines wait for the queue that `set_log_queue` names. Raises KafkaException.
+        Its log lines wait for the queue of `set_log_queue`. Raises KafkaException.
         """
         conf = self.configured({**properties, "log.queue": "true"})
         self.conf_set_error_cb(conf, on_error)
@@ -163,7 +163,7 @@ class Librdkafka:
         return int(client)
 
     def partitions(self, places: Iterable[tuple[str, int, int | None]]) -> int:
-        """A list of topic, partition and offset, which the caller destroys."""
+        """Create a list of topic, partition and offset, which the caller destroys."""
         found = [(topic.encode(), partition, offset) for topic, partition, offset in places]
         made = int(self.topic_partition_list_new(len(found)))
         for topic, partition, offset in found:
@@ -173,19 +173,19 @@ class Librdkafka:
         return made
 
     def check(self, code: int) -> None:
-        """Raises KafkaException."""
+        """Raise KafkaException for an error code."""
         if code:
             raise KafkaException(KafkaError(code))
 
     def check_error(self, error: int | None) -> None:
-        """Raises KafkaException."""
+        """Raise KafkaException for an error."""
         if error:
             made = KafkaError(self.error_code(error), self.error_string(error).decode(errors="replace"))
             self.error_destroy(error)
             raise KafkaException(made)
 
     def watermarks(self, client: int, topic: str, partition: int, *, timeout_s: float) -> tuple[int, int]:
-        """The first offset that the log has and its end. Raises KafkaException."""
+        """First offset and end of the log. Raises KafkaException."""
         low, high = c_int64(), c_int64()
         asked = (client, topic.encode(), partition, byref(low), byref(high), int(timeout_s * 1000))
         self.check(self.query_watermark_offsets(*asked))

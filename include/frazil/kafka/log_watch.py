@@ -13,7 +13,7 @@ from frazil.offsets.spans import TopicPartition
 
 
 class LogSource(Protocol):
-    """What is asked of Kafka."""
+    """The requests to Kafka that a `LogWatch` needs."""
 
     def log_ends(self, partitions: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, LogEnd]: ...
 
@@ -22,18 +22,20 @@ class LogSource(Protocol):
 
 @dataclass(slots=True)
 class LogWatch:
-    """What the leaders said last. Ends go back only if a new leader says so: those of a lagging broker mean nothing."""
+    """The leaders' last answers. Ends only go back if a new leader reports so: those of a lagging broker are
+    ignored.
+    """
 
     stable: dict[TopicPartition, int] = field(default_factory=dict)
     """Last stable offsets."""
     high: dict[TopicPartition, int] = field(default_factory=dict)
     """High watermarks, which include the records of open transactions."""
     leader_epochs: dict[TopicPartition, int] = field(default_factory=dict)
-    """The epochs of the leaders that said so, once they were found to have what the stream read."""
+    """Epochs of the leaders that answered, once they were found to have what the stream read."""
     short: dict[TopicPartition, int] = field(default_factory=dict)
-    """How many consecutive polls found an end before the position."""
+    """Consecutive polls that found an end before the position."""
     outdated: dict[TopicPartition, int] = field(default_factory=dict)
-    """How many consecutive polls were answered by a broker that was replaced."""
+    """Consecutive polls that were answered by a replaced broker."""
 
     def poll(
         self, kafka: LogSource, offsets: Mapping[TopicPartition, int], epochs: Mapping[TopicPartition, int]
@@ -68,14 +70,14 @@ class LogWatch:
         return {tp: count for tp, count in waiting.items() if count > 0}
 
     def _check_outdated(self, answers: Mapping[TopicPartition, Answer]) -> None:
-        """For a moment this is an election; if it lasted, nobody would notice that nothing is read any more."""
+        """Raise if outdated answers persist: briefly they are an election, but then reading would silently stop."""
         outdated = [tp for tp, answer in answers.items() if answer is Answer.OUTDATED]
         self.outdated = {tp: self.outdated.get(tp, 0) + 1 for tp in outdated}
         stuck = sorted(f"{topic}-{p}" for (topic, p), polls in self.outdated.items() if polls >= OUTDATED_POLLS)
         if stuck:
             raise KafkaUnavailable(
                 f"{OUTDATED_POLLS} times in a row only brokers answered for {', '.join(stuck[:5])} whose leader epoch "
-                "is lower than one that was seen before: they were replaced and do not know it, or the cluster's "
+                "is lower than an earlier one: they were replaced without noticing, or the cluster's "
                 "metadata was restored from a backup. Check the brokers"
             )
 
@@ -108,7 +110,7 @@ def find_cut(
     *,
     pause: Callable[[], None] = lambda: time.sleep(1.0),
 ) -> Mapping[TopicPartition, int]:
-    """Where logs were cut before these offsets. Asks again after a `pause` as long as only that can tell."""
+    """Offsets at which logs were truncated before these. Repeats after a `pause` as long as only that can tell."""
     watch = LogWatch()
     while True:
         cut = watch.poll(kafka, offsets, epochs)

@@ -11,13 +11,13 @@ from frazil.spec.property_rules import is_secret
 _UNKNOWN = ("No such configuration property", "Java ")
 _UNFIT = "Invalid value"
 _NOT_TRIED = frozenset({"plugin.library.paths", "debug"})
-"""Properties that act as soon as they are set."""
+"""Properties that take effect as soon as they are set."""
 
 
 def property_problems(properties: Mapping[str, str]) -> dict[str, str]:
     """What is wrong with the name or value of each bad property, in librdkafka's words; empty if all are fine.
 
-    References and secrets are not judged: their values are known only where the writer runs.
+    References and secrets are not checked: their values are known only where the writer runs.
     """
     found = {}
     for key, value in properties.items():

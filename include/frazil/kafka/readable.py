@@ -1,7 +1,7 @@
-"""Whether a stream's user may read its topics: a broker that lets somebody describe a topic may refuse its records.
+"""Checks whether a stream's user may read its topics: a broker may allow describing a topic but refuse its records.
 
-Only a fetch is refused, so one is tried of each topic, at its end: no record is transferred. No group is joined and no
-offset committed, so nothing is left behind.
+Only a fetch is refused, so this tries one for each topic, at its end: no record is transferred. It joins no group and
+commits no offset, so it leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from frazil.offsets.spans import TopicPartition
 _SETTINGS = {
     "group.id": "frazil",  # never joined
     "enable.auto.commit": False,
-    # Behind an open transaction is an end too.
+    # The end of an open transaction is an end too.
     "isolation.level": "read_uncommitted",
     "enable.partition.eof": True,
     "fetch.message.max.bytes": 1024,
@@ -34,7 +34,7 @@ def check_readable(
 ) -> None:
     """Try to read one partition of each topic.
 
-    Raises AccessDenied where the broker refuses some, and KafkaUnavailable where no answer comes.
+    Raises AccessDenied if the broker refuses some, and KafkaUnavailable if no answer comes.
     """
     waiting = dict(sorted(partitions, reverse=True))
     refused: list[str] = []
@@ -47,7 +47,7 @@ def check_readable(
         while waiting and time.monotonic() < deadline:
             for message in consumer.consume(_AT_ONCE, timeout=0.05):
                 topic, error = message.topic() or "", message.error()
-                code = error.code() if error else None  # a record that came meanwhile
+                code = error.code() if error else None  # a record may have arrived meanwhile
                 if code == KafkaError.TOPIC_AUTHORIZATION_FAILED and waiting.pop(topic, None) is not None:
                     refused.append(topic)
                 elif code in {None, KafkaError._PARTITION_EOF}:

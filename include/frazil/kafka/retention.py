@@ -1,4 +1,4 @@
-"""Whether Kafka still has every record that a stream is to read next, or retention deleted some."""
+"""Checks whether Kafka still has every record that a stream reads next, or retention deleted some."""
 
 from __future__ import annotations
 
@@ -22,5 +22,5 @@ def check_no_gap(wanted: Mapping[TopicPartition, int], available: Mapping[TopicP
     if lost := lost_ranges(wanted, available):
         raise OffsetGap(
             f"Kafka's retention deleted records that stream {stream!r} had not read: {lost}. `frazil reset {stream} "
-            "--to marker` goes on at the first offsets that are left, and `source.on-gap: skip` always does"
+            "--to marker` continues at the first remaining offsets, and `source.on-gap: skip` always does"
         )

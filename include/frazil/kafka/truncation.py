@@ -1,11 +1,11 @@
-"""Whether Kafka's log is still the one that a stream read. It may have been cut, and may have grown again since.
+"""Checks whether Kafka's log is still the one that a stream read. It may have been truncated, and grown again since.
 
-An unclean leader election, a disk that lost its newest segments, or a broker restored from a backup cuts a log at some
-offset; later records get the offsets of those that are gone. There are two signs. First, a leader answers with an end
-before an offset that was readable. It never does so otherwise: a new leader says `OFFSET_NOT_AVAILABLE` until its high
-watermark is past that of its predecessor. Only a broker that does not know yet that it was replaced may lag, and its
-answer carries an older leader epoch. Second, whatever the log has grown to, the leader knows where the records of each
-leader epoch end: librdkafka asks (`OffsetForLeaderEpoch`) when a consumer is assigned an offset with its epoch.
+An unclean leader election, a disk that lost its newest segments, or a broker restored from a backup truncates a log at
+some offset; later records get the lost offsets again. There are two signs. First, a leader answers with an end before
+an offset that was readable. It never does so otherwise: a new leader answers `OFFSET_NOT_AVAILABLE` until its high
+watermark is past its predecessor's. Only a broker that was replaced without noticing may lag, and its answer carries an
+older leader epoch. Second, whatever the log has grown to, the leader knows where the records of each leader epoch end:
+librdkafka asks (`OffsetForLeaderEpoch`) when a consumer is assigned an offset with its epoch.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from frazil.errors import KafkaUnavailable, OffsetGap
 from frazil.offsets.spans import TopicPartition
 
 SHORT_POLLS = 3
-"""How many consecutive polls must find an end too early if no leader epoch settles it."""
+"""Consecutive polls that must find an end too early if no leader epoch settles it."""
 OUTDATED_POLLS = 60
-"""How many consecutive polls a broker that was replaced, and does not know it, may answer."""
+"""Consecutive polls that a replaced broker may answer."""
 ASK_WITHIN_S = 20.0
 _AT_ONCE = 100
 _SETTINGS = {
     "group.id": "frazil",  # never joined
     "enable.auto.commit": False,
-    # Records of open transactions are an answer too.
+    # A record of an open transaction is an answer too.
     "isolation.level": "read_uncommitted",
     "auto.offset.reset": "error",
     "enable.partition.eof": True,
-    # One record answers; librdkafka's default back-off is a second once its queue is full.
+    # One record is enough; librdkafka's default back-off is a second once its queue is full.
     "fetch.message.max.bytes": 1024,
     "fetch.wait.max.ms": 5,
     "fetch.queue.backoff.ms": 5,
@@ -43,27 +43,27 @@ _SETTINGS = {
 
 @dataclass(frozen=True, slots=True)
 class LogEnd:
-    """Where a topic-partition ends, according to its leader."""
+    """The end of a topic-partition, according to its leader."""
 
     stable: int
-    """The last stable offset, up to which a `read_committed` reader may read."""
+    """The last stable offset, the end for a `read_committed` reader."""
     high: int
     """The high watermark, which includes the records of open transactions."""
     leader_epoch: int | None = None
-    """The epoch of the leader that answered; None if the broker does not say."""
+    """The epoch of the leader that answered; None if the broker does not send it."""
 
 
 class Answer(Enum):
-    """What a leader's answer says about an offset that was readable once."""
+    """What a leader's answer means for an offset that was readable once."""
 
     SOUND = "the same leader has it"
-    OUTDATED = "the broker was replaced, and does not know it: its ends say nothing"
+    OUTDATED = "the broker was replaced without noticing: its ends mean nothing"
     SHORT = "the log ends before it"
-    ANOTHER_LEADER = "the log may have been cut, and have grown again: it is to be asked"
+    ANOTHER_LEADER = "the log may have been truncated, and grown again: ask the leader"
 
 
 def evaluate(offset: int, end: LogEnd, *, known_epoch: int | None) -> Answer:
-    """What an answer says about an offset that the leader of `known_epoch` had. Pure."""
+    """What an answer means for an offset that the leader of `known_epoch` had. Pure."""
     if known_epoch is not None and end.leader_epoch is not None and end.leader_epoch < known_epoch:
         return Answer.OUTDATED
     if end.stable < offset:
@@ -75,9 +75,9 @@ def evaluate(offset: int, end: LogEnd, *, known_epoch: int | None) -> Answer:
 def diverged(
     properties: Mapping[str, str], positions: Mapping[TopicPartition, tuple[int, int]]
 ) -> frozenset[TopicPartition]:
-    """Those positions, each an offset and its leader epoch, that the leader's log no longer contains.
+    """The positions, each an offset and its leader epoch, that the leader's log no longer contains.
 
-    Offsets that retention deleted are among them. Raises KafkaUnavailable if no answer comes.
+    Includes offsets that retention deleted. Raises KafkaUnavailable if no answer comes.
     """
     if not positions:
         return frozenset()
@@ -99,7 +99,7 @@ def diverged(
                     found.add(tp)
             if waiting and time.monotonic() > deadline:
                 raise KafkaUnavailable(
-                    f"Kafka was asked whether the logs of {_names(waiting)} still lead to where the stream stands, and "
+                    f"Kafka was asked whether the logs of {_names(waiting)} still lead to the stream's position, but "
                     f"did not answer within {ASK_WITHIN_S:.0f} s. Check the brokers"
                 )
     finally:
@@ -108,7 +108,7 @@ def diverged(
 
 
 def cut_ranges(wanted: Mapping[TopicPartition, int], cut: Mapping[TopicPartition, int]) -> str:
-    """What logs lost between the offsets at which they were cut and a position; empty if nothing."""
+    """What logs lost between their truncation and a position; empty if nothing."""
     return "; ".join(
         f"{topic}-{partition} offsets {at} to {wanted[topic, partition] - 1}"
         for (topic, partition), at in sorted(cut.items())
@@ -117,13 +117,13 @@ def cut_ranges(wanted: Mapping[TopicPartition, int], cut: Mapping[TopicPartition
 
 
 def check_not_cut(wanted: Mapping[TopicPartition, int], cut: Mapping[TopicPartition, int], *, stream: str) -> None:
-    """Raises `OffsetGap` if a log was cut before its position."""
+    """Raise `OffsetGap` if a log was truncated before its position."""
     if lost := cut_ranges(wanted, cut):
         raise OffsetGap(
             f"Kafka lost records that stream {stream!r} had read already, and gives their offsets to new ones: {lost}. "
             "The log was truncated (an unclean leader election, a disk or a broker restored from a backup). The table "
-            f"keeps what it has; `frazil reset {stream} --to marker` continues where the log was cut, and the new "
-            "records land beside the old rows; with `source.on-gap: skip` a writer does so by itself"
+            f"keeps what it has; `frazil reset {stream} --to marker` continues where the log was truncated, and new "
+            "records land next to the old rows; with `source.on-gap: skip` a writer does so automatically"
         )
 
 

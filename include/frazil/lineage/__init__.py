@@ -1,1 +1,1 @@
-"""Writers, aggregations and maintenance in an OpenLineage backend. Off unless OpenLineage's own variables name one."""
+"""Reports writers, aggregations and maintenance to an OpenLineage backend, if OpenLineage's variables declare one."""

@@ -1,7 +1,6 @@
-"""Makes and sends events with OpenLineage's own client, which needs the extra `lineage`.
+"""Creates and sends events with OpenLineage's own client, which needs the extra `lineage`.
 
-What a backend gets, and how, is declared by the client's variables: `OPENLINEAGE_URL`, `OPENLINEAGE_CONFIG`, or
-`OPENLINEAGE__TRANSPORT__...`.
+The client's variables declare the transport: `OPENLINEAGE_URL`, `OPENLINEAGE_CONFIG`, or `OPENLINEAGE__TRANSPORT__...`.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ PRODUCER = f"https://pypi.org/project/frazil/{__version__}"
 
 @attr.define
 class ChangesFacet(RunFacet):
-    """What the run's merges made of its records, as the summaries of the table's snapshots count them."""
+    """Changes that the run's merges made, as counted in the table's snapshot summaries."""
 
     counts: dict[str, int]
 
@@ -49,7 +48,7 @@ class ChangesFacet(RunFacet):
 
 @attr.define
 class MaintenanceFacet(RunFacet):
-    """What each action of maintenance came to."""
+    """The result of each maintenance action."""
 
     actions: list[dict[str, Any]]
 

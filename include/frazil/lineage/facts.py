@@ -1,4 +1,4 @@
-"""What an OpenLineage event says of a run, without its client. Pure."""
+"""The contents of an OpenLineage event about a run, without its client. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from frazil.spec.units import parse_duration
 EVERY = "FRAZIL_LINEAGE_EVERY"
 EVERY_DEFAULT = "15m"
 PARENT = "OPENLINEAGE_PARENT_ID"
-"""`<namespace>/<job>/<run id>`, as OpenLineage's Spark integration takes it."""
+"""`<namespace>/<job>/<run id>`, as OpenLineage's Spark integration expects it."""
 NAMESPACE = "OPENLINEAGE_NAMESPACE"
 _PARENT = re.compile(r"(?P<namespace>[^/]+)/(?P<job>.+)/(?P<run>[0-9a-fA-F-]{36})")
 
@@ -38,12 +38,12 @@ class Dataset:
     namespace: str
     name: str
     identifier: str | None = None
-    """Of a table in its catalog, such as `demo.flights`."""
+    """A table's identifier in its catalog, such as `demo.flights`."""
     catalog: str | None = None
     columns: tuple[tuple[str, str], ...] = ()
     """Names and types."""
     snapshot_id: int | None = None
-    """That was read, or that the run made."""
+    """The snapshot that was read, or that the run created."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,34 +55,34 @@ class Totals:
     files: int = 0
     snapshot_id: int | None = None
     changes: Mapping[str, int] = field(default_factory=dict)
-    """What merges made of the records: `inserted`, `updated`, `deleted`, and the kinds that were dropped."""
+    """Changes that merges made: `inserted`, `updated`, `deleted`, and the kinds that were dropped."""
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What one event says."""
+    """The contents of one event."""
 
     inputs: tuple[Dataset, ...] = ()
     output: Dataset | None = None
     totals: Totals | None = None
-    """None where nothing was written."""
+    """What was written; None if nothing was."""
     error: str | None = None
     day: date | None = None
-    """The UTC day that an aggregation is of, and the partition that it writes."""
+    """The UTC day of an aggregation, and the partition that it writes."""
     actions: tuple[Mapping[str, Any], ...] = ()
-    """What maintenance did."""
+    """Actions of maintenance."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """As an environment declares it."""
+    """Settings, as an environment declares them."""
 
     on: bool = False
     every_ms: int = 900_000
-    """Between two RUNNING events; an event for each batch would flood a backend."""
+    """Interval of RUNNING events; an event for each batch would flood a backend."""
     namespace: str = "frazil"
     parent: tuple[str, str, str] | None = None
-    """Namespace and name of the job, and id of the run, that this one belongs to."""
+    """Namespace and name of the parent job, and its run id."""
     problems: tuple[str, ...] = ()
 
     @classmethod
@@ -112,13 +112,13 @@ class Settings:
 
 
 def topics(bootstrap_servers: str, names: Iterable[str]) -> tuple[Dataset, ...]:
-    """Topics; OpenLineage names a cluster after its first broker."""
+    """The topics as datasets; OpenLineage names a cluster after its first broker."""
     first = bootstrap_servers.split(",", maxsplit=1)[0].strip()
     return tuple(Dataset(f"kafka://{first}", name) for name in sorted(names))
 
 
 def dataset_of(table: Table) -> Dataset:
-    """A table: named by its location, as OpenLineage's Iceberg integrations do, with its name in the catalog beside."""
+    """A table as a dataset: named by its location, like OpenLineage's Iceberg integrations, plus its identifier."""
     parts = urlsplit(table.location())
     in_store = parts.scheme not in {"", "file"}
     return Dataset(

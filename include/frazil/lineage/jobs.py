@@ -1,7 +1,7 @@
 """Runs of batch jobs, such as an aggregation's day: each is a pair of events, START and COMPLETE or FAIL.
 
-A thread sends them, and nobody waits for it but the end of the process, which waits for two seconds at most. A backend
-that is away gets START with the end of the run, or nothing.
+A thread sends them; only the end of the process waits for it, for up to two seconds. A backend that is down gets START
+with the end of the run, or nothing.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ log = logging.getLogger(__name__)
 
 CLOSE_S = 2.0
 MAX_WAITING_EVENTS = 4_000
-"""Events that may wait to be sent; those beyond are lost. A run of maintenance has two for each of 500 tables."""
+"""Events that may wait to be sent; more are lost. A run of maintenance has two for each of 500 tables."""
 
 Connect = Callable[[Settings, str], Sender]
 
 
 def connect(settings: Settings, job: str) -> Sender:
     try:
-        from frazil.lineage.client import Client  # noqa: PLC0415 - needs the extra, and nobody else does
+        from frazil.lineage.client import Client  # noqa: PLC0415 - needs an extra
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(f"{error}. Install frazil[lineage]") from error
     return Client(settings, job, streaming=False)
@@ -44,23 +44,23 @@ class _Event:
 
 
 class JobRun:
-    """One run. Its methods wait for nothing and raise nothing."""
+    """One run. Its methods never wait or raise."""
 
     def __init__(self, job: str, put: Callable[[_Event], None]) -> None:
         self.job, self._put = job, put
         self.sender: Sender | None = None
-        """Of the thread that sends."""
+        """The client, used by the sending thread."""
 
     def started(self, at_ms: int, told: Told) -> None:
         self._put(_Event(self, State.START, at_ms, told))
 
     def ended(self, at_ms: int, told: Told) -> None:
-        """It completed, or failed where there is an error."""
+        """Record that it completed, or failed if it has an error."""
         self._put(_Event(self, State.COMPLETE if told.error is None else State.FAIL, at_ms, told))
 
 
 class Jobs:
-    """Sends what the runs of one process tell."""
+    """Sends the events of one process's runs."""
 
     def __init__(self, settings: Settings, *, connect: Connect = connect) -> None:
         self._settings, self._connect = settings, connect
@@ -77,7 +77,7 @@ class Jobs:
         self._thread.start()
 
     def close(self) -> None:
-        """Returns when all is sent, or after CLOSE_S."""
+        """Return when everything is sent, or after CLOSE_S."""
         ends_at = time.monotonic() + CLOSE_S
         try:
             self._events.put(None, timeout=CLOSE_S)
@@ -100,7 +100,7 @@ class Jobs:
                     self._unsent.pop(0)
             except Exception as error:  # transports raise what their clients raise
                 self._warn(repr(error))
-                if event.state is not State.START:  # its run is over, and tells nothing more
+                if event.state is not State.START:  # its run is over and sends nothing more
                     self._unsent = [one for one in self._unsent if one.run is not event.run]
 
     def _send(self, event: _Event) -> None:
@@ -118,7 +118,7 @@ class Jobs:
 
 @contextmanager
 def telling(environment: Mapping[str, str] = os.environ, *, connect: Connect = connect) -> Iterator[Jobs | None]:
-    """For the runs of this process; None where no backend is declared."""
+    """Open the sender for the runs of this process; None if no backend is declared."""
     settings = Settings.of(environment)
     for problem in settings.problems:
         log.warning("%s", problem)

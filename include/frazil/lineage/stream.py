@@ -1,7 +1,7 @@
-"""One writer as a run of a streaming job: START at its take-over, RUNNING now and then, COMPLETE or FAIL at its end.
+"""One writer as a run of a streaming job: START at its take-over, RUNNING at intervals, COMPLETE or FAIL at its end.
 
-A thread that others share sends the events; the writer never waits for it. A backend that is away gets START late, and
-the newest totals once it is back.
+A shared thread sends the events; the writer never waits for it. A backend that is down gets START late, and the newest
+totals once it is back.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from frazil.lineage.facts import Dataset, Settings, State, Told, Totals, dataset
 log = logging.getLogger(__name__)
 
 AGAIN_MS = 60_000
-"""Before another try when the backend failed."""
+"""Time before another try after an error of the backend."""
 CLOSE_S = 2.0
 
 
 class Sender(Protocol):
-    """OpenLineage's client, of one run."""
+    """OpenLineage's client for one run."""
 
     def send(self, state: State, at_ms: int, told: Told) -> None: ...
 
@@ -33,7 +33,7 @@ class Sender(Protocol):
 
 
 class StreamLineage:
-    """A sink, and what a scribe writes. `connect` makes the client, in the scribe's thread."""
+    """A sink whose events a scribe sends. `connect` creates the client, in the scribe's thread."""
 
     def __init__(
         self, stream: str, *, settings: Settings, bootstrap: str, named: Iterable[str], connect: Callable[[], Sender]
@@ -45,7 +45,7 @@ class StreamLineage:
         self._totals = Totals()
         self._load: Callable[[], Table] | None = None
         self._output: Dataset | None = None
-        """None until it is loaded, and once the table has evolved."""
+        """The table; None until it is loaded, and once it has evolved."""
         self._began_ms: int | None = None
         self._ended: tuple[State, int, str | None] | None = None
         self._sender: Sender | None = None
@@ -55,7 +55,7 @@ class StreamLineage:
         self._failed_ms: int | None = None
 
     def opens(self, load: Callable[[], Table]) -> None:
-        """The table is there; `load` loads it, and is called in the scribe's thread."""
+        """Note that the table exists; `load` loads it, and is called in the scribe's thread."""
         self._load = load
 
     def take(self, event: Event) -> None:
@@ -74,7 +74,7 @@ class StreamLineage:
                     self._totals = Totals(records, size, total.files + batch.files, newest, changes)
 
     def ended(self, error: str | None, *, at_ms: int) -> None:
-        """The writer ended, with that error or well."""
+        """Record that the writer ended, with that error or well."""
         with self._lock:
             self._ended = (State.COMPLETE if error is None else State.FAIL, at_ms, error)
 
@@ -89,7 +89,7 @@ class StreamLineage:
         return self._totals != self._sent_totals and abs(now_ms - self._sent_ms) >= self._settings.every_ms
 
     def write(self, now_ms: int) -> None:
-        """Send what is due. What fails is logged once, and tried again."""
+        """Send what is due. An error is logged once, and the next call tries again."""
         try:
             self._write(now_ms)
         except Exception as error:  # transports raise what their clients raise
@@ -104,7 +104,7 @@ class StreamLineage:
             began_ms, output, totals, ended = self._began_ms, self._output, self._totals, self._ended
             inputs = topics(self._bootstrap, self._topics)
         if began_ms is None or self._load is None:
-            return  # it never took over
+            return  # the writer never took over
         if output is None:
             output = self._output = dataset_of(self._load())
         if self._sender is None:

@@ -57,7 +57,7 @@ class Rewrite:
         return self.below_bytes is not None or self.largest_bytes is not None
 
 
-MAX_BUSY = 8
+MAX_BUSY_PIECES = 8
 """Pieces of busy partitions that one run rewrites."""
 
 
@@ -207,17 +207,17 @@ def _with_due(partition: PartitionFiles, small: Rewrite | None, percent: int) ->
 
 
 def _pieces(busy: Sequence[Rewrite], *, target: int) -> tuple[list[Rewrite], list[Left]]:
-    """Up to `MAX_BUSY` pieces, of several partitions if possible, and what waits for another run.
+    """Up to `MAX_BUSY_PIECES` pieces, of several partitions if possible, and what waits for another run.
 
     A piece is as much as one target file, which is written in the time between two batches.
     """
     pieces: list[Rewrite] = []
     left: list[Left] = []
-    each = max(MAX_BUSY // max(len(busy), 1), 1)
+    each = max(MAX_BUSY_PIECES // max(len(busy), 1), 1)
     for rewrite in busy:
         part = rewrite if rewrite.bytes <= target else _part(rewrite, target, target=target) or _due_part(rewrite, 1)
-        if part is None or len(pieces) >= MAX_BUSY:
-            why = f"{rewrite.reason}; batches are being merged into it, and a run takes {MAX_BUSY} pieces of such ones"
+        if part is None or len(pieces) >= MAX_BUSY_PIECES:
+            why = f"{rewrite.reason}; batches are being merged into it, and a run takes {MAX_BUSY_PIECES} such pieces"
             left.append(Left(rewrite.partition, Why.BUSY, why))
             continue
         reason = f"{part.reason}; batches are being merged into it"

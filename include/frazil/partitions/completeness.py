@@ -1,4 +1,4 @@
-"""Which windows of a table are complete, and which are reopened. Pure.
+"""Decides which windows of a table are complete, and which are reopened. Pure.
 
 A window is complete when the watermark of every stream that feeds the table has reached the window's end plus that
 stream's lateness. While the watermark of one stream is unknown, no window completes.
@@ -14,7 +14,7 @@ from frazil.offsets.spans import TopicPartition
 from frazil.partitions.windows import EPOCH, Grain, Window, windows_between
 
 MAX_WINDOWS = 500
-"""Windows in one decision; the rest comes with the next."""
+"""Windows in one decision; the rest follow with the next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Feed:
     holding_back: TopicPartition | None = None
     """The topic-partition that the watermark waits for; None if all are idle."""
     waiting_us: int | None = None
-    """The start of the event time of rows that readers of main do not see yet (`commit.align`)."""
+    """Start of the event time of rows that readers of main do not see yet (`commit.align`)."""
     problem: str | None = None
     """Why its watermark does not count."""
 
@@ -57,16 +57,16 @@ class Cursor:
     from_us: int
     through_us: int
     sequence_number: int
-    """Late rows and dead letters are accounted for up to the table's commit with this sequence number."""
+    """Late rows and dead letters are counted up to the table's commit with this sequence number."""
     held: frozenset[int] = frozenset()
-    """Starts of windows whose quality gate failed and that nobody has released."""
+    """Starts of windows whose quality gate failed and that no operator has released."""
     table_uuid: str | None = None
     """The table that was examined; None if an earlier version wrote the cursor."""
 
 
 @dataclass(frozen=True, slots=True)
 class WindowDecision:
-    """Which windows to signal: `complete` for the first time, `again` for those that late rows reopened."""
+    """The windows to signal: `complete` for the first time, `again` for those that late rows reopened."""
 
     complete: tuple[Window, ...]
     again: Mapping[Window, int]
@@ -89,10 +89,10 @@ def decide(  # noqa: PLR0913 - the observation and the declaration
     complete_from_us: int | None = None,
     most: int = MAX_WINDOWS,
 ) -> WindowDecision:
-    """What completed since the cursor. `late` maps window starts to the rows that came since the cursor's commit.
+    """Decide what completed since the cursor. `late` has the rows since the cursor's commit, by window start.
 
-    Without a cursor the first window is that of `complete_from_us`, or the one that is open now: earlier windows get no
-    signal. After a change of grain, decisions continue behind the windows that the old cursor covered.
+    Without a cursor the first window is that of `complete_from_us`, or the currently open one: earlier windows get no
+    signal. After a change of grain, decisions continue after the windows that the old cursor covered.
     """
     bound = complete_to(feeds)
     if bound is None:
@@ -114,8 +114,25 @@ def complete_to(feeds: tuple[Feed, ...]) -> int | None:
 
 
 def waits_for(feeds: tuple[Feed, ...], window: Window) -> tuple[Feed, ...]:
-    """The streams whose watermark has not reached what a window needs."""
+    """The streams whose watermark has not reached the window's requirement."""
     return tuple(f for f in feeds if f.complete_to_us is None or f.complete_to_us < window.end_us)
+
+
+def history_words(window: Window, cursor: Cursor | None) -> str | None:
+    """Why a window never gets a signal, as the end of a sentence; None if it may get one."""
+    if cursor is None or window.start_us >= cursor.from_us:
+        return None
+    return f"it is history, for signals begin with {Window.of(cursor.from_us, cursor.grain)}"
+
+
+def waiting_words(feeds: tuple[Feed, ...], window: Window, *, needed: bool = False) -> str:
+    """Why a window has no signal yet, as the end of a sentence; with the watermark that is `needed`."""
+
+    def one(feed: Feed) -> str:
+        return f"{feed}, and {moment(window.end_us + feed.lateness_us)} is needed" if needed else str(feed)
+
+    waiting = "; ".join(map(one, waits_for(feeds, window)))
+    return waiting or "it is complete, and is signalled when the DAG of its partitions runs next"
 
 
 def moment(us: int) -> str:
@@ -124,7 +141,7 @@ def moment(us: int) -> str:
 
 
 def _second(us: int) -> str:
-    """As `moment`, for people to read: a window ends at a whole second."""
+    """Like `moment`, for people: a window ends at a whole second."""
     return moment(us - us % 1_000_000)
 
 
@@ -136,7 +153,4 @@ def _first(cursor: Cursor | None, bound: int, grain: Grain, complete_from_us: in
 
 
 def _reason(feeds: tuple[Feed, ...], following: Window) -> str:
-    waiting = "; ".join(map(str, waits_for(feeds, following)))
-    return (
-        f"{following} ends at {moment(following.end_us)}: {waiting or 'it is complete, and comes with the next check'}"
-    )
+    return f"{following} ends at {moment(following.end_us)}: {waiting_words(feeds, following)}"

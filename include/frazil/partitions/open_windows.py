@@ -1,4 +1,4 @@
-"""Which windows a stream with `commit.align: watermark` still hides from readers of main. Pure."""
+"""Decides which windows a stream with `commit.align: watermark` still hides from readers of main. Pure."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from frazil.partitions.windows import Grain
 from frazil.spec.model import StreamSpec
 
 FURTHEST_AHEAD_US = timedelta(days=1) // timedelta(microseconds=1)
-"""A window that begins so far after the newest trusted event time has rows from wrong clocks only."""
+"""A window that begins this far after the newest trusted event time only has rows from wrong clocks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Alignment:
-    """The windows that a stream shows only whole: `grain` long, of `column`, complete after `lateness_us`."""
+    """The windows that a stream only shows whole: `grain` long, of `column`, complete after `lateness_us`."""
 
     column: str
     grain: Grain

@@ -1,4 +1,4 @@
-"""The watermark: the smallest of the newest event times of a stream's topic-partitions. Pure."""
+"""Computes the watermark: the minimum over a stream's topic-partitions of the newest event time. Pure."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def watermark_us(
 ) -> int | None:
     """The stream's watermark in microseconds since the epoch, or None while it is unknown.
 
-    Idle partitions are left out. An active partition without a record keeps it unknown. If all are idle, it is the
-    newest event time seen, because nothing older is unread. It never goes back.
+    Skips idle partitions. An active partition without a record keeps it unknown. If all are idle, it is the newest
+    event time seen, because nothing older is unread. It never goes back.
     """
     active = [tp for tp in partitions if tp not in idle]
     if any(tp not in max_event_times_us for tp in active):
@@ -37,7 +37,7 @@ def holding_back(
     partitions: Collection[TopicPartition],
     idle: Collection[TopicPartition],
 ) -> TopicPartition | None:
-    """The topic-partition that the watermark waits for: one without a record, else the one that is furthest behind.
+    """The topic-partition that the watermark waits for: one without a record, else the furthest behind.
 
     None if all are idle: then only new records move it.
     """

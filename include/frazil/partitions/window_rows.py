@@ -1,7 +1,7 @@
-"""How many rows a reader of a snapshot would count in given windows.
+"""Counts the rows that a reader of a snapshot would find in given windows.
 
 A file within one window is counted from its manifest entry. Only a file that spans windows, or has deleted rows, is
-read, and only its event time column.
+read, and only its event-time column.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def window_rows(table: Table, windows: Collection[Window], *, column: str, snaps
 
 
 def added_rows(table: Table, snapshot: Snapshot, cursor: Cursor, *, column: str) -> Counter[int]:
-    """Rows by window start that the files added by a snapshot bring to the windows covered by the cursor."""
+    """Rows by window start that a snapshot's added files bring to the windows covered by the cursor."""
     field = table.schema().find_field(column)
     within = rows_between(field, cursor.from_us, cursor.through_us - 1)
     counts: Counter[int] = Counter()
@@ -93,7 +93,7 @@ def _read_by_window(
 
 
 def _by_entry(task: FileScanTask, field: NestedField, grain: Grain) -> dict[int, int] | None:
-    """A file's rows by window start, from its manifest entry; None if that does not tell."""
+    """A file's rows by window start, from its manifest entry; None if the entry is not enough."""
     file = task.file
     nulls = (file.null_value_counts or {}).get(field.field_id)
     bounds = _bounds(file, field)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from frazil.quality.validation import Validation
 
 ARROW_ROWS_MAX = 5_000_000
-"""Up to so many rows pandas judges. At 1 M rows it beats Spark with 0.8 GB (bench/gate.py); beyond, it is a guess."""
+"""Rows up to which pandas is used. At 1 M rows it beats Spark with 0.8 GB (bench/gate.py); above, it is a guess."""
 
 
 def evaluate(

@@ -27,7 +27,7 @@ class GateRequest:
 
     suite: Path
     catalog: str | None
-    """None is the default catalog."""
+    """The catalog's name; None means the default catalog."""
     table: str
     snapshot_id: int
     event_time: str
@@ -61,7 +61,7 @@ class GateResult:
     failures: tuple[str, ...]
     """One sentence each: expectation, column, number of failing rows, examples."""
     docs: str
-    """The path of this run's page; the index beside it links all runs."""
+    """The path of this run's page; the index next to it links all runs."""
     engine: str
     """`arrow` or `spark`."""
     seconds: float

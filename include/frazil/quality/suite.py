@@ -81,7 +81,7 @@ def read_suite(path: Path) -> Suite:
 
 
 def check_columns(suite: Suite, columns: frozenset[str], table: str) -> None:
-    """Raise SpecError for columns that the suite names but the table lacks."""
+    """Raise SpecError for columns of the suite that the table does not have."""
     if missing := [name for name in suite.columns if name not in columns]:
         raise SpecError(
             f"{suite.path}: the table {table} has no column {', '.join(missing)}; it has {', '.join(sorted(columns))}"

@@ -24,7 +24,7 @@ _NULLABLE = {
     pa.int32(): pd.Int32Dtype(),
     pa.int64(): pd.Int64Dtype(),
 }
-"""With pandas' default types, a null turns a column into floats, and a large integer into another number."""
+"""Arrow types for pandas: with its default types, a null turns a column into floats, and changes large integers."""
 
 PARTITIONS_A_CORE = 2
 
@@ -80,7 +80,7 @@ def open_window(request: GateRequest) -> GatedWindow:
             raise SpecError(f"{request.suite}: the catalog {catalog.name!r} has no table {request.table}") from error
     snapshot = table.snapshot_by_id(request.snapshot_id)
     if snapshot is None:
-        raise FrazilError(f"{request.table} has no snapshot {request.snapshot_id} any more: judge the window again")
+        raise FrazilError(f"{request.table} no longer has snapshot {request.snapshot_id}: evaluate the window again")
     schema = table.schemas()[table.schema().schema_id if snapshot.schema_id is None else snapshot.schema_id]
     if request.event_time not in schema.column_names:
         raise SpecError(f"{request.table} has no column {request.event_time}, which was named as its event time")

@@ -1,1 +1,1 @@
-"""Schemas by their ids, from a schema registry with Confluent's API."""
+"""Fetches schemas by id from a schema registry with Confluent's API."""

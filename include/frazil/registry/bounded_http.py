@@ -1,4 +1,4 @@
-"""Requests that end in time, however slowly the other side sends: one byte a second would pass every read's timeout."""
+"""Requests with a total timeout, however slowly the server sends: one byte a second would pass every read timeout."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 
 MAX_BYTES = 64 * 2**20
-"""Of an answer."""
+"""Limit of an answer."""
 _asking = threading.local()
-"""`bound`: that of this thread's request."""
+"""`bound` is the limit of this thread's request."""
 
 
 def get(session: Session, url: str, *, within_s: float) -> requests.Response:
-    """The whole answer, within this time from the moment that the connection stands. The session is a `session()`."""
+    """The whole answer, within this time after the connection stands. Requires a session from `session()`."""
     bound = _asking.bound = _Bound(within_s)
     watch = threading.Timer(within_s, bound.end)
     watch.daemon = True
     watch.start()
     try:
-        # Named again: $REQUESTS_CA_BUNDLE comes before what a session alone names.
+        # Set again: $REQUESTS_CA_BUNDLE would override a session's own setting.
         with session.get(url, timeout=within_s, verify=session.verify, stream=True) as response:
             _read(response, bound)
             return response
@@ -37,7 +37,7 @@ def get(session: Session, url: str, *, within_s: float) -> requests.Response:
 
 
 class Session(requests.Session):
-    """A session whose own headers, which may be credentials, go to no other host that it is redirected to."""
+    """A session whose own headers, which may be credentials, are not sent to other hosts after a redirect."""
 
     own: Mapping[str, str] = MappingProxyType({})
 
@@ -49,7 +49,7 @@ class Session(requests.Session):
 
 
 def session() -> Session:
-    """A session whose requests `get` can end."""
+    """Create a session for `get`."""
     made = Session()
     for scheme in ("http://", "https://"):
         made.mount(scheme, _Adapter())
@@ -67,7 +67,7 @@ class _Bound:
         self._over = False
 
     def note(self, sock: socket.socket) -> None:
-        """Shut the socket when the time is over, or at once if it is over already."""
+        """Shut the socket when the time is over, or at once if it already is."""
         with self._lock:
             self._sockets.append(sock)
             if self._over:
@@ -80,7 +80,7 @@ class _Bound:
                 _shut(sock)
 
     def check(self) -> None:
-        """Raises ReadTimeout once the time is over."""
+        """Raise ReadTimeout once the time is over."""
         if time.monotonic() >= self._deadline:
             raise requests.exceptions.ReadTimeout(f"no whole answer within {self._within_s:g} s")
 
@@ -98,7 +98,7 @@ def _read(response: requests.Response, bound: _Bound) -> None:
 
 def _shut(sock: socket.socket) -> None:
     with suppress(OSError):
-        # Not TLS's own way to end, which must not run while another thread reads.
+        # Not TLS's own shutdown, which must not run while another thread reads.
         socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
 

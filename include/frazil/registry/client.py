@@ -1,4 +1,4 @@
-"""A client of a schema registry with Confluent's API. It only reads, on drivers and executors."""
+"""A read-only client of a schema registry with Confluent's API, for drivers and executors."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ from frazil.spec.formats import Registry
 from frazil.spec.references import resolve
 
 MAX_SCHEMAS = 4096
-"""So many schemas are kept; a schema never changes once it has an id."""
+"""Schemas kept in memory; a schema never changes once it has an id."""
 MAX_UNKNOWN = 100_000
 UNKNOWN_FOR_S = 60.0
-"""How long it is believed that an id has no schema."""
+"""Time for which an id without a schema is not requested again."""
 MAX_REFERENCES = 1000
 REFERENCES_WITHIN = 5
-"""So many times the registry's timeout may pass while the references of one schema are asked for, one after another."""
+"""Registry timeouts that the references of one schema may take, requested one after another."""
 RECORDS_WAIT = "Records wait until it gives their schemas"
 DEEPEST_REFERENCES = 200
-"""So long a chain of schemas, each of which refers to the next."""
+"""Longest chain of schemas that each refer to the next."""
 MAX_CONCURRENT_REQUESTS = 8
-"""Requests to a registry at the same time."""
+"""Concurrent requests to a registry."""
 _ACCEPT = "application/vnd.schemaregistry.v1+json, application/json"
 _WAITS_S = (0.1, 0.3, 1.0)
-"""Between requests; the last one again and again."""
+"""Pauses between requests; the last one repeats."""
 _PASSING = frozenset({408, 429, 500, 502, 503, 504})
 _LACKING = frozenset({"40401", "40402", "40403"})
-"""The registry's own codes for a subject, a version and a schema that it does not have."""
+"""The registry's own codes for a missing subject, version and schema."""
 
 
 class UnknownSchema(LookupError):
-    """The registry answers, and has no such schema."""
+    """The registry answered, and does not have the schema."""
 
 
 class SchemaText(NamedTuple):
@@ -51,32 +51,33 @@ class SchemaText(NamedTuple):
     """`AVRO`, `PROTOBUF` or `JSON`."""
     text: str
     references: tuple[tuple[str, str], ...] = ()
-    """Names and texts of the schemas that it refers to, each after those that it refers to."""
+    """Names and texts of referenced schemas, each after those that it refers to."""
 
 
 class Schemas(Protocol):
-    """Schemas by their ids."""
+    """Looks up schemas by id."""
 
     def ask(self, schema_ids: Sequence[int]) -> None:
-        """Ask for these, several at a time, so that `get` has an answer for each.
+        """Fetch these, several at a time, so that `get` has an answer for each.
 
-        Raises RegistryUnavailable while that cannot be known.
+        Raises RegistryUnavailable while that is unknown.
         """
 
     def get(self, schema_id: int) -> SchemaText:
         """The schema of an id.
 
-        Raises UnknownSchema if it is certain that there is none, and RegistryUnavailable while that cannot be known.
+        Raises UnknownSchema if it certainly does not exist, and RegistryUnavailable while that is unknown.
         """
 
 
 class SchemaRegistry:
-    """One registry. It may be used by several threads."""
+    """One registry. Thread-safe."""
 
     def __init__(self, declared: Registry, environment: Mapping[str, str], *, meanwhile: str = RECORDS_WAIT) -> None:
-        """`meanwhile` is what becomes of the question while the registry is away, for errors.
+        """`meanwhile` ends errors: what waits while the registry is down.
 
-        Raises SpecError for a reference that `environment` does not resolve, and for a file that is not there."""
+        Raises SpecError for a reference that `environment` does not resolve, and for a missing file.
+        """
         self._meanwhile = meanwhile
         self._url = resolve(declared.url, environment).rstrip("/")
         self._timeout_s = declared.timeout.total_seconds()
@@ -86,7 +87,7 @@ class SchemaRegistry:
         self._session.headers.update(self._session.own)
         if declared.ca_file is not None:
             if not Path(declared.ca_file).is_file():
-                raise SpecError(f"source.format.registry.ca-file: there is no file {declared.ca_file} on this host")
+                raise SpecError(f"source.format.registry.ca-file: {declared.ca_file} does not exist on this host")
             self._session.verify = declared.ca_file
         if declared.token is not None:
             self._session.auth = _Bearer(resolve(declared.token, environment))
@@ -96,11 +97,11 @@ class SchemaRegistry:
         self._known: OrderedDict[int, SchemaText] = OrderedDict()
         self._unknown: OrderedDict[int, tuple[float, str]] = OrderedDict()
         self._referred: OrderedDict[tuple[str, int], Mapping[str, Any]] = OrderedDict()
-        """Answers to references, so that a try that took too long is gone on with."""
+        """Fetched references, so that a try after a timeout continues with them."""
         self._lock = Lock()
 
     def ask(self, schema_ids: Sequence[int]) -> None:
-        """As `Schemas.ask`. At most `MAX_SCHEMAS` should be asked for at once, because no more are kept."""
+        """Like `Schemas.ask`. Fetch up to `MAX_SCHEMAS` at once, because no more are kept."""
         with self._lock:
             missing = [one for one in schema_ids if self._kept(one) is None]
             if not missing:
@@ -110,7 +111,7 @@ class SchemaRegistry:
                     self._keep(schema_id, found)
 
     def get(self, schema_id: int) -> SchemaText:
-        """As `Schemas.get`. Each id is asked for once; one without a schema again after a minute."""
+        """Like `Schemas.get`. Each id is fetched once; one without a schema again after a minute."""
         with self._lock:
             found = self._kept(schema_id)
             if found is None:
@@ -121,7 +122,7 @@ class SchemaRegistry:
         return found
 
     def newest(self, subject: str) -> SchemaText | None:
-        """The newest version of a subject, asked for each time; None if there is no such subject.
+        """The newest version of a subject, fetched each time; None if the subject does not exist.
 
         Raises as `get` does.
         """
@@ -152,7 +153,7 @@ class SchemaRegistry:
 
     def _fetched(self, schema_id: int) -> SchemaText:
         if schema_id <= 0:
-            raise UnknownSchema(f"{schema_id} is no id of a schema")
+            raise UnknownSchema(f"{schema_id} is not a schema id")
         answer = self._asked(f"/schemas/ids/{schema_id}")
         if answer is None:
             raise UnknownSchema(f"the registry has no schema of id {schema_id}")
@@ -163,8 +164,8 @@ class SchemaRegistry:
         try:
             self._refer(answer, references, inside=(), until_s=time.monotonic() + self._timeout_s * REFERENCES_WITHIN)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            # Not the records' fault, as an error of another kind would be taken for.
-            raise self._unavailable(f"gives references that are none ({type(error).__name__})") from None
+            # Not the records' fault, which another kind of error would suggest.
+            raise self._unavailable(f"returns invalid references ({type(error).__name__})") from None
         return SchemaText(str(answer.get("schemaType", "AVRO")), str(answer["schema"]), tuple(references.values()))
 
     def _refer(
@@ -174,7 +175,7 @@ class SchemaRegistry:
         inside: tuple[tuple[str, int], ...],
         until_s: float,
     ) -> None:
-        """Add what a schema refers to, each after what that refers to itself; `until_s` is of the monotonic clock."""
+        """Add what a schema refers to, each after its own references; `until_s` is on the monotonic clock."""
         for reference in answer.get("references") or ():
             key = (str(reference["subject"]), int(reference["version"]))
             if key in found or key in inside:
@@ -193,18 +194,20 @@ class SchemaRegistry:
         if time.monotonic() >= until_s:
             within_s = self._timeout_s * REFERENCES_WITHIN
             raise self._unavailable(
-                f"did not give all references of a schema within {within_s:g} s; the next try goes on from there"
+                f"did not give all references of a schema within {within_s:g} s; the next try continues from there"
             )
         subject, version = key
         answer = self._asked(f"/subjects/{quote(subject, safe='')}/versions/{version}?deleted=true", until_s=until_s)
         if answer is None:
-            raise UnknownSchema(f"the schema refers to version {version} of {subject}, which the registry lacks")
+            raise UnknownSchema(
+                f"the schema refers to version {version} of {subject}, which the registry does not have"
+            )
         self._referred[key] = answer
         _limit(self._referred, MAX_SCHEMAS)
         return answer
 
     def _asked(self, path: str, *, until_s: float = math.inf) -> Mapping[str, Any] | None:
-        """The registry's answer; None if it says that it has no such thing."""
+        """The registry's answer; None if it does not have the object."""
         deadline = min(until_s, time.monotonic() + self._timeout_s)
         tries = 0
         while True:
@@ -241,7 +244,7 @@ class SchemaRegistry:
             return None
         if status in (401, 403):
             raise self._unavailable(f"refuses the credentials ({status})")
-        raise self._unavailable(f"answers with {status}, and not as a schema registry")
+        raise self._unavailable(f"answers with {status}, but not as a schema registry")
 
     def _unavailable(self, what: str) -> RegistryUnavailable:
         parts = urlsplit(self._url)
@@ -250,7 +253,7 @@ class SchemaRegistry:
 
 
 class _Bearer(requests.auth.AuthBase):
-    """Not a header alone, which ~/.netrc would replace."""
+    """Authentication by token; as a mere header, ~/.netrc would replace it."""
 
     def __init__(self, token: str) -> None:
         self._token = token
@@ -266,7 +269,7 @@ def _limit(kept: OrderedDict[Any, Any], most: int) -> None:
 
 
 def _cause(error: BaseException) -> str:
-    """The innermost reason, which alone says something to people."""
+    """The innermost reason, which is the only useful one for people."""
     while (inner := error.__cause__ or error.__context__) is not None:
         error = inner
     return f"{type(error).__name__}: {error}"
@@ -277,7 +280,7 @@ _opening = Lock()
 
 
 def registry(declared: Registry, environment: Mapping[str, str]) -> SchemaRegistry:
-    """The process's client of a registry: a task finds the schemas that an earlier one asked for."""
+    """The process's client of a registry: a task finds the schemas that an earlier one fetched."""
     key = repr((declared, sorted(environment.items()) if "${" in declared.model_dump_json() else ()))
     with _opening:
         if key not in _registries:

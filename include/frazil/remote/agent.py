@@ -1,7 +1,7 @@
-"""The process of a writer whose driver runs in a cluster: it submits the driver, follows it, and ends as it ended.
+"""The process of a writer whose driver runs in a cluster: submits the driver, follows it, and ends as it ended.
 
-To its supervisor it is the writer: it has the lock, the heartbeat, the log and the exit code. All that it knows of the
-driver is in the table's storage and the cluster's API, so an agent that begins finds the driver of the last one.
+For its supervisor it is the writer: it has the lock, the heartbeat, the log and the exit code. Its knowledge of the
+driver comes from the table's storage and the cluster's API, so a new agent finds the previous one's driver.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ from frazil.spec.model import StreamSpec
 log = logging.getLogger("frazil")
 
 LOOK_S = 1.5
-"""Between two looks at what the driver tells."""
+"""Seconds between two polls of the driver's reports."""
 ASK_S = 5.0
-"""Between two questions to the cluster, while the driver tells that it is well."""
+"""Seconds between two requests to the cluster, while the driver reports that it is well."""
 KILL_AGAIN_S = 5.0
 QUIET_S = 10.0
-"""A driver that told nothing new for so long is asked about at each look."""
+"""Seconds without news from a driver after which each poll also asks the cluster."""
 LOG_SHOWN_BYTES = 64 * 1024
 _UNASKED = DriverStatus(DriverState.UNKNOWN, "the cluster was not asked yet")
 
 
 def run_agent(spec: StreamSpec, streams: Path, *, program: Path, until_caught_up: bool = False) -> int:
-    """Have the stream written by a driver in its cluster, by the Python file `program`; returns its exit code.
+    """Have a driver in the cluster write the stream, with the Python file `program`; returns its exit code.
 
-    SIGTERM asks the driver to end after its current batch, SIGUSR1 kills it. Being killed does not end the driver.
+    SIGTERM asks the driver to end after its current batch, SIGUSR1 kills it. Killing the agent does not end the driver.
     """
     log_to_stderr()
     folder = run_folder(spec.name)
@@ -73,7 +73,7 @@ def run_agent(spec: StreamSpec, streams: Path, *, program: Path, until_caught_up
 
 @dataclass(slots=True)
 class Asked:
-    """What this process was asked to do, by signals."""
+    """What signals asked this process to do."""
 
     stop: str | None = None
     force: bool = False
@@ -94,7 +94,7 @@ class Asked:
 
 
 class Agent:
-    """Looks, decides (`frazil.remote.follow`) and acts, until the driver has ended."""
+    """Polls, decides (`frazil.remote.follow`) and acts, until the driver has ended."""
 
     def __init__(  # noqa: PLR0913 - what an agent works with
         self,
@@ -121,13 +121,13 @@ class Agent:
         self._killed_at_s = float("-inf")
 
     def run(self) -> tuple[int, str | None]:
-        """The exit code, and why, if it is not 0. Raises what a submission raises, and Fenced."""
+        """The exit code, and the reason if it is not 0. Raises what a submission raises, and Fenced."""
         while True:
             try:
                 seen = self._look()
-            except Exception as error:  # a storage that is away must not make this agent leave its driver
-                self._mirror.outage(f"the storage does not tell how the driver is: {type(error).__name__}: {error}")
-                log.warning("what the driver tells cannot be read: %s", error)
+            except Exception as error:  # a storage outage must not make this agent abandon its driver
+                self._mirror.outage(f"the driver's report cannot be read: {type(error).__name__}: {error}")
+                log.warning("the driver's report cannot be read: %s", error)
             else:
                 self._mirror.outage(None)
                 step = decide(seen)
@@ -161,7 +161,7 @@ class Agent:
         )
 
     def _hear(self, order: Order) -> None:
-        """Read what the driver told, and pass it on to the run folder."""
+        """Read the driver's report, and copy it to the run folder."""
         told = self._folder.told(order.id)
         if told is None or (self._told is not None and told.number == self._told.number):
             return
@@ -173,7 +173,7 @@ class Agent:
             self._show(self._folder.log_end(order.id))
 
     def _show(self, end: LogEnd | None) -> None:
-        """Append what is new of the driver's log to this process's own."""
+        """Append what is new in the driver's log to this process's own."""
         if end is None or end.bytes <= self._log_shown:
             return
         new, text = end.bytes - self._log_shown, end.text.encode()
@@ -184,9 +184,9 @@ class Agent:
         self._log_shown = end.bytes
 
     def _ask(self, order: Order) -> None:
-        """Ask the cluster, less often while the driver tells that it is well."""
+        """Ask the cluster, less often while the driver reports that it is well."""
         if order.submission is None:
-            self._status = DriverStatus(DriverState.UNKNOWN, "the cluster has not told the driver's name")
+            self._status = DriverStatus(DriverState.UNKNOWN, "the cluster has not returned the driver's name")
             self._mirror.unanswered(self._unanswered)
             return
         now_s = self._monotonic()
@@ -227,10 +227,10 @@ class Agent:
             ordered_at_ms=clock.now_ms(),
         )
         if self._order is None and (other := self._folder.order()) is not None:
-            self._order = other  # of an agent that began beside this one: the next look decides about its driver
+            self._order = other  # of a concurrent agent: the next poll decides about its driver
             return
         self._ordered_now()
-        # First the order, then the submission: a driver that nobody knows of would be named by nothing.
+        # First the order, then the submission: otherwise nothing would refer to the driver.
         self._folder.put_order(order)
         self._order, self._told, self._status = order, None, _UNASKED
         self._ordered_at_s, self._followed, self._log_shown, self._number_heard = self._monotonic(), True, 0, 0
@@ -249,7 +249,7 @@ class Agent:
         if self._order is None:
             return
         if not self._order.kill:
-            # An agent that comes after this one goes on with it. A driver that starts late hears of the stop.
+            # The agent after this one continues with it. A driver that starts late receives the stop.
             order = self._ordered_now() or self._order
             self._put(kill=True, stop=order.stop or "the supervisor ended it by force")
         if self._order.submission is None:
@@ -263,13 +263,13 @@ class Agent:
             log.warning("the driver could not be killed yet: %s", error)
 
     def _put(self, **changes: Any) -> None:
-        """Change the order as it stands: another agent may have noted a stop in it. Raises Fenced."""
+        """Change the current order: another agent may have added a stop to it. Raises Fenced."""
         if (order := self._ordered_now()) is not None:
             self._order = dataclasses.replace(order, **changes)
             self._folder.put_order(self._order)
 
     def _ordered_now(self) -> Order | None:
-        """The order, read again. Raises Fenced if it names another driver than this agent's."""
+        """The order, read again. Raises Fenced if it is for another driver than this agent's."""
         now = self._folder.order()
         if now is None or self._order is None or now.id == self._order.id:
             return now or self._order
@@ -287,7 +287,7 @@ class Agent:
                 if words:
                     sys.stderr.write(f"{words}\n")
             if self._order.submission and not self._status.state.has_ended:
-                # Its Python has ended, and its JVM may hold executors for ever.
+                # Its Python has ended, but its JVM may hold executors forever.
                 with suppress(FrazilError):
                     self._driver(self._order.submission).kill()
         if step.code == 0 and self._asked.stop is None and not self._asked.force:

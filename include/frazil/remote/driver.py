@@ -1,7 +1,7 @@
-"""A writer's process in a cluster: it writes the stream as any writer does, and tells its agent through the storage.
+"""A writer's process in a cluster: writes the stream as any writer does, and reports to its agent through the storage.
 
-It needs no agent to go on. It ends after its current batch when the order says so or names another driver, and when
-people paused the stream; and at once when its JVM is gone, of which nobody tells it.
+It runs without an agent too. It ends after its current batch when the order says so or is for another driver, and when
+operators paused the stream. It ends at once when its JVM is gone, which nothing reports to it.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ from frazil.table.catalogs import load_catalog
 log = logging.getLogger(__name__)
 
 TELL_S = 3.0
-"""Between two objects that it writes: readers take a heartbeat for stale after ten seconds."""
+"""Seconds between two reports: readers consider a heartbeat stale after ten seconds."""
 DESIRED_S = 30.0
-"""Between two looks at whether people paused the stream, which an agent tells sooner."""
+"""Seconds between two checks whether the stream was paused, which an agent reports sooner."""
 LOG_BYTES = 64 * 1024
 CRASHED = 1
 JVM_GONE = 137
 _STANDALONE_ID = re.compile(r"driver-\d{14}-\d+")
-"""A standalone worker runs a driver in a folder with its id's name."""
+"""Id of a driver: a standalone worker runs it in a folder of this name."""
 
 
 def drive(stream: str, *, catalog: str, table: str, driver: str) -> int:
-    """Write until an order, a person or Kafka's end says that it is over; returns the exit code.
+    """Write until an order, an operator or Kafka's end stops it; returns the exit code.
 
-    Raises FrazilError where not even the order can be read.
+    Raises FrazilError if not even the order can be read.
     """
     log_to_stderr()
     end_with_parent(os.getppid())
@@ -61,11 +61,11 @@ def drive(stream: str, *, catalog: str, table: str, driver: str) -> int:
     if order.stop is not None:
         log.info("stream %r: %s, before the driver had begun; it ends", stream, order.stop)
         return 0
-    # A stop that arrives before the writer listens: nothing is at hand yet.
+    # A stop may arrive before the writer listens, when nothing has started yet.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 
     def is_paused() -> bool:
-        # Loaded anew: a catalog may give credentials that last for an hour.
+        # Loaded again: a catalog may give credentials that last for an hour.
         return DesiredStore(stream, found.load_table(table)).read().mode is DesiredMode.PAUSED
 
     with Telling(folder, order, stream=stream, is_paused=is_paused) as telling:
@@ -89,7 +89,7 @@ def drive(stream: str, *, catalog: str, table: str, driver: str) -> int:
 
 
 def check_version(of_agent: str) -> None:
-    """Raises EnvironmentUnusable if this driver's frazil is not its agent's."""
+    """Raise EnvironmentUnusable if this driver's frazil is not its agent's."""
     if of_agent != __version__:
         raise EnvironmentUnusable(
             f"the driver in the cluster has frazil {__version__} at {sys.prefix}, and its agent {of_agent}. Nothing "
@@ -98,7 +98,7 @@ def check_version(of_agent: str) -> None:
 
 
 class Telling:
-    """A thread that tells how the writer is, and reads what it is to do, until it is closed."""
+    """A thread that reports the writer's state, and reads its orders, until it is closed."""
 
     def __init__(  # noqa: PLR0913 - what it tells, and to whom
         self,
@@ -111,10 +111,10 @@ class Telling:
         tell_s: float = TELL_S,
     ) -> None:
         self.ended: Exit | None = None
-        """How the writer ended; told when this is closed."""
+        """How the writer ended; reported when this is closed."""
         self._folder, self._order, self._is_paused, self._stop = folder, order, is_paused, stop
         self._exchange, self._tell_s = open_exchange(run_folder(stream)), tell_s
-        self._number = int(time.time() * 1000)  # above all of an earlier process of the same order
+        self._number = int(time.time() * 1000)  # above those of an earlier process with the same order
         self._stopping = False
         self._looked_s = float("-inf")
         self._tail = LogTail()
@@ -133,16 +133,16 @@ class Telling:
         self._over.set()
         self._thread.join()
         logging.getLogger().removeHandler(self._tail)
-        for wait_s in (1.0, 5.0, 15.0, 0.0):  # the agent asks the cluster, too, if the storage stays away
+        for wait_s in (1.0, 5.0, 15.0, 0.0):  # the agent also asks the cluster, if the storage stays down
             try:
                 self._tell(ended=self.ended)
                 break
             except Exception as failure:
-                log.warning("the driver cannot tell that it ended: %s", failure)
+                log.warning("the driver cannot report its end: %s", failure)
                 time.sleep(wait_s)
 
     def step(self) -> None:
-        """Tell once, and obey."""
+        """Report once, and obey the order."""
         self._tell(ended=None)
         if self._stopping:
             return
@@ -155,8 +155,8 @@ class Telling:
         while not self._over.wait(self._tell_s):
             try:
                 self.step()
-            except Exception as error:  # the storage may be away for a while, and the writer tells that itself
-                log.info("the driver cannot tell its agent how it is: %s", error)
+            except Exception as error:  # the storage may be down for a while, which the writer reports itself
+                log.info("the driver cannot report to its agent: %s", error)
 
     def _why_stop(self) -> str | None:
         order = self._folder.order()
@@ -194,7 +194,7 @@ class LogTail(logging.Handler):
         self._text = (self._text + line)[-self._limit :]
 
     def end(self) -> LogEnd:
-        """What was kept, from the beginning of a line unless one is longer than the limit."""
+        """The kept part, from the beginning of a line unless a line exceeds the limit."""
         self.acquire()
         try:
             text, size = self._text, self._bytes
@@ -206,13 +206,13 @@ class LogTail(logging.Handler):
 
 
 def own_submission() -> str | None:
-    """The cluster's name of this driver, where it can be known: on a standalone cluster."""
+    """The cluster's name of this driver, if it can be known: on a standalone cluster."""
     name = Path.cwd().name
     return name if _STANDALONE_ID.fullmatch(name) else None
 
 
 def end_with_parent(parent: int, *, look_s: float = 1.0) -> None:
-    """End this process at once when its parent, the JVM, has: a standalone cluster's kill ends that alone."""
+    """End this process at once when its parent, the JVM, has: a standalone cluster kills only the JVM."""
 
     def look() -> None:
         while os.getppid() == parent:

@@ -1,6 +1,6 @@
-"""What a driver in a cluster gets of its agent's environment: variables that its stream needs, and its catalog.
+"""Passes part of the agent's environment to a driver in a cluster: variables that its stream needs, and its catalog.
 
-Imports little, because the driver's program takes this up before it imports PyIceberg.
+Imports little, because the driver's program uses this before it imports PyIceberg.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import yaml
 
 FILE = ".pyiceberg.yaml"
 CATALOG = "FRAZIL_DRIVER_CATALOG"
-"""The configuration of the stream's catalog, as JSON in Base64: YARN puts values into a script as they are."""
+"""The configuration of the stream's catalog, as JSON in Base64: YARN puts values into a script unquoted."""
 PREFIXES = ("AWS_", "AZURE_", "GOOGLE_", "OPENLINEAGE_", "OTEL_", "LC_")
 NAMES = frozenset(
     {
@@ -25,7 +25,7 @@ NAMES = frozenset(
     }
 )
 OF_THIS_HOST = ("_FILE", "_DIR", "_PATH", "_CREDENTIALS", "_BUNDLE", "_PROFILE", "_CONFIG")
-"""Ends of names whose values are files or in files, unless the stream refers to them."""
+"""Suffixes of names whose values are files or in files, unless the stream refers to them."""
 
 
 def driver_environment(
@@ -33,7 +33,7 @@ def driver_environment(
 ) -> dict[str, str]:
     """Variables for a driver: those that the stream refers to, credentials of storages, and its catalog's properties.
 
-    Nothing that names a folder or a program of this host.
+    Excludes folders and programs of this host.
     """
     passed = {
         name: value
@@ -45,7 +45,7 @@ def driver_environment(
 
 
 def take_up(environment: MutableMapping[str, str], folder: Path) -> None:
-    """In the driver, in its folder: make a home of its own, and configure PyIceberg where the agent sent a catalog."""
+    """Create a home in the driver's folder, and configure PyIceberg if the agent sent a catalog."""
     try:
         home = folder / "frazil-home"
         home.mkdir(mode=0o700, exist_ok=True)
@@ -57,13 +57,13 @@ def take_up(environment: MutableMapping[str, str], folder: Path) -> None:
         file = home / FILE
         file.touch(mode=0o600)
         configured = {"default-catalog": found["name"], "catalog": {found["name"]: found["properties"]}}
-        # PyIceberg takes YAML's block form alone, and a folded line for a mistake.
+        # PyIceberg accepts only YAML's block form, and not a folded line.
         file.write_text(yaml.safe_dump(configured, default_flow_style=False, width=sys.maxsize))
         environment["PYICEBERG_HOME"] = str(home)
         environment.pop("PYICEBERG_DEFAULT_CATALOG", None)
 
 
 def lay_down(environment: Mapping[str, str]) -> None:
-    """At the driver's end: remove the catalog's configuration, which may have secrets, and stays with the folder."""
+    """Remove the catalog's configuration at the driver's end: it may have secrets, and stays with the folder."""
     if home := environment.get("FRAZIL_HOME"):
         (Path(home) / FILE).unlink(missing_ok=True)

@@ -1,11 +1,11 @@
-"""The two objects beside the journals through which an agent and the driver of its stream speak to each other.
+"""Objects next to the journals through which an agent and its stream's driver communicate.
 
-`<state>/driver/order.json`        the agent's: which driver there is to be, and whether it is to stop
-`<state>/driver/<id>/status.json`    that driver's: its heartbeat, and how it ended
-`<state>/driver/<id>/log.json`     the end of its log
+`<state>/driver/order.json`        the agent's: the driver that should run, and whether it should stop
+`<state>/driver/<id>/status.json`  the driver's: its heartbeat, and how it ended `<state>/driver/<id>/log.json`
+the end of its log
 
-A driver that the order does not name, or no longer, ends: of two that were submitted, one writes. (The epoch in the
-table excludes the other until it has seen that.)
+A driver that the order is not, or no longer, for ends: of two submitted drivers, one writes. (The epoch in the table
+excludes the other until it notices.)
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ FORMAT_VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a driver is made from. One that was made from the same is attached to, else replaced."""
+    """What a driver is made from. A driver made from the same is attached to; another one is replaced."""
 
     fingerprint: str
     version: str
-    """Of frazil."""
+    """frazil's version."""
     until_caught_up: bool = False
     restart_generation: int = 0
     """See `frazil.supervise.observed.Desired`."""
@@ -40,21 +40,21 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Which driver there is to be."""
+    """The driver that should run."""
 
     id: str
     """32 hexadecimal digits, new with each submission."""
     wanted: Wanted
     declared: Mapping[str, Any]
-    """The stream as it is declared, with its references unresolved."""
+    """The stream as declared, with unresolved references."""
     master: str
     ordered_at_ms: int
     submission: str | None = None
-    """The cluster's name of it; None until the cluster has told it."""
+    """The cluster's name of it; None until the cluster has returned it."""
     stop: str | None = None
-    """Why it is to end after its current batch; None while it is to write."""
+    """Why it should end after its current batch; None while it should write."""
     kill: bool = False
-    """It is to be killed, because it did not end when it was asked."""
+    """Whether to kill it, because it did not end when asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +65,14 @@ class Exit:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What a driver tells. Each is new by its number."""
+    """A driver's report; a new report has a new number."""
 
     number: int
     beat: Heartbeat | None
     submission: str | None
-    """The cluster's name of it, where the driver knows that."""
+    """The cluster's name of it, if the driver knows it."""
     log_bytes: int = 0
-    """How much it has logged in all."""
+    """Total bytes that it has logged."""
     exit: Exit | None = None
 
 
@@ -82,12 +82,12 @@ class LogEnd:
 
     text: str
     bytes: int
-    """How much it has logged in all, with this."""
+    """Total bytes that it has logged, including this."""
 
 
 @dataclass(frozen=True, slots=True)
 class DriverFolder:
-    """Raises what the storage raises, and treats an object of an unknown format as missing."""
+    """The objects. Raises what the storage raises, and treats an object of an unknown format as missing."""
 
     store: ObjectStore = field(repr=False)
     folder: str
@@ -95,7 +95,7 @@ class DriverFolder:
 
     @classmethod
     def of(cls, table: Table, stream: str) -> Self:
-        """That of a stream; its store renews credentials that a catalog gives for a while."""
+        """The folder of a stream; its store renews temporary credentials of a catalog."""
         return cls(TableHandle.of(table).store, f"{state_location(table, stream)}/driver")
 
     def order(self) -> Order | None:
@@ -126,7 +126,7 @@ class DriverFolder:
         self._write(f"{driver}/log.json", dataclasses.asdict(end))
 
     def forget_all_but(self, driver: str) -> None:
-        """Remove what earlier drivers told."""
+        """Remove reports of earlier drivers."""
         kept = (f"{self.folder}/order.json", f"{self.folder}/{driver}/")
         files = [file.path for file in self.store.list_files(self.folder)]
         self.store.delete(path for path in files if not path.startswith(kept))
@@ -141,5 +141,5 @@ class DriverFolder:
 
 
 def _known(kind: Any, value: Mapping[str, Any]) -> dict[str, Any]:
-    """Without the fields of later versions."""
+    """The value without fields of later versions."""
     return {each.name: value[each.name] for each in dataclasses.fields(kind) if each.name in value}

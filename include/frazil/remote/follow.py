@@ -1,4 +1,4 @@
-"""What an agent does next, from what the order, the driver and the cluster say. Pure."""
+"""Decides what an agent does next, from the order, the driver's report and the cluster. Pure."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from frazil.cluster.driver import DriverState, DriverStatus
 from frazil.remote.driver_folder import Order, Told, Wanted
 
 UNHEARD_S = 60.0
-"""After a submission without an answer: how long to wait for its driver before another is submitted."""
+"""After a submission without an answer: seconds to wait for its driver before another is submitted."""
 FRESH_S = 30.0
-"""A driver that told something so lately runs, whatever a cluster that forgot it says."""
+"""A driver whose report is younger than this runs, even if the cluster has forgotten it."""
 LEAVES_S = 30.0
-"""How long a driver that told its end may still be known as running."""
+"""Seconds for which a driver that reported its end may still be listed as running."""
 KILLED = 137
 CRASHED = 1
 
@@ -32,38 +32,38 @@ class Act(StrEnum):
 class Step:
     act: Act
     reason: str
-    """A sentence, for people."""
+    """A sentence for operators."""
     code: int = 0
     """The exit code of END."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What an agent sees at one moment. Times are seconds of its own clock."""
+    """What an agent observes at one moment. Times are seconds of its own clock."""
 
     wanted: Wanted
     master: str
     order: Order | None
     told: Told | None
-    """What the driver of the order told last."""
+    """The last report of the order's driver."""
     told_since_s: float
-    """How long ago this agent saw something new in it."""
+    """Seconds since this agent saw something new in it."""
     ordered_since_s: float
-    """How long ago the driver was ordered; or, if that was another agent, how long this one has looked."""
+    """Seconds since the driver was ordered or, if another agent ordered it, since this one started."""
     status: DriverStatus
-    """What the cluster says of the order's driver; UNKNOWN while its name is not known."""
+    """What the cluster reports about the order's driver; UNKNOWN while its name is unknown."""
     found: str | None
     """The cluster's name of a driver whose submission had no answer."""
     followed: bool
-    """This agent submitted the driver, or has seen it alive."""
+    """Whether this agent submitted the driver, or has seen it alive."""
     stop: str | None
     """Why this agent was asked to end; None if it was not."""
     force: bool
-    """It was asked to kill the driver."""
+    """Whether it was asked to kill the driver."""
 
 
 def decide(seen: Seen) -> Step:  # noqa: PLR0911 - a return for each rule
-    """The first rule that holds. A driver that may run is never left alone beside another that this agent submits."""
+    """Return the first rule that holds. This agent never submits a driver next to one that may run."""
     order = seen.order
     if order is None:
         return _begin(seen, "none was submitted before")
@@ -101,11 +101,11 @@ def _over(seen: Seen) -> Step | None:
     if state is DriverState.SUCCEEDED:
         return Step(Act.END, seen.status.reason)
     code = seen.status.exit_code or (KILLED if state is DriverState.KILLED else CRASHED)
-    return Step(Act.END, f"it left no word, and {seen.status.reason}", code)
+    return Step(Act.END, f"it left no message, and {seen.status.reason}", code)
 
 
 def _after(seen: Seen, order: Order, over: Step) -> Step:
-    """After the end of the order's driver: another one, unless this agent has to tell of that end."""
+    """After the end of the order's driver, submit another one, unless this agent must report that end."""
     if seen.stop is not None or seen.force:
         return over if seen.followed else _begin(seen, over.reason)
     if not seen.followed:
@@ -116,7 +116,7 @@ def _after(seen: Seen, order: Order, over: Step) -> Step:
 
 
 def _unanswered(seen: Seen, order: Order) -> Step:
-    """Nobody told the cluster's name of the driver: it may run, or will, or never was."""
+    """The cluster's name of the driver is unknown: it may run, may start yet, or never existed."""
     if name := (seen.told.submission if seen.told else None) or seen.found:
         return Step(Act.ADOPT, name)
     if seen.force and not order.kill:
@@ -128,11 +128,11 @@ def _unanswered(seen: Seen, order: Order) -> Step:
         return Step(Act.WAIT, "the driver runs, and the cluster's name of it is not known")
     if seen.ordered_since_s < UNHEARD_S:
         return Step(Act.WAIT, "the cluster did not answer its submission, so it may start yet")
-    return _begin(seen, f"nothing was heard of the last one for {UNHEARD_S:.0f} s")
+    return _begin(seen, f"the last one did not report for {UNHEARD_S:.0f} s")
 
 
 def _differs(seen: Seen, order: Order) -> str | None:
-    """Why the order's driver is not the one that is wanted; None if it is."""
+    """Why the order's driver is not the wanted one; None if it is."""
     if order.master != seen.master:
         return f"resources.master was {order.master}"
     if order.wanted.fingerprint != seen.wanted.fingerprint:
@@ -140,7 +140,7 @@ def _differs(seen: Seen, order: Order) -> str | None:
     if order.wanted.version != seen.wanted.version:
         return f"it was submitted by frazil {order.wanted.version}"
     if order.wanted.restart_generation < seen.wanted.restart_generation:
-        return "a restart was asked for"
+        return "a restart was requested"
     if order.wanted.until_caught_up != seen.wanted.until_caught_up:
         return "it was to run until another end"
     return None

@@ -1,4 +1,4 @@
-"""The heartbeat of an agent: the driver's, as far as it tells one, dated by this host's clock."""
+"""The heartbeat of an agent: the driver's last one, dated by this host's clock."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ log = logging.getLogger(__name__)
 
 BEAT_S = 1.0
 SILENT_MS = 10_000
-"""A driver's last word counts for so long; then the heartbeat in the run folder grows old, and people see it."""
+"""Time for which a driver's last report counts; then the heartbeat in the run folder grows stale, visibly."""
 LOG_CHECK_BEATS = 60
 
 
 class Mirror:
     """A thread that writes the heartbeat into the run folder every second, until it is closed.
 
-    While there is no driver yet, it tells what the cluster says of it. While the storage does not answer, it tells that
-    too: the driver may be well.
+    Before the driver starts, it reports the cluster's status of it. While the storage does not answer, it reports that:
+    the driver may be well.
     """
 
     def __init__(self, spec: StreamSpec, folder: Path) -> None:
@@ -46,7 +46,7 @@ class Mirror:
         )
         self._heard_at_ms: int | None = None
         self._advanced: tuple[int, int] | None = None
-        """When the driver's clock says that it advanced last, and what that is by ours."""
+        """The driver's time of its last progress, and our time of it."""
         self._outage: str | None = None
         self._notice: str | None = None
         self._over = threading.Event()
@@ -66,7 +66,7 @@ class Mirror:
             self.ended(f"{type(error).__name__}: {error}")
 
     def heard(self, beat: Heartbeat) -> None:
-        """The driver told something new."""
+        """Take a new report of the driver."""
         now_ms = clock.now_ms()
         with self._lock:
             if self._advanced is None or self._advanced[0] != beat.advanced_at_ms:
@@ -80,12 +80,12 @@ class Mirror:
             self._heard_at_ms = now_ms
 
     def runs(self, submission: str, status: DriverStatus) -> None:
-        """What the cluster says of the driver."""
+        """Take the cluster's status of the driver."""
         sentence = f"the driver is {submission} in the cluster: {status.reason}"
         self._notices(sentence, waits=status.state in {DriverState.WAITING, DriverState.UNKNOWN})
 
     def unanswered(self, why: str | None) -> None:
-        """The cluster has not told the driver's name; `why`, where this agent knows that."""
+        """Report that the cluster has not returned the driver's name; `why` is the reason, if known."""
         sentence = "the cluster has not answered the submission of the driver yet"
         self._notices(f"{sentence}: {why}" if why else sentence, waits=True)
 
@@ -93,11 +93,11 @@ class Mirror:
         now_ms = clock.now_ms()
         with self._lock:
             self._notice = sentence
-            if waits and self._heard_at_ms is None:  # whoever waits for a cluster is not hung
+            if waits and self._heard_at_ms is None:  # waiting for a cluster is not a hang
                 self._beat = dataclasses.replace(self._beat, advanced_at_ms=now_ms)
 
     def outage(self, sentence: str | None) -> None:
-        """Why nothing can be heard of the driver; None once it can."""
+        """Set why the driver's reports cannot be read; None once they can."""
         with self._lock:
             self._outage = sentence
 

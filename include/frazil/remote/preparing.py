@@ -1,4 +1,4 @@
-"""What an agent finds out before it submits: the table, the folder of its orders, and what the driver needs."""
+"""Prepares a submission: the table, the folder of the agent's orders, and the driver's needs."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ KUBERNETES_VARIABLE = "spark.kubernetes.driverEnv."
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """All that a driver of a stream is made from."""
+    """Everything that a driver of a stream is made from."""
 
     spec: StreamSpec
     declared: Mapping[str, Any]
-    """The declaration with the text of the files that it names."""
+    """The declaration with the text of the files that it refers to."""
     resources: Resources
-    """With its Spark properties' references resolved, where no command line shows them."""
+    """Resources whose Spark properties have resolved references, where no command line shows them."""
     folder: DriverFolder
     restart_generation: int
     program: Path
@@ -43,7 +43,7 @@ class Prepared:
     environment: Mapping[str, str] = field(repr=False)
 
     def driver(self, order: str) -> ClusterDriver:
-        """The driver that fulfils an order, by the order's id."""
+        """The driver for an order, given the order's id."""
         return ClusterDriver(
             application=self.spec.name,
             launch_id=order,
@@ -55,9 +55,10 @@ class Prepared:
 
 
 def prepare(spec: StreamSpec, streams: Path, *, program: Path) -> Prepared:
-    """Make the stream's tables if they are missing, as a writer does: what driver and agent tell lies beside them.
+    """Create the stream's tables if they are missing, as a writer does: driver and agent communicate next to them.
 
-    Raises SpecError, AccessDenied, KafkaUnavailable, CommitUnavailable and what else keeps a writer from starting.
+    Raises SpecError, AccessDenied, KafkaUnavailable, CommitUnavailable and other errors that keep a writer from
+    starting.
     """
     config = catalog_config(spec.table.catalog)
     if config.embedded and not on_loopback(spec.resources.master):
@@ -66,7 +67,7 @@ def prepare(spec: StreamSpec, streams: Path, *, program: Path) -> Prepared:
             "configure a catalog that all hosts reach"
         )
     if load_stream_table(spec) is None and lost_table(spec) is None:
-        # A mistyped topic leaves no empty table behind.
+        # A mistyped topic must not leave an empty table behind.
         settings = kafka_properties(spec, os.environ)
         with KafkaOffsets(settings, spec.source.reads, stream=spec.name) as kafka:
             if not kafka.describe().partitions:
@@ -111,7 +112,7 @@ def _of_submission(spec: StreamSpec, resolved: Mapping[str, str]) -> Resources:
 def _environment(
     spec: StreamSpec, resolved: Mapping[str, str], *, catalog: str, properties: Mapping[str, str]
 ) -> dict[str, str]:
-    """The driver's variables. In a pod they are for all to see, so there it has its own catalog and credentials."""
+    """The driver's variables. In a pod everyone can read them, so there it has its own catalog and credentials."""
     referred = {*environment_names(spec), *map(connection_variable, declared_connections(spec))}
     if spec.resources.manager is ClusterManager.KUBERNETES:
         named = {name for name in referred if f"{KUBERNETES_VARIABLE}{name}" not in resolved}

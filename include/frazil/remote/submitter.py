@@ -1,4 +1,4 @@
-"""How a driver of each kind of cluster is submitted, found again and opened."""
+"""Submits, finds and opens a driver on each kind of cluster."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ from frazil.stream.session import HADOOP_FOLDERS
 log = logging.getLogger(__name__)
 
 SUBMIT_WITHIN_S = 300.0
-"""spark-submit uploads a package of hundreds of megabytes."""
+"""Timeout of spark-submit, which uploads a package of hundreds of megabytes."""
 NAMESPACE = "spark.kubernetes.namespace"
 CONTEXT = "spark.kubernetes.context"
 
 
 class SubmitFailed(EnvironmentUnusable):
-    """spark-submit failed: perhaps after the cluster had accepted the driver."""
+    """spark-submit failed, perhaps after the cluster had accepted the driver."""
 
     def __init__(self, message: str, said: str) -> None:
         super().__init__(message)
@@ -61,13 +61,13 @@ class Submitter(Protocol):
     """Submits drivers to one cluster."""
 
     def submit(self, driver: ClusterDriver) -> str:
-        """The cluster's name of the driver, once it has accepted it.
+        """The cluster's name of the driver, once accepted.
 
-        Raises EnvironmentUnusable if it refuses, SpecError, and Silent if nobody knows whether it accepted it.
+        Raises EnvironmentUnusable if it is refused, SpecError, and Silent if it is unknown whether it was accepted.
         """
 
     def find(self, driver: ClusterDriver) -> str | None:
-        """The cluster's name of a driver whose submission had no answer; None if it tells none. Never raises."""
+        """The cluster's name of a driver whose submission had no answer; None if unknown. Never raises."""
 
     def open(self, submission: str) -> Driver:
         """The driver of that name."""
@@ -84,7 +84,7 @@ def submitter(resources: Resources) -> Submitter:
 
 
 class StandaloneSubmitter:
-    """Over the REST servers of the masters. They tell of no driver whose id is not known: that must tell it itself."""
+    """Uses the REST servers of the masters. They do not list drivers: one with an unknown id must report it itself."""
 
     def __init__(self, resources: Resources) -> None:
         self._addresses = standalone.rest_addresses(resources.master, resources.rest_port)
@@ -124,21 +124,23 @@ def _standalone_properties(driver: ClusterDriver) -> dict[str, str]:
         "spark.driver.memory": f"{max(1, resources.driver_memory // 2**20)}m",
         "spark.driver.extraJavaOptions": LEAN,
         **archive,
-        # They are on the driver's command line, so those with references wait until it resolves them itself.
+        # They are on the driver's command line, so those with references wait until the driver resolves them.
         **{key: value for key, value in resources.spark.items() if "${" not in value},
         "spark.master": resources.master,
     }
 
 
 def _standalone_environment(driver: ClusterDriver) -> dict[str, str]:
-    """With the driver's Python: that of this path on the workers' hosts, unless the declaration names another."""
+    """The environment with the driver's Python: that of this path on workers' hosts, unless the declaration
+    overrides it.
+    """
     python = driver.resources.spark.get("spark.pyspark.driver.python", sys.executable)
-    # Spark loads conf/spark-env.sh of the worker unless it is told that somebody did.
+    # Spark loads conf/spark-env.sh of the worker unless this says that it was loaded.
     return {**driver.environment, "PYSPARK_PYTHON": python, "PYSPARK_DRIVER_PYTHON": python, "PYTHONUNBUFFERED": "1"}
 
 
 class YarnSubmitter:
-    """By spark-submit, and the ResourceManagers that HADOOP_CONF_DIR names."""
+    """Uses spark-submit, and the ResourceManagers of HADOOP_CONF_DIR."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         folder = next((environment[name] for name in HADOOP_FOLDERS if environment.get(name)), None)
@@ -155,10 +157,10 @@ class YarnSubmitter:
             return self._accepted(driver, failed)
         if application := submitted_application(said):
             return application
-        raise Silent("spark-submit ended well, and did not tell the application's id")
+        raise Silent("spark-submit succeeded, but did not print the application's id")
 
     def _accepted(self, driver: ClusterDriver, failed: SubmitFailed) -> str:
-        """The application that YARN has, although spark-submit failed: by its output, or by the launch's tag."""
+        """The application that YARN has although spark-submit failed: by its output, or by the launch's tag."""
         application = submitted_application(failed.said)
         try:
             application = application or self._tagged(driver)
@@ -185,7 +187,7 @@ class YarnSubmitter:
 
 
 class KubernetesSubmitter:
-    """By spark-submit, and the API whose pods it makes. The name of the driver's pod is known before there is one."""
+    """Uses spark-submit, and the API whose pods it creates. The name of the driver's pod is known in advance."""
 
     def __init__(self, resources: Resources, environment: Mapping[str, str]) -> None:
         self._access = _kubernetes_access(resources, environment)
@@ -208,7 +210,7 @@ class KubernetesSubmitter:
 
 
 def _kubernetes_access(resources: Resources, environment: Mapping[str, str]) -> KubernetesAccess:
-    """As spark-submit finds it: the pod's own service account, else the kubeconfig."""
+    """Access as spark-submit finds it: the pod's own service account, else the kubeconfig."""
     if environment.get("KUBERNETES_SERVICE_HOST"):
         return in_cluster(environment)
     named = (environment.get("KUBECONFIG") or "").partition(os.pathsep)[0]
@@ -219,7 +221,7 @@ def _kubernetes_access(resources: Resources, environment: Mapping[str, str]) -> 
 def spark_submit(
     driver: ClusterDriver, *, run: Callable[..., subprocess.CompletedProcess[str]] = subprocess.run
 ) -> str:
-    """What spark-submit says, once the cluster has accepted the driver.
+    """The output of spark-submit, once the cluster has accepted the driver.
 
     Raises SubmitFailed if it fails, SpecError, and Silent if it does not end in time.
     """

@@ -1,3 +1,3 @@
-"""Which windows of a table are complete: decided from its metadata, and written down once in `frazil.signals`."""
+"""Decides from a table's metadata which windows are complete, and records each once in `frazil.signals`."""
 
 from __future__ import annotations

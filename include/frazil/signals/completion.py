@@ -1,8 +1,8 @@
-"""From the current state of a table to its signals: who feeds it, which windows are complete, how many rows they have.
+"""Derives a table's signals from its current state: the feeding streams, the complete windows, and their row counts.
 
-An assessment reads metadata: the markers among the table's properties, and the summaries of the commits since the
-last signal. If a summary does not say what its commit brought, the manifests are read too. Rows are counted, and
-gates run, only for windows that are signalled.
+An assessment reads metadata: the markers in the table's properties, and the summaries of the commits since the last
+signal. If a summary does not describe its commit, the manifests are read too. Rows are counted, and gates run, only for
+signalled windows.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from frazil.table.lost import lost_table
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """What a quality gate says about a window."""
+    """A quality gate's result for a window."""
 
     passed: bool
     note: str | None = None
@@ -50,7 +50,7 @@ RunGates = Callable[["Assessment", Sequence[Window]], Mapping[Window, Gate]]
 
 @dataclass(frozen=True, slots=True)
 class Assessment:
-    """What was found of a table whose windows are signalled, at one moment."""
+    """The state of a table with signalled windows, at one moment."""
 
     table: Table
     specs: tuple[StreamSpec, ...]
@@ -81,7 +81,7 @@ def assess(catalog: Catalog, specs: Sequence[StreamSpec], *, most: int = MAX_WIN
     spec = specs[0]
     if spec.window is None:
         return None
-    # The signals come first: if somebody signals after this, the append finds the cursor moved.
+    # The signals come first: if another process signals after this, the append finds the cursor moved.
     signals = TableSignals.load(catalog, spec.table.identifier)
     with catalog_errors(catalog.name):
         try:
@@ -106,14 +106,14 @@ def assess(catalog: Catalog, specs: Sequence[StreamSpec], *, most: int = MAX_WIN
 
 
 def _of_this_table(cursor: Cursor | None, table: Table) -> Cursor | None:
-    """If the table was dropped and made again, all of its rows came after its signals: there is no cursor."""
+    """The cursor, or None if the table was recreated: then all of its rows are newer than its signals."""
     if cursor is None or cursor.table_uuid in {None, str(table.metadata.table_uuid)}:
         return cursor
     return dataclasses.replace(cursor, sequence_number=0)
 
 
 def _is_behind(table: Table, cursor: Cursor | None) -> bool:
-    """Whether the catalog answered with an older state of the table than was signalled, as caches do."""
+    """Whether the catalog returned an older state of the table than was signalled, as caches do."""
     metadata = table.metadata
     if cursor is None or cursor.table_uuid != str(metadata.table_uuid):
         return False
@@ -121,7 +121,7 @@ def _is_behind(table: Table, cursor: Cursor | None) -> bool:
 
 
 def feeds_of(table: Table, specs: Iterable[StreamSpec]) -> tuple[Feed, ...]:
-    """The streams that feed a table: those with a marker in it, and those declared that have not begun."""
+    """The streams that feed a table: those with a marker in it, and declared ones that have not started."""
     declared = {spec.name: spec for spec in specs}
     markers = read_markers(table.metadata.properties)
     return tuple(
@@ -135,7 +135,7 @@ def _feed(table: Table, stream: str, spec: StreamSpec | None, marker: Marker | N
     if marker is None:
         return Feed(stream, None, lateness_us)
     if spec is None:
-        problem = f"no sound file declares it: fix its file, or `frazil forget {stream}`"
+        problem = f"no valid file declares it: fix its file, or `frazil forget {stream}`"
         return Feed(stream, None, problem=problem)
     if isinstance(spec, RoutedStream):
         return routed_feed(table, spec, marker)
@@ -151,7 +151,7 @@ def _feed(table: Table, stream: str, spec: StreamSpec | None, marker: Marker | N
 
 
 def signal(catalog: Catalog, seen: Assessment, *, clock_ms: int, gates: RunGates | None = None) -> tuple[Signal, ...]:
-    """Append what an assessment found to `frazil.signals`, each window once; nothing if somebody else was faster."""
+    """Append the assessment's windows to `frazil.signals`, once each; nothing if another process was faster."""
     cursor = seen.cursor
     head = head_of(seen.table.metadata)
     if cursor is None or head is None:
@@ -189,7 +189,7 @@ def signal(catalog: Catalog, seen: Assessment, *, clock_ms: int, gates: RunGates
 
 
 def _revisions(seen: Assessment) -> dict[Window, int]:
-    """The revisions of windows that are decided again: the next one, or the same one if nobody was told of it."""
+    """Revisions of windows that are decided again: the next one, or the same one if no event was sent."""
     again = seen.decision.again
     if not again:
         return {}
@@ -211,7 +211,7 @@ def _rejected_since(seen: Assessment) -> int:
 
 
 def release(catalog: Catalog, spec: StreamSpec, window: Window, *, note: str, clock_ms: int) -> Signal:
-    """Signal a window that its gate holds, with its current rows; `note` says who wants it and why.
+    """Signal a window that its gate holds, with its current rows; `note` has the user and the reason.
 
     Raises SpecError if the window is not held.
     """
@@ -225,7 +225,7 @@ def release(catalog: Catalog, spec: StreamSpec, window: Window, *, note: str, cl
         head = head_of(now.metadata)
         if cursor is None or held is None or held.sent or head is None:
             raise SpecError(
-                f"window {window} of {table} is not held by a gate: `frazil partitions {table}` lists those that are"
+                f"window {window} of {table} is not held by a gate: `frazil partitions {table}` lists the held ones"
             )
         if _is_behind(now, cursor):
             raise CommitUnavailable(f"the catalog answered with an older state of {table} than was signalled; retry")
@@ -247,7 +247,7 @@ def release(catalog: Catalog, spec: StreamSpec, window: Window, *, note: str, cl
 def send_again(
     catalog: Catalog, table: str, windows: Sequence[Window], *, note: str, clock_ms: int
 ) -> tuple[Signal, ...]:
-    """Signal windows once more at their present revision, for consumers that missed it.
+    """Signal windows once more at their current revision, for consumers that missed it.
 
     Raises SpecError if one of them was never signalled, or is held.
     """
@@ -269,7 +269,7 @@ def send_again(
 
 
 def _why_not_signalled(table: str, windows: Sequence[Window], cursor: Cursor | None) -> str:
-    """What is so of the earliest of windows that cannot be sent again."""
+    """Why the earliest of these windows cannot be sent again."""
     if cursor is not None and min(windows).start_us < cursor.from_us:
-        return f"Signals of {table} begin with {Window.of(cursor.from_us, cursor.grain)}; what is earlier is history"
-    return f"`frazil partitions {table}` says what it is waiting for"
+        return f"Signals of {table} begin with {Window.of(cursor.from_us, cursor.grain)}; earlier windows are history"
+    return f"`frazil partitions {table}` shows what it waits for"

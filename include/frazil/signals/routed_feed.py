@@ -1,4 +1,4 @@
-"""How far a stream has come for a table of its route: as far as its home, unless rows wait for the table."""
+"""A stream's progress for a table of its route: that of its main table, unless rows wait for the table."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from frazil.spec.routed_stream import RoutedStream
 
 
 def routed_feed(table: Table, spec: RoutedStream, marker: Marker) -> Feed:
-    """The stream's watermark as of the last batch whose rows the table has, all of them.
+    """The stream's watermark as of the last batch whose rows the table has completely.
 
-    Home is loaded after the table: what home has decided meanwhile counts as lacking. Raises `MarkerUnreadable`, and
-    what the catalog and the storage raise.
+    The main table is loaded after this table: newer batches of the main table count as missing. Raises
+    `MarkerUnreadable`, and what the catalog and the storage raise.
     """
     stream, lateness_us = spec.name, spec.lateness // timedelta(microseconds=1)
     try:
@@ -41,7 +41,7 @@ def routed_feed(table: Table, spec: RoutedStream, marker: Marker) -> Feed:
     tables = StreamTables.of(stream, {"main": home}, clock_ms=clock.now_ms)
     first = first_lacked(tables, decided, spec.table.identifier, marker)
     if first is not None:
-        problem = f"{spec.table.identifier} lacks rows from batch {first} on: `frazil route {stream}` says why"
+        problem = f"{spec.table.identifier} misses rows from batch {first} on: `frazil route {stream}` shows why"
         before_us = _watermark_before(home, stream, first)
         return Feed(stream, before_us, lateness_us, problem=None if before_us is not None else problem)
     offsets = of_topics(decided.offsets, spec.source.reads)
@@ -50,7 +50,7 @@ def routed_feed(table: Table, spec: RoutedStream, marker: Marker) -> Feed:
 
 
 def _watermark_before(home: Table, stream: str, first: BatchKey) -> int | None:
-    """The watermark when the batch before was committed, in microseconds, by the commit's summary."""
+    """The watermark of the previous batch, in microseconds, from that commit's summary."""
     for snapshot, path in commit_records(home.metadata, stream):
         key = key_of(path)
         if key is not None and key < first:

@@ -1,4 +1,4 @@
-"""One row of `frazil.signals`: a complete window of a table, at one revision; and how the table stores it."""
+"""One row of `frazil.signals`: a complete window of a table at one revision, and its storage."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Signal:
     state: SignalState
     rows: int
     dead_letters: int
-    """Committed since the previous signal. A dead letter has no event time, so these may belong to this window."""
+    """Dead letters committed since the previous signal. They have no event time, so they may belong to this window."""
     late_rows: int
     """Rows that came since the previous signal, behind the watermark."""
     watermark_us: int
@@ -89,7 +89,7 @@ SPEC = PartitionSpec(
     PartitionField(source_id=3, field_id=1001, transform=DayTransform(), name="start_day"),
 )
 _MICROSECONDS = {"start": "start_us", "end": "end_us", "watermark": "watermark_us"}
-"""The time columns, and the fields that hold them as numbers."""
+"""The time columns, with the fields that hold them as numbers."""
 
 
 def to_arrow(signals: Sequence[Signal], schema: pa.Schema) -> pa.Table:

@@ -1,7 +1,7 @@
-"""`frazil.signals`: which windows of which tables are complete; one row per window and revision, one table per catalog.
+"""`frazil.signals`: one row for each complete window of a table and revision; one table per catalog.
 
-Its append is the compare-and-swap that makes a signal happen once. A table's cursor is a property of this one and moves
-in the same update as the rows are appended; a writer that finds it moved appends nothing. Airflow's events follow from
+Its append is the compare-and-swap that makes a signal happen once. A table's cursor is a property of `frazil.signals`
+and moves in the same update as the append; a writer that finds it moved appends nothing. Airflow's events follow from
 the rows.
 """
 
@@ -43,12 +43,12 @@ IDENTIFIER = "frazil.signals"
 PROPERTY_PREFIX = "frazil.signals."
 FORMAT_VERSION = 1
 TABLE_KEY, FROM_KEY = "frazil.table", "frazil.from-us"
-"""Keys in each append's summary: the table whose signals it brought, and the start of the earliest window."""
+"""Keys in each append's summary: the table of the signals, and the start of the earliest window."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableSignals:
-    """The signals of one table, as `frazil.signals` stood when it was loaded."""
+    """The signals of one table, as of the time when `frazil.signals` was loaded."""
 
     table: str
     cursor: Cursor | None
@@ -80,7 +80,7 @@ class TableSignals:
         return self._scan(And(GreaterThan(term="number", value=number), self._since(number)))
 
     def _since(self, number: int) -> BooleanExpression:
-        """Which days to read for signals after a number, by those summaries of appends that are kept."""
+        """Filter of the days to read for signals after a number, from the kept summaries of appends."""
         starts = []
         for snapshot in ancestors(self.at.metadata) if self.at else ():
             summary = snapshot.summary.additional_properties if snapshot.summary else {}
@@ -108,9 +108,9 @@ def newest_signals(catalog: Catalog, table: str, *, from_us: int, to_us: int) ->
 def append_signals(
     catalog: Catalog, seen: TableSignals, signals: Iterable[Signal], cursor: Cursor, *, clock_ms: int
 ) -> bool:
-    """Append a table's signals and move its cursor. False, with nothing appended, if somebody moved it since `seen`.
+    """Append a table's signals and move its cursor; return False, without an append, if it moved since `seen`.
 
-    Raises whatever `swap` raises.
+    Raises what `swap` raises.
     """
     ensure_declared(catalog, DeclaredTable(IDENTIFIER, SCHEMA, SPEC), "signals")
     handle = TableHandle(catalog, IDENTIFIER)
@@ -128,7 +128,7 @@ def append_signals(
         return Change(prepared.requirements, (*prepared.updates, moved), True, proof)
 
     landed = commit_snapshot(handle, propose, (writer,), retry_policy=RetryPolicy(total_s=60))
-    # Only if our manifests are proven waste: an append whose answer was lost may have landed.
+    # Only if our manifests are proven unused: an append whose answer was lost may have landed.
     if not landed and files and not writer.manifests:
         _discard(handle.current(), files)
     return landed
@@ -192,7 +192,7 @@ def _cursor_text(cursor: Cursor, number: int, token: str) -> str:
 
 
 def _discard(table: Table, files: Sequence[StagedFile]) -> None:
-    """Best effort: what stays is an orphan, and must not hide that the append did not land."""
+    """Delete files as far as possible: a leftover is an orphan, and must not hide that the append did not land."""
     try:
         open_store(table.location(), table.io.properties).delete(file.path for file in files)
     except (OSError, FrazilError) as error:

@@ -1,4 +1,4 @@
-"""Whether a window of a table was signalled, and what it waits for if it was not: for the sensor and for people."""
+"""Whether a window of a table was signalled, and if not, what it waits for: for the sensor and for people."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from frazil.errors import SpecError
-from frazil.partitions.completeness import moment, waits_for
+from frazil.partitions.completeness import history_words, waiting_words
 from frazil.partitions.windows import Grain, Window, windows_between
 from frazil.signals.completion import Assessment, assess
 from frazil.signals.signal import Signal
@@ -17,28 +17,27 @@ from frazil.table.catalogs import existing_catalog
 
 @dataclass(frozen=True, slots=True)
 class WindowStatus:
-    """What is known of an hour or a day. `signals` are those of its windows once all were sent; until then it waits."""
+    """Status of an hour or a day. `signals` are those of its windows once all were sent; until then it is empty."""
 
     signals: tuple[Signal, ...]
     waits_for: str
     never: bool = False
-    """It lies before the first window that is signalled, so it will never be signalled."""
+    """Whether it is before the first signalled window, so that it will never be signalled."""
 
 
 def window_status(specs: Sequence[StreamSpec], key: str) -> WindowStatus:
-    """The status of an hour or a day. A day of a table whose hours complete stands for all of its hours.
+    """The status of an hour or a day. A day of a table with hourly windows stands for all of its hours.
 
-    Raises SpecError if the key is not a window of the table, and whatever `assess` raises.
+    Raises SpecError if the key is not a window of the table, and what `assess` raises.
     """
     table = specs[0].table.identifier
     wanted = _window(key, specs[0])
     seen = assess(existing_catalog(specs[0].table.catalog), specs)
     if seen is None:
-        return WindowStatus((), f"there is no table {table} yet: its writer never ran")
+        return WindowStatus((), f"the table {table} does not exist yet: its writer never ran")
     cursor = seen.signals.cursor
-    if cursor is not None and wanted.start_us < cursor.from_us:
-        first = moment(cursor.from_us)
-        return WindowStatus((), f"{key} of {table} is history: signals begin at {first} (`complete-from`)", never=True)
+    if said := history_words(wanted, cursor):
+        return WindowStatus((), f"{key} of {table}: {said} (`complete-from`)", never=True)
     windows = tuple(windows_between(seen.grain, wanted.start_us, wanted.end_us))
     newest = seen.signals.newest(from_us=wanted.start_us, to_us=wanted.end_us)
     untold = [w for w in windows if w not in newest or not newest[w].sent]
@@ -55,15 +54,11 @@ def _window(key: str, spec: StreamSpec) -> Window:
     if spec.window is None:
         raise SpecError(never_complete(spec))
     if window.grain is Grain.HOUR and spec.window == "day":
-        raise SpecError(f"partition {key!r} is an hour, and what completes of {spec.table.identifier} are days")
+        raise SpecError(f"partition {key!r} is an hour, but the windows of {spec.table.identifier} are days")
     return window
 
 
 def _reason(seen: Assessment, window: Window, last: Signal | None) -> str:
     if last is not None:
         return f"{window} is held by its quality gate: {last.note}"
-    waiting = waits_for(seen.feeds, window)
-    if not waiting:
-        return f"{window} is complete; the table's partition DAG has not run since"
-    needs = "; ".join(f"{feed}, and {moment(window.end_us + feed.lateness_us)} is needed" for feed in waiting)
-    return f"{window} waits: {needs}"
+    return f"{window} waits: {waiting_words(seen.feeds, window, needed=True)}"

@@ -111,5 +111,5 @@ def _width(transform: str, text: str | None) -> int | None:
             raise ValueError(f"gives {transform} a number; write {transform}(column)")
         return None
     if text is None or not text.isdecimal() or len(text) > len(str(MAX_WIDTH)) or not 0 < int(text) <= MAX_WIDTH:
-        raise ValueError(f"needs an integer from 1 to {MAX_WIDTH}: {transform}(16, column)")
+        raise ValueError(f"needs an integer above 0, and at most {MAX_WIDTH}: {transform}(16, column)")
     return int(text)

@@ -14,7 +14,7 @@ from frazil.audit.changed_keys import ChangedKeys
 from frazil.audit.claims import Claims
 from frazil.audit.compare import FindingKind
 from frazil.audit.ranges import CommittedRange
-from frazil.audit.upserts import _of_keys, _read_again
+from frazil.audit.upserts import _differences, _of_keys, _read_again
 from frazil.merge.contract import Counts
 from frazil.spec.model import StreamSpec
 from tests.unit.audit.test_source import IDENTITY, T0, StandInKafka
@@ -51,6 +51,19 @@ def test_offsets_that_were_committed_again_are_told_for_their_topic_partition() 
     )
 
 
+def test_a_log_that_was_cut_below_what_was_merged_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Older records in the place of newer ones change nothing by `order-by`, so a merge would not notice."""
+    monkeypatch.setattr(upserts, "open_kafka", lambda _: nullcontext(StandInKafka()))
+    monkeypatch.setattr(upserts, "_differences", lambda _: iter(()))
+    marker: Any = SimpleNamespace(source=IDENTITY, offsets={T0: 60}, leader_epochs={T0: 1}, rewritten={})
+    ranges = {T0: (CommittedRange(0, 60, 60, 0, "id-1", leader_epoch=1),)}
+    spec: Any = SimpleNamespace(name="orders")
+    tables: Any = None
+    (found,) = upserts._compared(spec, tables, tables, marker, Claims(ranges))
+    assert (found.kind, found.where) == (FindingKind.LOG_CUT, "t-0")
+    assert "cut at offset 40" in found.sentence
+
+
 class Staged(Exception):
     pass
 
@@ -67,18 +80,5 @@ def test_records_are_staged_in_the_run_folder_also_where_the_stream_never_ran(
 ) -> None:
     monkeypatch.setenv("FRAZIL_HOME", str(tmp_path / "home"))
     with pytest.raises(Staged) as found:
-        list(upserts._differences(Replay()))  # type: ignore[arg-type]
+        list(_differences(Replay()))  # type: ignore[arg-type]
     assert found.value.args == (tmp_path / "home" / "streams" / "s",)
-
-
-def test_a_log_that_was_cut_below_what_was_merged_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Older records in the place of newer ones change nothing by `order-by`, so a merge would not notice."""
-    monkeypatch.setattr(upserts, "open_kafka", lambda _: nullcontext(StandInKafka()))
-    monkeypatch.setattr(upserts, "_differences", lambda _: iter(()))
-    marker: Any = SimpleNamespace(source=IDENTITY, offsets={T0: 60}, leader_epochs={T0: 1}, rewritten={})
-    ranges = {T0: (CommittedRange(0, 60, 60, 0, "id-1", leader_epoch=1),)}
-    spec: Any = SimpleNamespace(name="orders")
-    tables: Any = None
-    (found,) = upserts._compared(spec, tables, tables, marker, Claims(ranges))
-    assert (found.kind, found.where) == (FindingKind.LOG_CUT, "t-0")
-    assert "cut at offset 40" in found.sentence

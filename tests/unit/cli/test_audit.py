@@ -16,7 +16,7 @@ def test_a_stream_that_has_committed_nothing_is_not_called_clean(capsys: pytest.
     nothing = PartitionAudit("orders", 0, None, 0, 0, 0, 0, None, 0)
     _show(Audit("orders", partitions=(nothing,), findings=(), batches=0), with_source=False)
     said = capsys.readouterr().out
-    assert "Stream orders has committed nothing yet. `frazil status orders` says what waits." in said
+    assert "Stream orders has committed nothing yet. `frazil status orders` shows what waits." in said
     assert "not asked" not in said
 
 
@@ -24,14 +24,14 @@ def test_gaps_that_kafka_was_not_asked_for_are_said(capsys: pytest.CaptureFixtur
     landed = PartitionAudit("orders", 0, 0, 5, 5, 5, 0, None, 0)
     _show(Audit("orders", partitions=(landed,), findings=(), batches=1), with_source=False)
     said = capsys.readouterr().out
-    assert "gaps: not asked (--source compares with Kafka)" in said
+    assert "gaps: not checked (--source compares with Kafka)" in said
     assert "Stream orders is clean: 5 rows, each offset once." in said
 
 
 def test_an_upsert_that_has_committed_nothing_has_no_partitions(capsys: pytest.CaptureFixture[str]) -> None:
     _show(Audit("orders", partitions=(), findings=(), batches=0, by_key=True), with_source=True)
     assert capsys.readouterr().out == (
-        "Stream orders has committed nothing yet. `frazil status orders` says what waits.\n"
+        "Stream orders has committed nothing yet. `frazil status orders` shows what waits.\n"
     )
 
 
@@ -42,7 +42,7 @@ def test_an_upsert_of_which_not_all_was_compared_is_not_called_clean(capsys: pyt
     assert (found.clean, found.complete, found.wrong) == (False, False, ())
     _show(found, with_source=True)
     said = capsys.readouterr().out
-    assert "Stream orders: nothing is off in what was compared of 5 committed changes; see the notes." in said
+    assert "Stream orders: nothing is wrong in what was compared of 5 committed changes; see the notes." in said
     assert "clean" not in said
 
 

@@ -163,7 +163,7 @@ def test_a_table_without_a_snapshot_then_is_said(made, cut, call):
         "demo.a": None,
         "demo.a_dead_letters": None,
     }
-    assert "-- demo.a had no snapshot then" in call("a", "--at", at(-2), "--sql", "spark").stdout
+    assert "-- demo.a had no snapshot at that time" in call("a", "--at", at(-2), "--sql", "spark").stdout
 
 
 def test_what_has_expired_is_said(made, cut, call):

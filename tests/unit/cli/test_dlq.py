@@ -129,7 +129,7 @@ def test_letters_from_before_there_were_headers_are_shown_after_their_table_has_
 
 
 def test_a_reason_that_no_letter_has_is_answered_with_those_that_there_are(streams: Path) -> None:
-    assert "no letters of nope; there are letters of NotJson, WrongType." in call(
+    assert "no dead letters of nope; existing reasons: NotJson, WrongType." in call(
         streams, "show", "made", "--reason", "nope"
     )
 
@@ -192,11 +192,10 @@ def test_letters_whose_records_are_yet_to_be_read_again_are_left_to_the_writer(s
 
 
 def test_what_cannot_be_replayed_is_refused_before_it_is_counted(streams: Path) -> None:
-    keyed = STREAM.replace("{at: timestamptz}", "{at: timestamptz, id: long not null}")
-    (streams / "made.yaml").write_text(keyed + "dedupe: {key: [id], within: 1h}\n")
+    (streams / "made.yaml").write_text(STREAM + "coordinates: false\n")
     done = CliRunner().invoke(frazil, ["dlq", "replay", "made", "--dry-run", "--streams", str(streams)])
     assert isinstance(done.exception, SpecError)
-    assert "dedupe: a replay of dead letters" in str(done.exception)
+    assert "keeps no Kafka coordinates" in str(done.exception)
 
 
 def test_a_reason_is_a_word(streams: Path) -> None:

@@ -27,7 +27,7 @@ SPEC = StreamSpec.model_validate(
         "event-time": "n",
     }
 )
-SEE = "see table city.rides_dead_letters: the column `error` says why"
+SEE = "see table city.rides_dead_letters: the column `error` has the reasons"
 
 
 def landed(records: int, rejected: int = 0, files: int = 1) -> BatchCommitted:
@@ -75,7 +75,7 @@ def test_rows_that_wait_for_tables_of_the_route_are_told_apart():
     assert totals.end(stopped=True) == "stopped: 5 rows in the tables of the route of rides"
     assert totals.end(stopped=True, waiting=3) == (
         "stopped: 5 rows for the tables of the route of rides; 3 rows wait for their tables: "
-        "`frazil route rides` says why"
+        "`frazil route rides` shows why"
     )
     assert totals.document(stopped=True, waiting=3)["waiting"] == 3
 

@@ -86,7 +86,7 @@ def test_a_day_is_sent_again_hour_by_hour(made: MadeStream, tmp_path: Path) -> N
     with pytest.raises(SpecError, match=r"2013-12-31T00, .* of demo.made was not signalled yet"):
         call(tmp_path, "demo.made", "--send-again", "2013-12-31")
     refused = call(tmp_path, "demo.made", "--send-again", "2013-12-30T05")
-    assert (refused.exit_code, "name 2013-12-30" in refused.output) == (2, True)
+    assert (refused.exit_code, "give 2013-12-30" in refused.output) == (2, True)
 
 
 def test_a_held_window_is_shown_and_released_with_a_reason(made: MadeStream, tmp_path: Path) -> None:

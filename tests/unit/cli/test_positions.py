@@ -107,7 +107,7 @@ def test_offsets_are_read_from_json_or_a_file_of_it(tmp_path: Path):
 
 @pytest.mark.parametrize("text", ["0001-01-01T00:00:00+23:59", "9999-12-31T23:59:59-23:59"])
 def test_a_time_that_the_calendar_has_in_no_zone_but_its_own_is_refused(text: str):
-    with pytest.raises(click.BadParameter, match="is no ISO 8601 time"):
+    with pytest.raises(click.BadParameter, match="is not an ISO 8601 time"):
         MomentText().convert(text, None, None)
     with pytest.raises(SpecError, match=r"from-time: .* is in UTC before the year 1 or after 9999"):
         parse_request({"stream": "ticks", "from-time": text})

@@ -21,7 +21,8 @@ from frazil.host.agents import AGENT_KILLED, is_agent
 from frazil.host.launcher import Observation, ProcessState
 from frazil.host.launchers import open_launcher
 from frazil.host.lock import WriterLock
-from frazil.status.writer import WriterStatus, writer_status
+from frazil.status.derive import writer_process
+from frazil.status.state import WriterProcess
 from frazil.supervise.desired import DesiredStore
 from tests.made_routes import shop
 from tests.polling import eventually
@@ -77,12 +78,12 @@ def observed() -> Observation:
     return open_launcher("ticks").observe()
 
 
-def ended(process: subprocess.Popen[str] | None = None) -> WriterStatus:
+def ended(process: subprocess.Popen[str] | None = None) -> WriterProcess:
     """What `frazil status` says once the writer has ended."""
     if process is not None:
         process.communicate(timeout=30)
     return eventually(
-        lambda: (seen := observed()).process is ProcessState.ENDED and writer_status(seen, now_ms=0), within_s=30
+        lambda: (seen := observed()).process is ProcessState.ENDED and writer_process(seen, now_ms=0), within_s=30
     )
 
 
@@ -124,7 +125,7 @@ def test_a_writer_s_end_that_cannot_be_written_down_hides_neither_its_error_nor_
     stands_in_the_way.rmdir()
     error, unwritten = complaints.splitlines()
     assert error == "OffsetGap: ticks[0] begins at 7"
-    assert "cannot be written, so `frazil status` will not know of this" in unwritten
+    assert "cannot be written, so `frazil status` will not show this" in unwritten
     assert process.returncode == 11
 
 
@@ -144,7 +145,7 @@ def test_a_writer_that_was_killed_is_not_blamed_on_the_end_of_its_log(start: Sta
     os.kill(began(tmp_path), signal.SIGKILL)
     status = ended(process)
     assert (process.returncode, status.exit_code) == (137, 137)
-    assert status.error == "somebody killed it, or the kernel did for lack of memory"
+    assert status.error == "it was killed by someone else, or by the kernel (out of memory)"
 
 
 AGENT = """
@@ -171,8 +172,8 @@ def test_a_second_ctrl_c_ends_an_agent_and_not_its_driver(start: Start, tmp_path
     assert process.stdout
     assert "The current batch commits" in process.stdout.readline()
     process.send_signal(signal.SIGINT)
-    assert "the driver in the cluster may go on" in process.stdout.readline()
-    assert "its driver in the cluster may go on" in (ended(process).error or "")
+    assert "the driver in the cluster may continue" in process.stdout.readline()
+    assert "its driver in the cluster may continue" in (ended(process).error or "")
 
 
 def test_a_writer_whose_run_was_killed_ends_in_order_and_is_known_to_have_ended(start: Start, tmp_path: Path):
@@ -196,7 +197,7 @@ def test_a_writer_and_its_run_killed_together_are_an_end_that_nobody_saw(start: 
     status = ended()
     assert (status.exit_code, status.error) == (
         None,
-        "nobody saw why it ended. It warned of this last: 2026-01-01 00:00:00,000 WARNING the last word",
+        "nothing recorded why it ended. Its last warning: 2026-01-01 00:00:00,000 WARNING the last word",
     )
 
 
@@ -214,7 +215,7 @@ def test_a_writer_waits_for_no_terminal(start: Start, tmp_path: Path, is_stopped
     shown, _ = process.communicate(timeout=30)
     lines = shown.splitlines()
     assert lines[0].startswith("line 0: ")
-    assert any("not shown, because the terminal took none" in line for line in lines)
+    assert any("not shown, because the terminal blocked" in line for line in lines)
 
 
 def test_a_pager_that_was_quit_lets_the_batch_at_hand_commit(start: Start, tmp_path: Path):
@@ -261,7 +262,7 @@ def test_a_run_of_a_paused_stream_says_so(frazil_home: Path, monkeypatch: pytest
     voice: Any = SimpleNamespace(say=said.append)
     run._say_if_paused(spec, voice)
     assert [line.partition(", 2")[0] for line in said] == (["shop is paused (ada"] if paused else [])
-    assert all("a new disk): this run writes nevertheless" in line for line in said)
+    assert all("a new disk): this run writes anyway" in line for line in said)
 
 
 def test_a_run_goes_on_where_nobody_can_say_whether_its_stream_is_paused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,7 +104,7 @@ def test_a_pod_that_was_deleted_is_gone(api: Api, status: int) -> None:
     api.answers["GET", PATH] = failure(status, "gone")
     found = driver(api).status()
     assert (found.state, found.exit_code) == (DriverState.GONE, None)
-    assert "there is no pod p in the namespace frazil" in found.reason
+    assert "the pod p does not exist in the namespace frazil" in found.reason
     api.answers["DELETE", PATH] = failure(status, "gone")
     driver(api).kill()
 
@@ -151,7 +151,7 @@ def test_the_log_is_the_end_of_the_drivers_container(api: Api) -> None:
 
 
 def test_a_pod_asks_with_its_own_service_account_whose_token_is_read_each_time(api: Api, tmp_path: Path) -> None:
-    with pytest.raises(EnvironmentUnusable, match="this is no pod with a service account"):
+    with pytest.raises(EnvironmentUnusable, match="this is not a pod with a service account"):
         in_cluster({}, tmp_path)
     for name, text in {"token": "one\n", "namespace": "frazil", "ca.crt": "x"}.items():
         (tmp_path / name).write_text(text)

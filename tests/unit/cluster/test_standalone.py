@@ -78,7 +78,7 @@ def test_the_master_that_leads_takes_the_driver(apis: Any) -> None:
     standby.answers[path] = Answer(body={"success": False, "message": "Can only accept ... ALIVE state\nat x"})
     leader.answers[path] = Answer(body={"success": True, "submissionId": DRIVER})
     assert standalone.submit([standby.address, leader.address], REQUEST) == DRIVER
-    with pytest.raises(EnvironmentUnusable, match=r"does not take the driver: Can only accept \.\.\. ALIVE state$"):
+    with pytest.raises(EnvironmentUnusable, match=r"refuses the driver: Can only accept \.\.\. ALIVE state$"):
         standalone.submit([standby.address], REQUEST)
     with pytest.raises(Unreached, match="cannot be reached"):
         standalone.submit([standby.address, "http://127.0.0.1:1"], REQUEST)

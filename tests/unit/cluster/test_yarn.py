@@ -75,8 +75,8 @@ def test_each_state_of_an_application(api: Api, recorded: str, state: DriverStat
     [
         ({"state": "NEW"}, DriverState.WAITING, "YARN has the application as NEW"),
         ({"state": "FINISHED", "finalStatus": "KILLED"}, DriverState.KILLED, "it was killed in YARN"),
-        ({"state": "FINISHED", "finalStatus": "FAILED"}, DriverState.FAILED, "YARN does not say why"),
-        ({"state": "FINISHED", "finalStatus": "UNDEFINED"}, DriverState.FAILED, "YARN does not say why"),
+        ({"state": "FINISHED", "finalStatus": "FAILED"}, DriverState.FAILED, "YARN gives no reason"),
+        ({"state": "FINISHED", "finalStatus": "UNDEFINED"}, DriverState.FAILED, "YARN gives no reason"),
         (
             {"state": "FAILED", "diagnostics": "AM Container for appattempt_1 exited with  exitCode: -104\nFailing"},
             DriverState.FAILED,
@@ -108,7 +108,7 @@ def test_an_application_that_yarn_does_not_know_is_gone(api: Api) -> None:
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
-        (Answer(200, "<html>Log in</html>"), "200 with text/html, and not with JSON: is a proxy in front of it?"),
+        (Answer(200, "<html>Log in</html>"), "200 with text/html instead of JSON: is a proxy in front of it?"),
         (Answer(503, "<html>This is standby RM</html>"), "answered 503"),
         (Answer(200, {"apps": None}), "without an application"),
         (Answer(401, "<html>"), "asks for Kerberos"),

@@ -23,7 +23,7 @@ def error_after(folder: Path, *, log: str, code: int = 128 + signal.SIGKILL) -> 
 
 def test_of_a_killed_writer_that_is_said_and_no_line_of_its_work(tmp_path: Path):
     assert error_after(tmp_path, log=WORKS) == KILLED
-    assert error_after(tmp_path, log=WARNS + WORKS) == f"{KILLED}. It warned of this last: {WARNS.strip()}"
+    assert error_after(tmp_path, log=WARNS + WORKS) == f"{KILLED}. Its last warning: {WARNS.strip()}"
     assert error_after(tmp_path, log=WORKS, code=1) == WORKS.strip(), "one that failed says why at the end of its log"
 
 
@@ -40,4 +40,4 @@ def test_of_a_writer_whose_end_nobody_saw_only_warnings_are_its_last_words(tmp_p
         assert read_exits(tmp_path)[-1].error is None
     (tmp_path / LOG_FILE).write_text(WARNS + WORKS)
     record_unseen_exit(tmp_path, LAUNCH)
-    assert read_exits(tmp_path)[-1].error == f"nobody saw why it ended. It warned of this last: {WARNS.strip()}"
+    assert read_exits(tmp_path)[-1].error == f"nothing recorded why it ended. Its last warning: {WARNS.strip()}"

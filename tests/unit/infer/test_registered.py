@@ -111,7 +111,7 @@ def test_avro_columns_are_those_of_the_newest_version_and_of_the_ids_that_were_s
     assert "# either: no column of one type can hold what the schemas allow" in text
     assert "tip: float    # in 1 of 2 schemas" in text
     assert "columns are those of 2 schemas (AVRO) of t-value and of the sample's ids" in text
-    assert "The registry lacks ids that the sample has: 9" in text
+    assert "The registry does not have these ids of the sample: 9" in text
     assert "1 of these 11 would be dead letters: UnknownSchema 1" in text
 
 
@@ -145,7 +145,7 @@ def test_a_registry_that_is_away_is_told_with_what_to_do(monkeypatch: pytest.Mon
     assert isinstance(away, RegistryUnavailable)
     assert str(away).startswith("the schema registry http://127.0.0.1:1 does not answer: ")
     assert str(away).endswith(
-        ". Nothing was inferred: mend that, or name another one by --registry; see source.format.registry"
+        ". Nothing was inferred: fix that, or give another registry by --registry; see source.format.registry"
     )
 
 
@@ -173,7 +173,7 @@ def test_what_a_registry_does_not_know_is_inferred_from_the_sample(server: MadeR
     server.answers = {}
     _, spec = proposed(server, sample(*[b'{"a": 1}'] * 100))
     assert types(spec) == {"a": "int not null"}
-    with pytest.raises(SpecError, match=r"schema id \(7\).*Name it by --registry"):
+    with pytest.raises(SpecError, match=r"schema id \(7\).*Give it by --registry"):
         proposed(server, sample(*[framed(7, b"\x02\x04")] * 10))
 
 

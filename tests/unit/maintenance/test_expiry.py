@@ -169,7 +169,7 @@ def test_everything_after_a_readers_tag_is_kept_and_of_any_other_tag_the_snapsho
     made = plan(metadata(line(20), refs={"frazil-reader-copy": 4, "release": 2}))
     assert gone(made) == [1, 3]
     assert made.kept[1_004] == "tag frazil-reader-copy stands there"
-    assert made.kept[1_002] == "tag release is there"
+    assert made.kept[1_002] == "tag release refers to it"
 
 
 def test_commits_whose_late_rows_or_dead_letters_are_not_signalled_are_kept_for_a_week():
@@ -212,7 +212,7 @@ def test_of_the_open_branch_stays_its_head_and_what_kept_snapshots_of_main_belon
     )
     made = plan(found)
     assert gone(made) == list(range(1, 35)), "three of main, and the three of the branch that belong to them"
-    assert made.kept[1_040] == "branch frazil-open-s is there"
+    assert made.kept[1_040] == "branch frazil-open-s refers to it"
 
 
 def test_young_snapshots_of_the_open_branch_go_with_those_of_main_that_they_belong_to():

@@ -491,7 +491,7 @@ def test_a_table_that_may_share_its_files_is_refused(world: World, said: str):
 
 
 def test_a_table_that_is_not_there_is_an_error(frazil_home: Path):  # noqa: ARG001
-    with pytest.raises(SpecError, match="no table"):
+    with pytest.raises(SpecError, match="does not exist"):
         World().clean()
 
 

@@ -103,7 +103,7 @@ def test_what_is_no_answer_to_one_of_several_ids_says_nothing_of_them(server: Ma
 def test_a_reference_that_is_gone_is_an_unknown_schema(server: MadeRegistry) -> None:
     reference = {"name": "x", "subject": "x", "version": 1}
     server.answers["/schemas/ids/1"] = [(200, {"schema": "{}", "references": [reference]})]
-    with pytest.raises(UnknownSchema, match="version 1 of x, which the registry lacks"):
+    with pytest.raises(UnknownSchema, match="version 1 of x, which the registry does not have"):
         opened(server.url).get(1)
 
 
@@ -112,12 +112,12 @@ def test_a_reference_that_is_gone_is_an_unknown_schema(server: MadeRegistry) -> 
     [
         ((401, {"error_code": 401}), "refuses the credentials"),
         ((403, b"no"), "refuses the credentials"),
-        ((404, b"<html>"), "answers with 404, and not as a schema registry"),
-        ((404, {"error_code": 404}), "answers with 404, and not as a schema registry"),
+        ((404, b"<html>"), "answers with 404, but not as a schema registry"),
+        ((404, {"error_code": 404}), "answers with 404, but not as a schema registry"),
         ((200, b"<html>"), "answers with 200, and not as a schema registry"),
         ((200, {"schema": 5}), "answers with 200, and not as a schema registry"),
         ((200, b"[" * 100_000), "answers with 200, and not as a schema registry"),
-        ((200, {"schema": "{}", "references": [{}]}), r"gives references that are none \(KeyError\)"),
+        ((200, {"schema": "{}", "references": [{}]}), r"returns invalid references \(KeyError\)"),
         ((200, {"schema": "{}", "references": 5}), r"gives references that are none \(TypeError\)"),
         (
             (200, {"schema": "{}", "references": [{"name": "x", "subject": "x", "version": "newest"}]}),
@@ -159,7 +159,7 @@ def test_slow_references_end_in_time_and_the_next_try_goes_on(server: MadeRegist
         server.answers[path] = [(200, {"schema": str(i), "references": [reference] if i < 5 else []})]
     clock = iter(float(i) for i in itertools.count())  # a second passes with each look at it
     found = opened(server.url, timeout_s=2)
-    said = "did not give all references of a schema within 10 s; the next try goes on from there"
+    said = "did not give all references of a schema within 10 s; the next try continues from there"
     with mock.patch.object(client, "time", mock.Mock(monotonic=lambda: next(clock), sleep=time.sleep)):
         with pytest.raises(RegistryUnavailable, match=said):
             found.get(1)
@@ -235,7 +235,7 @@ def test_only_the_declared_authority_is_trusted(tmp_path: Path) -> None:
             untrusting = opened(server.url, ca_file=trusted)
             with pytest.raises(RegistryUnavailable, match=r"does not answer: .*CERTIFICATE_VERIFY_FAILED"):
                 untrusting.get(1)
-    with pytest.raises(SpecError, match=r"ca-file: there is no file \S+/lost\.pem on this host"):
+    with pytest.raises(SpecError, match=r"ca-file: \S+/lost\.pem does not exist on this host"):
         opened("https://registry", ca_file=str(tmp_path / "lost.pem"))
 
 

@@ -283,7 +283,7 @@ def test_a_storage_that_is_away_is_an_outage_and_no_end(
     with monkeypatch.context() as patch:
         patch.setattr(DriverFolder, "told", away)
         beat = eventually(lambda: (found := world.beat) and found.outage and found)
-        assert "the storage does not tell how the driver is: ConnectionError: no route" in beat.outage
+        assert "the driver's report cannot be read: ConnectionError: no route" in beat.outage
     eventually(lambda: (found := world.beat) and found.outage is None)
     assert world.ended == []
 

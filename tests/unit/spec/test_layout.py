@@ -34,14 +34,14 @@ def test_every_transform_of_iceberg_can_be_written(text: str, term: Term) -> Non
     ("text", "why"),
     [
         ("days(ts)", "did you mean day"),
-        ("bucket(id)", "number above 0"),
+        ("bucket(id)", "integer above 0"),
         ("bucket(0, id)", "above 0"),
         ("bucket(2147483648, id)", "at most 2147483647"),
         (f"truncate({'9' * 5000}, id)", "at most 2147483647"),
         ("day(ts", "term"),
         ("day(2, ts)", "day a number"),
         ("", "term"),
-        ("bucket(x, id)", "number above 0"),
+        ("bucket(x, id)", "integer above 0"),
         ("a b", "term"),
     ],
 )

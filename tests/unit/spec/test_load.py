@@ -356,7 +356,7 @@ MISTAKES: list[tuple[str, dict[str, Any], list[str]]] = [
     (
         "size of a file",
         {"table": {"identifier": "a.b", "properties": {"write.target-file-size-bytes": "128MiB"}}},
-        ["'128MiB' is not a whole number"],
+        ["'128MiB' is not an integer"],
     ),
     ("json as a type", {"schema": {"departed": "timestamptz", "x": "json"}}, ["schema.x.type: has 'json'", "struct<"]),
     (

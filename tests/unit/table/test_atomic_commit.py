@@ -187,7 +187,7 @@ def test_an_answer_is_taken_as_that_of_a_single_tables_commit(
 
 def test_a_server_that_is_not_what_its_catalog_says_is_refused(server: Server) -> None:
     server.endpoints = ENDPOINTS[:1]
-    with pytest.raises(SpecError, match=re.escape(f"that it is polaris, but its server does not offer `{ADVERTISED}`")):
+    with pytest.raises(SpecError, match=re.escape(f"to be polaris, but its server does not offer `{ADVERTISED}`")):
         commit_tables_of(opened(**{"frazil.atomic": "polaris"}))
 
 

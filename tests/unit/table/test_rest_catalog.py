@@ -81,7 +81,7 @@ def test_whatever_answers_that_is_no_catalog_is_one_sentence(server: TroubledPro
 def test_a_table_is_not_gone_because_a_gateway_does_not_find_its_catalog(server: TroubledProxy) -> None:
     catalog = _open(CatalogConfig("lake", {"type": "rest", "uri": server.uri}))
     server.trouble = instead(page(404))
-    with pytest.raises(CommitUnavailable, match="no Iceberg REST catalog"), catalog_errors("lake"):
+    with pytest.raises(CommitUnavailable, match="does not answer like an Iceberg REST catalog"), catalog_errors("lake"):
         catalog.load_table("city.rides")
 
 

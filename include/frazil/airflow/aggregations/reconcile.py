@@ -33,7 +33,7 @@ FIRST = "frazil.first-day"
 ASKED = "asked for"
 """Used like the state of a run: an event of the asset asked for the day."""
 Runs = Mapping[str, Sequence[tuple[str, int]]]
-"""By partition key: the states of runs and when they started, or ASKED and when. Times are milliseconds since 1970."""
+"""Run states and start times by partition key, or ASKED and its time. Times are milliseconds since 1970."""
 CLOCKS_APART = timedelta(days=1)
 ASKED_DAYS = "frazil.asked-days"
 """Key in the same store: when each day was asked for last, in milliseconds since 1970. Used while Airflow does not list

@@ -26,16 +26,18 @@ from frazil.errors import SpecError
 from frazil.spec.units import format_duration
 
 MINUTE = 15
-"""A commit is dated when it is first tried and may land ten minutes later (`RetryPolicy`), after its hour has ended."""
+"""Minute of the hour: a commit is dated at its first try and may land ten minutes later (`RetryPolicy`), after its
+hour.
+"""
 EVERY_VARIABLE = "FRAZIL_AUDIT_EVERY"
 EVERY = (1, 2, 3, 4, 6, 8, 12, 24)
-"""Hours from run to run: each divides a day, so that no hour of it is left out."""
+"""Hours between runs: each divides a day, so that no hour is left out."""
 RUNS_AT_ONCE = 6
-"""An hour does not wait for the retries of the hour before."""
+"""Concurrent runs: an hour does not wait for the retries of the previous hour."""
 RETRIES = 3
 RETRY_DELAY = timedelta(minutes=5)
 FOUND = {"stream": str, "from": str, "to": str, "findings": int, "sentences": list}
-"""What `confirm` hands on."""
+"""The result of `confirm`."""
 AUDITS = AssetAlias("frazil.audit", group=GROUP)
 """Stands for the assets of all streams: a task sends the events of those that it names when it runs."""
 
@@ -53,8 +55,8 @@ def audit_dag(streams: str | Path, *, every: timedelta | None = None, on_failure
     of its own stream only.
 
     :param streams: folder of the declared streams.
-    :param every: from run to run; by default FRAZIL_AUDIT_EVERY, or an hour.
-    :param on_failure: notifiers, called once for each stream where an audit finds something or is impossible.
+    :param every: interval between runs; by default FRAZIL_AUDIT_EVERY, or an hour.
+    :param on_failure: notifiers, called once for each stream whose audit finds something or is impossible.
     """
     folder = Path(streams)
     found = declared_streams(folder)
@@ -111,7 +113,7 @@ def _of_a_stream(name: Any, folder: str) -> None:
 
 
 def audit(names: list[str], streams: str) -> list[str]:
-    """Audit the complete hours before this run; the streams where something is wrong, or whose audit failed.
+    """Audit the complete hours before this run; returns the streams with findings, or whose audit failed.
 
     Raises FrazilError if none of several streams could be audited.
     """
@@ -126,7 +128,7 @@ def audit(names: list[str], streams: str) -> list[str]:
 
 
 def confirm(name: str, streams: str) -> dict[str, Any]:
-    """Audit one stream, send its event if anything is found, and hand on what is. Skipped if it has not begun."""
+    """Audit one stream, and send its event and return its findings, if any. Skipped if it has not begun."""
     from frazil.airflow.audits.tasks import audit_hours  # noqa: PLC0415 - as above
 
     found = audit_hours(name, Path(streams), **_window())

@@ -1,4 +1,4 @@
-"""What audits found and no later audit took back, as Airflow's store of `frazil.health` keeps it, by stream."""
+"""Stores audit findings that no later audit has cleared, in Airflow's store of `frazil.health`, by stream."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ FOUND = "audits"
 ASKED_KAFKA = "source"
 """The last entry of a finding of an audit that read Kafka's records."""
 KEPT = timedelta(days=7)
-"""So long findings stand that no later audit takes back, as where rows were erased because somebody asked for it."""
+"""Time that findings stand without a later audit that clears them, for example after rows were erased on request."""
 
 
 def audit_findings(store: Store) -> dict[str, str]:
-    """By stream, a sentence."""
+    """One sentence by stream."""
     return {stream: kept[2] for stream, kept in stored_mapping(store, FOUND).items() if _is_kept(kept)}
 
 
 def remember(store: Store, audits: Iterable[Mapping[str, Any]]) -> None:
-    """Keep what audits found, and forget it once one of the same hours found nothing, or after a week.
+    """Keep what audits found; clear it once one of the same hours found nothing, or after a week.
 
-    An audit that could not compare all takes nothing back, and neither does one without Kafka where Kafka was asked.
+    An audit that could not compare everything clears nothing; neither does one without Kafka after one with Kafka.
     Each is what `audit_hours` returns; times are ISO 8601 of one zone, so that they compare as text.
     """
     before = {stream: kept for stream, kept in stored_mapping(store, FOUND).items() if _is_kept(kept)}

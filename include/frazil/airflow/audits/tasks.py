@@ -1,4 +1,4 @@
-"""What the audit tasks do in their own process, with PyIceberg and without Spark."""
+"""The audit tasks, in their own process, with PyIceberg and without Spark."""
 
 from __future__ import annotations
 
@@ -24,30 +24,31 @@ from frazil.table.tables import load_stream_table
 log = logging.getLogger(__name__)
 
 SENTENCES = 50
-"""The most that is handed on: findings in each of 1,000 topic-partitions would be too much for Airflow's database."""
+"""Findings in a result: one for each of 1,000 topic-partitions would be too much for Airflow's database."""
 
 WITHIN = timedelta(minutes=20)
-"""A stream whose audit has not ended by then, as behind a silent catalog, is left to a task of its own."""
+"""Time after which a stream's audit, for example behind a silent catalog, is left to a separate task."""
 
 AuditJson = dict[str, Any]
-"""One audit as JSON: stream, from and to (ISO 8601, UTC), whether Kafka was asked, whether all was compared, the number
-of findings, and the first ones as sentences."""
+"""One audit as JSON: stream, from and to (ISO 8601, UTC), whether Kafka was asked, whether everything was compared,
+the number of findings, and the first ones as sentences.
+"""
 
 
 class Audited(NamedTuple):
-    """Of all streams."""
+    """Audits of all streams."""
 
     wrong: list[str]
-    """The names of those with findings, and of those whose audit failed."""
+    """The streams with findings, and those whose audit failed."""
     audits: list[AuditJson]
 
 
 def audit_all(
     streams: Sequence[str], folder: Path, moment: datetime, *, hours: int = 1, with_source: bool = False
 ) -> Audited:
-    """Audit the streams side by side.
+    """Audit the streams in parallel.
 
-    Raises FrazilError if there are several, and none could be audited: that is one trouble, and not one a stream.
+    Raises FrazilError if there are several, and none could be audited: then the trouble is a common one.
     """
 
     def look(stream: str) -> AuditJson | None:
@@ -76,8 +77,8 @@ def audit_hours(
 ) -> AuditJson:
     """Audit the complete hours before a moment and log each finding.
 
-    Raises AirflowSkipException if the stream has not begun, TableLost if only the catalog does not have its table, and
-    whatever `audit_stream` raises.
+    Raises AirflowSkipException if the stream has not begun, TableLost if only the catalog has lost its table, and what
+    `audit_stream` raises.
     """
     spec = declared_stream(streams, stream)
     window = complete_hours(moment, hours)

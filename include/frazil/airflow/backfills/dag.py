@@ -1,11 +1,11 @@
-"""The DAG `frazil_backfill`: a form asks for records that a stream's table lacks; three tasks land them exactly once.
+"""The DAG `frazil_backfill`: a form for records missing from a stream's table; three tasks land them exactly once.
 
 - `plan` validates the form again and says what would be written. A dry run ends there.
 - `stage` is the Spark application, with the form's resources. It writes chunk by chunk to the stream's backfill branch.
 - `publish` compares the branch with its source and the table, and publishes it in one commit.
 
 Each task may be interrupted and cleared, or a run triggered again with the same bounds: it goes on where it stopped.
-A run whose backfill a person abandoned fails and stays so, however its tasks are cleared: a new run begins it anew.
+A run whose backfill was abandoned fails and stays failed, even if its tasks are cleared: start a new run instead.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def backfill_dag(
     folder = Path(streams).absolute()
     with DAG(
         DAG_ID,
-        description="Lands what Kafka, or files, have before a stream's position and its table lacks, each record once",
+        description="Lands older records from Kafka or files that are missing from a stream's table",
         doc_md=__doc__,
         schedule=None,
         max_active_runs=1,
@@ -152,7 +152,7 @@ def publish(streams: str, request: dict[str, Any]) -> dict[str, Any] | None:
     with _opened(streams, request) as backfill:
         lane = backfill.publish()
         if lane is None:
-            log.info("Nothing was missing any more")
+            log.info("Nothing is missing")
             return None
         log.info("Backfill %s is %s: %d rows, %d dead letters", lane.id, lane.state, lane.records, lane.rejected)
         return lane.to_json()

@@ -1,4 +1,4 @@
-"""The Spark application that stages a backfill, started only while nobody has abandoned the backfill."""
+"""The Spark application that stages a backfill, started unless an operator has abandoned the backfill."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from frazil.airflow.submit import SubmitOperator
 
 
 class StageOperator(SubmitOperator):
-    """Fails for good, before Spark is started or when it has failed, where a person abandoned what this run had begun.
+    """Fails for good, before Spark is started or when it has failed, if an operator abandoned what this run had begun.
 
     :param streams: folder of the declared streams.
     """
@@ -21,7 +21,7 @@ class StageOperator(SubmitOperator):
         self.streams = streams
 
     def execute(self, context: Any) -> None:
-        """Raises AirflowFailException for a backfill that was abandoned, else what spark-submit raises."""
+        """Raises AirflowFailException for an abandoned backfill, else what spark-submit raises."""
         request = context["ti"].xcom_pull(task_ids="plan")
         self._check_wanted(request)
         try:

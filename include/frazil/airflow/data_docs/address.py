@@ -1,4 +1,4 @@
-"""Where the quality gates' pages are: on disk for workers, in Airflow's UI for people.
+"""Locations of the quality gates' pages: on disk for workers, in Airflow's UI for people.
 
 Gates write them to a folder below FRAZIL_HOME. If workers and the API server are different hosts, both must see it.
 """
@@ -12,11 +12,11 @@ from airflow.configuration import conf
 from frazil.home import home
 
 PREFIX = "/frazil/data-docs"
-"""The path on the API server; `frazil.airflow.data_docs.app` answers there."""
+"""The path on the API server, served by `frazil.airflow.data_docs.app`."""
 
 
 def docs_folder() -> Path:
-    """Where gates write their pages."""
+    """The folder where gates write their pages."""
     return home() / "data-docs"
 
 

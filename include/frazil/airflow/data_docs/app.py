@@ -20,9 +20,9 @@ HEADERS = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inl
 NOTHING_YET = """<!doctype html>
 <title>Data Docs</title>
 <h1>No quality gate has run yet</h1>
-<p>A gate judges a window when it is complete, where include/expectations/ has a suite of its table. Its page then
-stands here, and this list of all pages.</p>
-<p>Where workers and the API server are different hosts, FRAZIL_HOME must be a folder that both see.</p>
+<p>A gate evaluates a window when it is complete, if include/expectations/ has a suite of its table. Its page then
+appears here, and this list of all pages.</p>
+<p>If workers and the API server are different hosts, FRAZIL_HOME must be a folder that both see.</p>
 """
 
 

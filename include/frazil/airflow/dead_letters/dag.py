@@ -1,7 +1,7 @@
-"""The DAG `frazil_dead_letters`: a form asks to decode a stream's dead letters again, or to discard them.
+"""The DAG `frazil_dead_letters`: a form to decode a stream's dead letters again, or to discard them.
 
-Its task runs `frazil dlq replay` or `frazil dlq discard` in a process of its own. Cleared, or triggered again with the
-same form, it goes on where it was interrupted. A dry run only counts.
+Its task runs `frazil dlq replay` or `frazil dlq discard` in a separate process. Cleared, or triggered again with the
+same form, it continues where it was interrupted. A dry run only counts.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def dead_letters_dag(streams: str | Path, *, on_failure: OnFailure | None = None
     """The DAG that replays or discards the dead letters of any declared stream. Its runs queue.
 
     :param streams: folder of the declared streams.
-    :param on_failure: notifiers, called when a run needs a person.
+    :param on_failure: notifiers, called when a run needs attention.
     """
     folder = Path(streams).absolute()
     with DAG(

@@ -1,4 +1,4 @@
-"""What the task does: `frazil dlq` in a process of its own, because decoders need what Airflow must not load."""
+"""Runs `frazil dlq` in a separate process, because decoders need libraries that Airflow must not load."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ COMMAND = (sys.executable, "-c", "from frazil.cli.main import main; main()")
 
 
 def settle(streams: str) -> dict[str, Any]:
-    """Replay or discard as the form says. Returns how many letters landed, failed again, were discarded or are meant.
+    """Replay or discard as the form says. Returns the numbers of dead letters that landed, failed, and so on.
 
-    A form that cannot be carried out fails the task for good; errors that may pass are retried.
+    An invalid form fails the task for good; temporary errors are retried.
     """
     from frazil.errors import NO_RESTART  # noqa: PLC0415 - not when a DAG file is parsed
 
@@ -44,14 +44,14 @@ def settle(streams: str) -> dict[str, Any]:
 
 
 def dlq_arguments(form: Mapping[str, Any], run: str, *, by: str) -> list[str]:
-    """The arguments of `frazil` for a filled-in form. Pure. Raises AirflowFailException if it says too little.
+    """The arguments of `frazil` for a filled-in form. Pure. Raises AirflowFailException if a field is missing.
 
-    `by` is who wants that.
+    `by` is the user who wants it.
     """
     discards = form["act"] == "discard"
     because = (form.get("because") or "").strip()
     if discards and not because:
-        raise AirflowFailException("a discard says why: fill in `because`. Nothing is changed")
+        raise AirflowFailException("a discard needs a reason: fill in `because`. Nothing was changed")
     bounds = [(f"--{name}", form[name]) for name in ("from", "to") if form.get(name)]
     reasons = [("--reason", reason) for reason in form.get("reasons") or ()]
     return [

@@ -39,7 +39,7 @@ metadata alone.
 
 - **A red run means that something is wrong now.** The log of its task `alerts` has a line for each alert: what is
   wrong, and what to do. The runbook has an entry for each rule.
-- People are told once, when an alert fires, and once more when it is over (`resolved`). Until then each run stays red.
+- An alert is reported once when it fires, and once more when it is over (`resolved`). Until then each run stays red.
 - A red `measure` means that nothing could be looked at: its log says why.
 """
 
@@ -63,7 +63,7 @@ def health_dag(  # noqa: PLR0913 - keywords, each with a default
 
     :param streams: folder of the declared streams.
     :param aggregations: folder of the declared aggregations, whose days are watched too.
-    :param every: how often; by default FRAZIL_HEALTH_EVERY, or each five minutes.
+    :param every: interval; by default FRAZIL_HEALTH_EVERY, or five minutes.
     :param on_failure: notifiers, called when an alert fires, and when health cannot be measured.
     :param on_resolved: notifiers, called when an alert ends.
     :param on_late: called when a measurement hangs; by default the triggerer logs it.
@@ -94,7 +94,7 @@ def _aggregations(folder: Path) -> list[str]:
 
 
 def measure(streams: str, aggregations: str | None, names: list[str]) -> Measured:
-    """Measure every table, read every other subject, and update the alerts. `names` are those of the aggregations."""
+    """Measure every table, read every other subject, and update the alerts. `names` are the aggregations."""
     from frazil.airflow.health import subjects as watched  # noqa: PLC0415 - a parsed DAG file needs no PyIceberg
     from frazil.airflow.health import tasks as table_health  # noqa: PLC0415 - as above
 
@@ -107,7 +107,7 @@ def measure(streams: str, aggregations: str | None, names: list[str]) -> Measure
 
 
 def changed(measured: Measured) -> None:
-    """Send the event, if anything changed."""
+    """Send the event, if any alert changed."""
     measured = handed_on(measured, "measure", MEASURED)
     extra = {key: measured[key] for key in ("fired", "resolved")}
     if not any(extra.values()):
@@ -121,7 +121,7 @@ def alerts(measured: Measured) -> None:
     if not active:
         raise AirflowSkipException("nothing is wrong")
     for alert in active:
-        # One log line each: Airflow cuts off an exception's text where it is long.
+        # One log line each: Airflow truncates long texts of exceptions.
         log.error("%s", alert["sentence"])
     rules = sorted({alert["rule"] for alert in active})
     raise AirflowFailException(
@@ -137,10 +137,10 @@ def resolved(measured: Measured) -> None:
 
 
 def _fired(context: Any) -> Message | None:
-    """An alert fails every run while it stands, but people are told once."""
+    """An alert fails every run while it is active, but is reported once."""
     try:
         return _told(context, "fired")
-    except Exception:  # whatever Airflow does not answer: the task failed, and people are told that
+    except Exception:  # Airflow did not answer: the task failed, which is reported
         return failure(context)
 
 

@@ -1,6 +1,6 @@
-"""The shape of the tables that routes have made, up to thousands: each run measures some of them in turn.
+"""Measures the tables that routes have created, up to thousands: some of them in each run.
 
-The alerts are the route's, one for each rule: they say how many of its tables are beyond the threshold, and name some.
+The alerts are the route's, one for each rule, with the number of its tables beyond the threshold, and some names.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ from frazil.table.catalogs import existing_catalog
 log = logging.getLogger(__name__)
 
 RUNS = 12
-"""All tables are measured in so many runs: at one in five minutes, in an hour."""
+"""Runs in which all tables are measured: at one in five minutes, in an hour."""
 FEWEST = 50
-"""So many are measured in each run at least."""
+"""Minimum of tables measured in each run."""
 NAMED = 5
 AT_ONCE = 8
 
 
 @dataclass(frozen=True, slots=True)
 class RouteFindings:
-    """What is known of the tables of a route from one run to the next."""
+    """Findings about a route's tables, kept between runs."""
 
     beyond: Mapping[str, Sequence[str]]
-    """By table, the rules whose thresholds it was beyond when it was measured last; tables that are well have none."""
+    """Rules beyond their thresholds by table, when it was last measured; healthy tables have none."""
     after: str = ""
-    """The table that was measured last."""
+    """The last measured table."""
 
     def to_json(self) -> dict[str, Any]:
         return {"after": self.after, "beyond": {table: list(rules) for table, rules in self.beyond.items()}}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
-        """Anything that `to_json` does not write is left out: others can write to the store as well."""
+        """Parse; ignores anything that `to_json` does not write, because others can write to the store too."""
         after, beyond = value.get("after"), value.get("beyond")
         found = beyond.items() if isinstance(beyond, Mapping) else ()
         sound = {
@@ -60,7 +60,7 @@ class RouteFindings:
 def look_on(
     spec: StreamSpec, specs: Sequence[StreamSpec], before: RouteFindings, *, now_ms: int
 ) -> tuple[RouteFindings, list[Reading]]:
-    """Measure the tables whose turn it is, and say what is known of all. Raises what the catalog's listing raises."""
+    """Measure the next tables, and report on all. Raises what the catalog's listing raises."""
     catalog = existing_catalog(spec.table.catalog)
     tables = made_tables(catalog, spec, specs)
     mine = next_after(before.after, [table.name for table in tables])
@@ -72,7 +72,7 @@ def look_on(
             found = measure(catalog, table, now_ms=now_ms)
         except MadeElsewhere:
             return None
-        except Exception as error:  # whatever a catalog or a storage raises: the others are still measured
+        except Exception as error:  # anything that a catalog or a storage raises: the others are still measured
             said = f"{type(error).__name__}: {error}" if isinstance(error, FrazilError) else repr(error)
             return [Reading(UNMEASURED, 1, 0, said, f"{name} cannot be measured: {said}")]
         return None if found is None else [*readings(found, table.settings, now_ms=now_ms)]
@@ -90,7 +90,7 @@ def look_on(
 
 
 def next_after(last: str, names: Sequence[str]) -> list[str]:
-    """The names whose turn it is, in a circle: after as many runs as `RUNS`, each had its turn."""
+    """The names in order of their turn, cyclically: each gets its turn within `RUNS` runs."""
     share = max(FEWEST, ceil(len(names) / RUNS))
     ordered = sorted(names)
     return [*(name for name in ordered if name > last), *(name for name in ordered if name <= last)][:share]
@@ -102,7 +102,7 @@ def _reading(spec: StreamSpec, rule: str, beyond: Mapping[str, Sequence[str]]) -
     some = ", ".join(names[:NAMED]) + (", and others" if len(names) > NAMED else "")
     sentence = (
         f"of the tables that the route of stream {spec.name} has made, {len(names):,} {what}: {some}. `frazil health "
-        f"{names[0] if names else 'TABLE'}` says more of one. The DAG frazil_maintenance should mend it: see "
+        f"{names[0] if names else 'TABLE'}` shows one of them. The DAG frazil_maintenance should fix it: see "
         "what its last runs say"
     )
     return Reading(rule, len(names), 0, counted(len(names), "table"), sentence)

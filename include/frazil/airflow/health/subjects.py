@@ -1,6 +1,6 @@
-"""What `frazil_health` watches besides the tables' shape: streams, gates, aggregations and the DAGs that run them.
+"""Subjects that `frazil_health` watches besides the tables' shape: streams, gates, aggregations and their DAGs.
 
-It reads run folders of this host, tables' metadata and Airflow's answers. Each subject has its own alerts.
+Reads run folders of this host, tables' metadata and Airflow's answers. Each subject has its own alerts.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ from frazil.maintenance.stream_rules import (
     stream_readings,
     window_reading,
 )
-from frazil.maintenance.stream_state import observe_stream
 from frazil.maintenance.tables import routes
 from frazil.maintenance.windows import late_window
 from frazil.signals.signal_table import TableSignals
@@ -40,6 +39,7 @@ from frazil.spec.last_sound import Found, find_declared
 from frazil.spec.maintenance import Alerts
 from frazil.spec.model import StreamSpec
 from frazil.spec.routed_stream import with_windows
+from frazil.status.stream import stream_state
 from frazil.table.catalogs import existing_catalog
 from frazil.table.lost import stream_catalog
 
@@ -48,24 +48,24 @@ log = logging.getLogger(__name__)
 FailedRuns = Callable[[str, int], int | None]
 """The number of consecutive failed runs of a DAG, newest first, counted up to the second argument."""
 ABOUT_ALL = (AUDITS_DAG, MAINTENANCE_DAG)
-"""DAGs that serve every stream. Their tasks say which stream it is; here it counts that runs fail in a row."""
+"""DAGs that serve every stream. Their tasks report the stream; here only consecutive failed runs count."""
 FirstDays = dict[str, date | None]
-"""By aggregation, the first day that is watched; None if it has not been set yet."""
+"""First watched day by aggregation; None if it has not been set yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What Airflow's stores keep from one run to the next; reading a subject may change the first two."""
+    """What Airflow's stores keep between runs; reading a subject may change the first two."""
 
     first_days: FirstDays
     routes: dict[str, RouteFindings]
     audits: Mapping[str, str]
-    """By stream, what audits found and no later audit took back, as a sentence."""
+    """Audit findings that no later audit has cleared, one sentence by stream."""
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """One thing that is watched, and how it is read."""
+    """One watched subject, and how it is read."""
 
     alerts: Alerts
     read: Callable[[], Iterable[Reading]]
@@ -75,7 +75,7 @@ class Subject:
 
 
 def read_all(subjects: Mapping[str, Subject], failed: FailedRuns, *, at_once: int) -> dict[str, list[Reading] | str]:
-    """The readings of each subject, or a sentence that says why there are none."""
+    """The readings of each subject, or a sentence with the reason for their absence."""
     # A task may talk to Airflow from one thread only.
     runs = {
         name: [_runs(dag_id, subject.alerts, failed) for dag_id in subject.dags]
@@ -86,7 +86,7 @@ def read_all(subjects: Mapping[str, Subject], failed: FailedRuns, *, at_once: in
     def read(name: str) -> list[Reading] | str:
         try:
             return [*subjects[name].read(), *runs.get(name, [])]
-        except Exception as error:  # whatever a catalog or a storage raises: the others are still read
+        except Exception as error:  # anything that a catalog or a storage raises: the others are still read
             return f"{type(error).__name__}: {error}"
 
     with ThreadPoolExecutor(at_once) as pool:
@@ -104,9 +104,9 @@ def subjects_of(
     *,
     now_ms: int,
 ) -> dict[str, Subject]:
-    """Streams, tables whose windows complete, routes, and aggregations, by the name that their alerts carry.
+    """Streams, tables whose windows complete, routes, and aggregations, by the subject in their alerts.
 
-    Reading an aggregation for the first time sets the first day that is watched; reading a route replaces its findings.
+    Reading an aggregation for the first time sets its first watched day; reading a route replaces its findings.
     """
     declared = list(declared)
     found = {f"the DAG {dag_id}": Subject(Alerts(), list, (dag_id,)) for dag_id in ABOUT_ALL}
@@ -140,7 +140,8 @@ def _stream(stream: DeclaredStream, audited: str | None, now_ms: int) -> Subject
     alerts = spec.maintenance.alerts
 
     def read() -> Iterable[Reading]:
-        yield from stream_readings(observe_stream(spec, problem, now_ms=now_ms), alerts, now_ms=now_ms)
+        state = stream_state(spec, now_ms=now_ms, problem=problem, in_full=False)
+        yield from stream_readings(state, alerts, now_ms=now_ms)
         if alerts.enabled:
             yield audit_reading(spec.name, audited)
 
@@ -182,7 +183,7 @@ def _aggregation(file: Found[AggregationSpec], alerts: Alerts, first_days: First
 
 
 def _aggregation_readings(file: Found[AggregationSpec], first_days: FirstDays, now_ms: int) -> Iterator[Reading]:
-    """Whether the declaration is broken, and which days are late. Sets the first day that is watched."""
+    """Whether the declaration is broken, and which days are late. Sets the first watched day."""
     name, spec = file.path.stem, file.spec
     sentence = f"the declaration of aggregation {name} is broken; the last sound one is in use: {file.problem}"
     yield flag("declaration", file.problem is not None and not file.missing, sentence)
@@ -196,7 +197,7 @@ def _aggregation_readings(file: Found[AggregationSpec], first_days: FirstDays, n
 
 
 def failed_runs(dag_id: str, most: int) -> int | None:
-    """As Airflow tells this task, unfinished runs not counted. None if Airflow does not say."""
+    """Consecutive failed runs as Airflow reports them, without unfinished ones. None if Airflow does not answer."""
     try:
         good = _newest(dag_id, DagRunState.SUCCESS, datetime.now(UTC) + timedelta(days=1))
         failed, before = 0, datetime.now(UTC) + timedelta(days=1)

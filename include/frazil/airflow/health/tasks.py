@@ -1,4 +1,4 @@
-"""What the health task does in its own process, with PyIceberg and without Spark."""
+"""The health task, in its own process, with PyIceberg and without Spark."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ from frazil.table.catalogs import existing_catalog
 log = logging.getLogger(__name__)
 
 AT_ONCE = 8
-"""How many tables are measured at once: a silent catalog then costs its timeout once."""
+"""Tables measured in parallel, so that a silent catalog costs its timeout once."""
 MADE = "made by routes"
-"""The store's key for what is known of the tables that routes have made."""
+"""The store's key for findings about the tables that routes have created."""
 TABLES = "tables"
-"""The store's key for the names of the tables that it has states of."""
+"""The store's key for the names of the tables whose states it has."""
 
 
 def measure_all(
@@ -57,7 +57,7 @@ def measure_all(
     the reconciliation, writes there the first day that is watched. An aggregation without a store is not watched.
 
     Returns the alerts that `fired` and `resolved` now, all that are `active`, and by table what is `due`. The alerts of
-    what nobody declares any more resolve; while a file has never been sound, they stay, because the table may be its.
+    undeclared tables resolve; while a file has never been valid, they stay, because the table may be its.
     """
     declared = declared_streams(streams)
     problems = [f"{found.name}: {found.problem}" for found in declared if found.problem and found.spec is None]
@@ -82,7 +82,7 @@ def measure_all(
             problem = f"a declaration is not sound: {'; '.join(problems)}"
             steps[name] = unmeasured(before, name, problem, Alerts(), now_ms=now_ms)
         else:
-            steps[name] = gone(before, name, "no stream declares it any more")
+            steps[name] = gone(before, name, "no stream declares it")
     changes = _remembered(told_alone(steps, ALONE), store)
     tell_health(found, changes["active"])
     return {**changes, "due": _due(found, tables)}
@@ -111,7 +111,7 @@ def _first_days(again: Mapping[str, Store]) -> Iterator[dict[str, date | None]]:
 
 @contextmanager
 def _findings(store: Store) -> Iterator[dict[str, RouteFindings]]:
-    """What is known of the tables that routes have made, by route; it is stored as it then is."""
+    """Findings about the tables that routes have created, by route; stored afterwards as they then are."""
     kept = stored_mapping(store, MADE).items()
     found = {name: RouteFindings.from_json(known) for name, known in kept if isinstance(known, Mapping)}
     yield found

@@ -38,7 +38,7 @@ ACTIONS = (*map(str, Action), "orphans")
 LATE_AFTER = timedelta(hours=2)
 RETRIES, RETRY_DELAY = 1, timedelta(minutes=5)
 RUNS_AT_ONCE = 32
-"""A run lasts as long as its slowest table; so many may have one."""
+"""Concurrent runs: a run lasts as long as its slowest table."""
 
 
 def maintenance_dag(

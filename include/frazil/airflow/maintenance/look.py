@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 WITHIN = timedelta(minutes=20)
 """A table that was not measured by then, as behind a silent catalog, is left to a task of its own."""
 MAX_TABLES = 250
-"""So many tables get tasks in one run; others that need some come first in the next. Airflow maps at most 1,024."""
+"""Tables that get tasks in one run; others that need some come first in the next. Airflow maps up to 1,024."""
 TURNS = "maintenance turns"
 """The store's key. No table has this name."""
 ALWAYS = timedelta(0)

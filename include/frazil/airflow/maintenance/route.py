@@ -26,11 +26,11 @@ from frazil.table.catalogs import existing_catalog
 log = logging.getLogger(__name__)
 
 MAX_TABLES = 500
-"""So many tables of a route are rewritten, or cleaned, in one run: at five seconds a table, most of an hour."""
+"""Tables of a route that are rewritten, or cleaned, in one run: at five seconds a table, most of an hour."""
 WITHIN = timedelta(minutes=20)
-"""A table that was not measured by then, as behind a silent catalog, is left to a later run."""
+"""Time after which an unmeasured table, for example behind a silent catalog, is left to a later run."""
 DAY_MS = 23 * 3_600_000
-"""As of other tables: less than a day, because a run may come some minutes early."""
+"""Interval of full checks, as for other tables: less than a day, because a run may come some minutes early."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +43,12 @@ class RouteTables:
 
     @classmethod
     def found(cls, name: str, specs: Sequence[StreamSpec]) -> RouteTables | None:
-        """None if no stream's route has this name."""
+        """The route with this name, or None."""
         spec = routes(specs).get(name)
         return None if spec is None else cls(name, spec, specs)
 
     def due(self, actions: Collection[str]) -> list[str]:
-        """As many tables as one run can do: those that need it most, and then those that cannot be measured.
+        """The tables of one run: those that need it most, then those that cannot be measured.
 
         Raises FrazilError if there are several, and none of them can be measured.
         """
@@ -71,7 +71,7 @@ class RouteTables:
         return [*(one.table.name for one in due), *broken][:MAX_TABLES]
 
     def _told(self, errors: dict[str, Exception], tables: int) -> list[str]:
-        """Says why some tables were not measured, and returns those that somebody must look at."""
+        """Log why some tables were not measured, and return those that need attention."""
         others = [name for name, error in errors.items() if isinstance(error, MadeElsewhere)]
         if others:
             log.info("%s did not make %s: left alone", self.name, ", ".join(others[:MAX_TABLES]))

@@ -58,7 +58,7 @@ def _declared(streams: Path) -> list[StreamSpec]:
 
 
 def due_actions(catalog: Catalog, table: MaintainedTable, actions: Collection[str]) -> Mapping[Action, Due]:
-    """Which of these actions are due, from metadata; empty if there is no table yet."""
+    """The due ones of these actions, from metadata; empty if the table does not exist yet."""
     health = measure(catalog, table, now_ms=clock.now_ms())
     answers = due(health, table.settings, full_check_at=table.full_check_at) if health else {}
     return {action: answer for action, answer in answers.items() if action in actions}
@@ -148,4 +148,4 @@ def _tables(names: Collection[str], streams: Path) -> Iterator[tuple[MaintainedT
             f"the file: {'; '.join(unread) or f'{streams} has none'}"
         )
     if missing:
-        log.info("%s: not maintained, because no file of %s declares it any more", missing, streams)
+        log.info("%s: not maintained, because no file of %s declares it", missing, streams)

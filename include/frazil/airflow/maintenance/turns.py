@@ -1,4 +1,4 @@
-"""Whose turn it is: which tables are looked at in this run, and which ones an earlier run still works on.
+"""Chooses the tables that a run checks, without those that an earlier run still works on.
 
 Airflow's store of the asset `frazil.health` remembers of each table when it was looked at last, and which run got work
 of it. Whether that run still works is Airflow's to say, so a killed one holds its table no longer than it lives.
@@ -13,7 +13,7 @@ from typing import Any
 
 SHORTEST, LONGEST = timedelta(minutes=1), timedelta(hours=1)
 ENDED = frozenset({"success", "failed", "skipped", "upstream_failed", "removed"})
-"""States of a task instance that does nothing any more."""
+"""States of a finished task instance."""
 
 States = Mapping[str, Mapping[str, Any]]
 """By run and by task, with `_<map index>` behind a mapped one's name: the state, None before it is scheduled."""
@@ -28,14 +28,14 @@ class Turn:
     run_id: str | None = None
     """The run that got work of it, until that has ended."""
     index: int = 0
-    """Which instance of that run's mapped tasks it is."""
+    """Index among that run's mapped task instances."""
 
     def to_json(self) -> list[Any]:
         return [self.at_ms] if self.run_id is None else [self.at_ms, self.run_id, self.index]
 
     @staticmethod
     def from_json(value: Any) -> Turn | None:
-        """None for what `to_json` never returns: others can write to the store as well."""
+        """Parse; None for what `to_json` never returns, because others can write to the store too."""
         match value:
             case [int(at_ms)] if at_ms >= 0:
                 return Turn(at_ms)
@@ -60,7 +60,7 @@ def whose_turn(every: Mapping[str, timedelta], turns: Mapping[str, Turn], *, mom
 
     def is_due(name: str) -> bool:
         waited = waited_ms(name)
-        # A time to come is a clock's error, or somebody's.
+        # A time in the future is an error of a clock or a user.
         return waited is None or waited <= 0 or timedelta(milliseconds=waited) >= every[name]
 
     return sorted(filter(is_due, every), key=lambda name: (turns[name].at_ms if name in turns else -1, name))

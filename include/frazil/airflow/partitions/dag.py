@@ -1,4 +1,4 @@
-"""One DAG per table whose windows complete: it checks every minute, and tells Airflow which partitions are complete.
+"""One DAG per table whose windows complete: it checks every minute, and reports complete partitions to Airflow.
 
 - `look` waits in the triggerer until a window is complete, signals it in `frazil.signals`, and goes on with the tasks
   that have something to do.
@@ -34,7 +34,7 @@ EVERY = timedelta(minutes=1)
 RETRIES, RETRY_DELAY = 3, timedelta(minutes=1)
 RELEASE_DAG = "frazil_release"
 NAMED = 5
-"""The most held windows that one sentence names."""
+"""Held windows that one sentence lists."""
 
 
 def partition_dags(
@@ -73,7 +73,7 @@ def _dag(
     every: timedelta | None,
     on_failure: OnFailure | None,
 ) -> DAG:
-    """`every` is None if no stream feeds the table any more: a run in progress ends, and no other starts."""
+    """`every` is None if no stream feeds the table: a current run ends, and no other starts."""
     streams = str(folders[0])
     assets = {"complete": partition_asset(table), "reopened": reopened_asset(table)}
     with DAG(
@@ -110,7 +110,7 @@ def _dag(
 
 
 def send(table: str, streams: str, name: str) -> None:
-    """Send the events of one asset that Airflow lacks."""
+    """Send one asset's missing events."""
     from frazil.airflow.partitions import tasks as windows  # noqa: PLC0415 - a DAG file that is parsed needs no PyIceberg
 
     windows.send(table, Path(streams), name, get_current_context())
@@ -124,7 +124,7 @@ def held(table: str, streams: str) -> None:
     if not found:  # all were released meanwhile
         return
     for one in found:
-        # One log line each: Airflow cuts off an exception's text where it is long.
+        # One log line each: Airflow truncates long texts of exceptions.
         log.error("%s %s is held by its quality gate: %s", table, one.partition, one.note)
     said = ", ".join(one.partition for one in found[:NAMED]) + (" and others" if len(found) > NAMED else "")
     raise AirflowFailException(
@@ -151,7 +151,7 @@ def _release_dag(tables: list[str], streams: Path, on_failure: OnFailure | None)
 
 
 def release(streams: str) -> None:
-    """Release the window that the form names, on behalf of the person who triggered the run."""
+    """Release the window in the form, on behalf of the user who triggered the run."""
     from frazil.partitions.windows import Window  # noqa: PLC0415 - as above
     from frazil.signals import completion  # noqa: PLC0415 - as above
     from frazil.table.lost import stream_catalog  # noqa: PLC0415 - as above
@@ -188,7 +188,7 @@ that late rows reopen it. The events' extra says, by key: revision, rows, dead l
 
 
 def _gate(table: str, suites: Path | None) -> str:
-    """Whether its windows are gated: a suite of a misspelt name gates nothing, and nobody else says so."""
+    """Whether its windows have a gate: a suite with a misspelt name gates nothing, and only this shows it."""
     if suites is None:
         return "Its windows have no quality gate: `partition_dags` is given no `expectations`."
     if suite := find_suite(suites, table):

@@ -22,11 +22,11 @@ from frazil.table.branches import head_of
 log = logging.getLogger(__name__)
 
 TIMEOUT_S = 300.0
-"""For one window; a window of 1 M rows takes less than a minute."""
+"""Timeout for one window; a window of 1 M rows takes less than a minute."""
 
 
 def gates_of(expectations: Path | None, table: str) -> RunGates | None:
-    """How a table's windows are judged; None if it has no suite."""
+    """The quality gate of a table's windows; None if it has no suite."""
     suite = find_suite(expectations, table) if expectations else None
     return partial(_evaluate, suite) if suite else None
 

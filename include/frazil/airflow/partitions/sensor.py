@@ -1,10 +1,10 @@
 """A sensor for DAGs that no asset starts: it waits for a table's partition to be complete, in the triggerer.
 
-Purpose: `PartitionCompleteSensor(table="demo.flights", partition="{{ ds }}")` before the tasks that read the day.
-How it works: the window's row in `frazil.signals` is looked for; meanwhile the task is deferred and holds no slot, and
-its log says what the window waits for, each time that it is something else. A day of a table whose hours complete is
-complete when its 24 hours are. What it does not do: decide completeness by itself; the table's partition DAG does, and
-must run. Known limits: a window of before the first that is signalled never comes, and fails the task at once.
+Purpose: `PartitionCompleteSensor(table="demo.flights", partition="{{ ds }}")` before the tasks that read the day. How
+it works: it searches the window's row in `frazil.signals`. Meanwhile the task is deferred and holds no slot, and its
+log shows what the window waits for, whenever that changes. A day of a table with hourly windows is complete when its 24
+hours are. What it does not do: decide completeness; the table's partition DAG does, and must run. Known limits: a
+window before the first signalled one never comes, and fails the task at once.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ DEFAULT_STREAMS = "include/streams"
 
 
 class PartitionCompleteSensor(BaseSensorOperator):
-    """Succeeds when a window of event time is complete; its XCom is what is known of it, by window key.
+    """Succeeds when a window of event time is complete; its XCom has the facts about it, by window key.
 
     :param table: the table's identifier, such as `demo.flights`.
     :param partition: an hour (`2013-12-30T15`) or a day (`2013-12-30`). (templated)
@@ -42,7 +42,7 @@ class PartitionCompleteSensor(BaseSensorOperator):
         self.streams = str(Path(streams or os.environ.get("FRAZIL_STREAMS") or DEFAULT_STREAMS).absolute())
 
     def execute(self, context: Context) -> Any:
-        """What is known of the window, if it is complete; else defer."""
+        """Return the facts about the window if it is complete; else defer."""
         trigger = PartitionTrigger(
             table=self.table, partition=self.partition, streams=self.streams, poll_seconds=self.poke_interval
         )
@@ -53,17 +53,17 @@ class PartitionCompleteSensor(BaseSensorOperator):
         return self.execute_complete(context, event)
 
     def execute_complete(self, context: Context, event: Payload) -> Any:  # noqa: ARG002 - as above
-        """What the trigger found. Raises AirflowFailException where the window never comes."""
+        """Return the trigger's result. Raises AirflowFailException if the window never comes."""
         if event["problem"]:
             raise AirflowFailException(event["problem"])
         return event["windows"]
 
 
 class PartitionTrigger(WaitingTrigger):
-    """Looks for a window's signals. Its arguments: table, partition, streams."""
+    """Searches a window's signals. Its arguments: table, partition, streams."""
 
     def poll(self) -> tuple[Payload | None, str]:
-        """What is known of the window, where all of it was signalled; else what it waits for."""
+        """The facts about the window if all of it was signalled; else what it waits for."""
         from frazil.airflow.declared import streams_feeding  # noqa: PLC0415 - as above
         from frazil.airflow.partitions.tasks import facts  # noqa: PLC0415 - loads PyIceberg
         from frazil.signals.window_status import window_status  # noqa: PLC0415 - as above

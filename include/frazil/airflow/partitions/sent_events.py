@@ -1,7 +1,7 @@
-"""Which signals Airflow's assets were told of, and which they lack.
+"""Finds which signals Airflow's assets have received, and which are missing.
 
-The events themselves say it. But Airflow 3.3 refuses to list events if one of them started a run that is still queued
-(its answer has no place for a run without a start), and a paused DAG keeps such a run for ever. Then the notes count
+The events themselves show it. But Airflow 3.3 refuses to list events if one of them started a run that is still queued
+(its answer has no place for a run without a start), and a paused DAG keeps such a run forever. Then the notes count
 that sending tasks wrote before they succeeded, because their events went out with their success.
 """
 
@@ -27,26 +27,26 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SENT_TO = "frazil.sent-to"
-"""In Airflow's store of an asset: the number of the signal up to which all are among Airflow's events."""
+"""Key in Airflow's store of an asset: the number of the signal up to which all are among Airflow's events."""
 SENDING = "frazil.sending"
-"""And what was told after that: by a task of a run that may have failed, and before it."""
+"""Signals sent after that: by a task of a run that may have failed, and before it."""
 CLOCKS_APART = timedelta(days=1)
-"""How far the clocks of a worker and of Airflow's server may be apart, when the events of a signal are looked for."""
+"""Largest difference between the clocks of a worker and of Airflow's server, when searching a signal's events."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unsent:
-    """What one asset lacks."""
+    """Signals that are missing from one asset."""
 
     missing: tuple[Signal, ...] = ()
     sent: Told = frozenset()
-    """What it has, of the signals after SENT_TO."""
+    """Signals after SENT_TO that the asset has."""
 
 
 def meet(signals: TableSignals, asset: Asset, context: Context) -> None:
-    """Begin with the table's signals of now: an Airflow that meets a table is told of nothing that is older.
+    """Begin with the table's current signals: an Airflow that meets a table receives nothing older.
 
-    Where its store does not know any more what was sent, begin with its first event instead.
+    If its store no longer has what was sent, begin with its first event instead.
     """
     store: Store = context["asset_state_store"][asset]
     if store.get(SENT_TO) is None:
@@ -57,9 +57,9 @@ def meet(signals: TableSignals, asset: Asset, context: Context) -> None:
 
 
 def unsent(signals: TableSignals, asset: Asset, context: Context) -> Unsent:
-    """What Airflow lacks of an asset's signals; if it lacks nothing, the next check begins after them.
+    """An asset's signals that Airflow does not have; if there are none, the next check begins after them.
 
-    Raises AirflowException where that cannot be told now.
+    Raises AirflowException if that is currently unknown.
     """
     store: Store = context["asset_state_store"][asset]
     new = signals.after(stored_number(store, SENT_TO) or 0)
@@ -85,10 +85,11 @@ def write_down(sending: Collection[Signal], sent: Told, asset: Asset, context: C
 
 
 def to_send(signals: Iterable[Signal], sent: Collection[tuple[str, int]], *, reopened: bool) -> list[Signal]:
-    """The signals of one asset that Airflow lacks, by number: of each window the newest, for one key has one event.
+    """The signals of one asset that Airflow does not have, by number: the newest of each window, as keys have one
+    event.
 
-    `sent` are the signals among Airflow's events, by partition key and number. What was asked for again goes to the
-    first asset whatever its revision, for its consumers are those that missed it.
+    `sent` are the signals among Airflow's events, by partition key and number. Requested repetitions go to the first
+    asset whatever their revision, because its consumers missed them.
     """
     newest = {
         s.partition: s
@@ -102,7 +103,7 @@ def _told(asset: Asset, context: Context, *, since: datetime | None) -> Told:
     events: Any = context["inlet_events"][asset]
     try:
         return told_of(events.after(since.isoformat()) if since else events, asset.name)
-    except Exception as error:  # AirflowRuntimeError from a server, and what `dag.test()` makes of it
+    except Exception as error:  # AirflowRuntimeError from a server, or what `dag.test()` makes of it
         log.warning(
             "Airflow does not list the events of the asset %s, as it does not while a run that they started is "
             "queued. What the sending tasks wrote down counts: %s",

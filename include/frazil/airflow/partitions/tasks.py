@@ -1,8 +1,8 @@
-"""What the tasks of a table's partition DAG do in their own process, with PyIceberg and without Spark.
+"""The tasks of a table's partition DAG, run in their own process, with PyIceberg and without Spark.
 
 A signal happens once because its row in `frazil.signals` is appended once. If an event is lost between the row and
-Airflow, a later run finds it missing among Airflow's own events and sends it. An event that exists is not sent again,
-even if a task is repeated.
+Airflow, a later run finds it missing among Airflow's own events and sends it. An existing event is not sent again, even
+if a task is repeated.
 """
 
 from __future__ import annotations
@@ -34,16 +34,15 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TOLD_TO = "frazil.told-to"
-"""Key in Airflow's store of the first asset. Its value is the number of the last signal whose held windows people were
-told of."""
+"""Key in Airflow's store of the first asset: the number of the last signal whose held windows were reported."""
 MAX_GATED_WINDOWS = 12
-"""The most windows that one run judges by a quality gate, one after the other; the next run takes the next ones."""
+"""Windows that one run evaluates by a quality gate, one after the other; the next run continues."""
 MAX_EVENTS = 100
-"""The most events of one task, because each carries the facts of all. The next run sends the rest."""
+"""Events of one task; each carries the facts of all. The next run sends the rest."""
 
 
 def begin(table: str, streams: Path, context: Context) -> tuple[int, list[str]]:
-    """The number of the table's last signal, and the tasks that have to send events that Airflow lacks."""
+    """The number of the table's last signal, and the tasks with events to send that Airflow does not have."""
     signals = _signals(table, streams)
     for asset in _assets(table).values():
         meet(signals, asset, context)
@@ -56,20 +55,20 @@ def begin(table: str, streams: Path, context: Context) -> tuple[int, list[str]]:
 def ready(table: str, streams: Path, *, after: int) -> tuple[bool, str]:
     """Whether a window is complete, or was signalled after number `after`; and what the next window waits for.
 
-    Reads only metadata. Raises whatever `assess` raises.
+    Reads only metadata. Raises what `assess` raises.
     """
     specs = streams_feeding(streams, table)
     seen = assess(existing_catalog(specs[0].table.catalog), specs)
     if seen is None:
-        return False, f"there is no table {table} yet: its writer never ran"
+        return False, f"the table {table} does not exist yet: its writer never ran"
     first = seen.signals.cursor is None and seen.cursor is not None
     return bool(seen.decision.windows) or first or seen.signals.number > after, seen.decision.reason
 
 
 def act(table: str, streams: Path, context: Context, *, expectations: Path | None = None) -> list[str]:
-    """Signal what is complete. Returns the tasks to go on with: `complete`, `reopened`, `held`.
+    """Signal complete windows. Returns the tasks to continue with: `complete`, `reopened`, `held`.
 
-    Raises whatever `assess` and `signal` raise.
+    Raises what `assess` and `signal` raise.
     """
     specs = streams_feeding(streams, table)
     catalog = stream_catalog(specs[0])
@@ -87,7 +86,7 @@ def act(table: str, streams: Path, context: Context, *, expectations: Path | Non
 
 
 def send(table: str, streams: Path, name: str, context: Context) -> None:
-    """Send the events that Airflow lacks. Raises AirflowSkipException if it lacks none: success would send an event."""
+    """Send missing events. Raises AirflowSkipException if none is missing: success would send an event."""
     asset = _assets(table)[name]
     lacks = unsent(_signals(table, streams), asset, context)
     sending = lacks.missing[:MAX_EVENTS]
@@ -100,7 +99,7 @@ def send(table: str, streams: Path, name: str, context: Context) -> None:
 
 
 def held(table: str, streams: Path, context: Context) -> list[Signal]:
-    """The windows of a table that gates hold. The caller tells people of them."""
+    """The windows of a table that gates hold, for the caller to report."""
     signals = _signals(table, streams)
     starts = signals.cursor.held if signals.cursor else frozenset()
     newest = signals.newest(from_us=min(starts), to_us=max(starts) + 1) if starts else {}
@@ -109,7 +108,7 @@ def held(table: str, streams: Path, context: Context) -> list[Signal]:
 
 
 def facts(s: Signal) -> dict[str, Any]:
-    """What an event's extra says about its partition, by partition key."""
+    """The facts about a partition in an event's extra, by partition key."""
     return {
         "revision": s.revision,
         "rows": s.rows,
@@ -132,7 +131,7 @@ def _assets(table: str) -> dict[str, Asset]:
 
 
 def _following(signals: TableSignals, context: Context) -> list[str]:
-    """The tasks that have something to send or to tell, including what an earlier run left undone."""
+    """The tasks with something to send or to report, including what an earlier run left undone."""
     lacking = [name for name, asset in _assets(signals.table).items() if unsent(signals, asset, context).missing]
     told_to = stored_number(context["asset_state_store"][partition_asset(signals.table)], TOLD_TO) or 0
     untold = any(not s.sent for s in signals.after(told_to))

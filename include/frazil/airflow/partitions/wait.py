@@ -1,7 +1,7 @@
-"""Waits in the triggerer until windows of a table are complete, or somebody else signalled some; then a worker acts.
+"""Waits in the triggerer until windows of a table are complete, or another process signalled some; then a worker acts.
 
 Reading the metadata takes some 50 ms; an Airflow task takes seconds before it does anything. So one deferred task
-polls, and a worker is used only when there is something to signal, to judge or to send.
+polls, and a worker is used only when there is something to signal, to evaluate or to send.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 class CompletionOperator(BaseBranchOperator):
-    """Signals the complete windows of one table, and goes on with the downstream tasks that have something to do.
+    """Signals the complete windows of one table, and continues with the downstream tasks that have something to do.
 
     :param table: the table's identifier.
     :param streams: folder of the declared streams.
     :param expectations: folder of the quality gates' suites; None for no gates.
-    :param poll_seconds: how often the metadata of the table is read.
+    :param poll_seconds: interval between reads of the table's metadata.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class CompletionOperator(BaseBranchOperator):
         self.expectations = str(expectations) if expectations else None
 
     def execute(self, context: Context) -> Any:
-        """Go on at once if windows are complete or events are missing; otherwise defer."""
+        """Continue at once if windows are complete or events are missing; otherwise defer."""
         from frazil.airflow.partitions import tasks as windows  # noqa: PLC0415 - a DAG file that is parsed needs no PyIceberg
 
         if nobody_feeds(Path(self.streams), self.table):
@@ -68,14 +68,14 @@ class CompletionOperator(BaseBranchOperator):
 
 
 def _removed(table: str) -> str:
-    return f"{table}: the streams that fed it were removed; nothing completes any more, and this DAG goes"
+    return f"{table}: its streams were removed; no more windows will complete; this DAG will be removed"
 
 
 class CompletionTrigger(WaitingTrigger):
     """Polls a table, and fires when there is something to do.
 
     Its arguments are `table`, `streams`, and `number`: the number of the table's last signal when the task was
-    deferred. A later signal is somebody else's, such as a release.
+    deferred. A later signal is another process's, such as a release.
     """
 
     def poll(self) -> tuple[Payload | None, str]:

@@ -1,4 +1,4 @@
-"""A trigger that polls a table until there is something to tell its task."""
+"""A trigger that polls a table until its task has something to do."""
 
 from __future__ import annotations
 
@@ -17,29 +17,31 @@ from frazil.airflow.writers.log_lines import shape
 from frazil.errors import FrazilError
 
 THREADS = ThreadPoolExecutor(max_workers=8, thread_name_prefix="frazil-looks")
-"""Threads of our own: one silent catalog must not hold up the triggerer's other work."""
+"""A separate pool: one silent catalog must not block the triggerer's other work."""
 
 QUIET_SECONDS = 3_600.0
-"""The shortest time between two lines that differ in their numbers only. What a window waits for names a watermark,
-which moves with each commit, and Airflow never rotates the log of a task that is deferred for weeks. The task itself
-shows what is newer (`frazil.airflow.shown_state`)."""
+"""Minimum time between two lines that differ only in their numbers.
+
+The reason why a window waits contains a watermark, which moves with each commit, and Airflow never rotates the log of a
+task that is deferred for weeks. The task itself shows newer information (`frazil.airflow.shown_state`).
+"""
 MAX_KINDS = 30
 """Kinds of lines in that time."""
 
 FAILED = "the check failed, and is tried again"
 
 Payload = dict[str, Any]
-"""What the task receives. `problem` is set if polling again would not help; with `removed` the task ends as skipped."""
+"""The task's input. `problem` is set if polling again would not help; with `removed` the task ends as skipped."""
 
 
 class WaitingTrigger(BaseTrigger):
-    """Calls `poll` every `poll_seconds` in a thread, logs what it waits for when that is of another kind, and each hour
-    what changed, and fires once.
+    """Calls `poll` every `poll_seconds` in a thread and fires once.
 
-    Its task has polled before it deferred, so it begins with a wait, of `SETTLED_SECONDS` at least.
+    Logs what it waits for when that is of another kind, and each hour what changed. Its task has polled before it
+    deferred, so it begins with a wait of `SETTLED_SECONDS` or more.
 
-    It holds no state: a restarted triggerer creates another from the same arguments. A poll that fails is repeated,
-    except for an error of frazil's that a person has to correct: that ends the wait.
+    It holds no state: a restarted triggerer creates another from the same arguments. A failed poll is repeated, except
+    for an error of frazil's that an operator must correct: that ends the wait.
     """
 
     def __init__(self, *, poll_seconds: float, **arguments: Any) -> None:
@@ -52,10 +54,10 @@ class WaitingTrigger(BaseTrigger):
 
     @abstractmethod
     def poll(self) -> tuple[Payload | None, str]:
-        """The event to fire, if there is one, and what the task waits for."""
+        """The event to fire, if any, and what the task waits for."""
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Wait, poll, log; until there is an event."""
+        """Wait, poll and log until there is an event."""
         shown = ShownState(self.log.info)
         said, wait_s = "", max(self.poll_seconds, SETTLED_SECONDS)
         told_s: dict[str, float] = {}
@@ -64,7 +66,7 @@ class WaitingTrigger(BaseTrigger):
             wait_s = self.poll_seconds
             event, sentence = await asyncio.get_running_loop().run_in_executor(THREADS, self.attempt)
             if event is not None and event.get("removed"):
-                # The DAG is about to go with its declaration; then no worker could end the task.
+                # The DAG is about to be removed with its declaration; then no worker could end the task.
                 self.log.info("%s", event["removed"])
                 yield TaskSkippedEvent()
                 return
@@ -81,12 +83,12 @@ class WaitingTrigger(BaseTrigger):
                 said, told_s[shape(sentence)] = sentence, now_s
 
     def attempt(self) -> tuple[Payload | None, str]:
-        """`poll`, whatever it raises."""
+        """Call `poll`, and turn errors into results."""
         try:
             return self.poll()
         except FrazilError as error:
             if not error.restartable:
                 return {"problem": f"{type(error).__name__}: {error}"}, ""
             return None, f"{FAILED}: {error}"
-        except Exception as error:  # whatever a catalog, a storage or a network raises on a bad day
+        except Exception as error:  # anything that a catalog, a storage or a network raises
             return None, f"{FAILED}: {error!r}"
