@@ -55,6 +55,7 @@ def test_a_log_that_was_cut_below_what_was_merged_is_off(monkeypatch: pytest.Mon
     """Older records in the place of newer ones change nothing by `order-by`, so a merge would not notice."""
     monkeypatch.setattr(upserts, "open_kafka", lambda _: nullcontext(StandInKafka()))
     monkeypatch.setattr(upserts, "_differences", lambda _: iter(()))
+    monkeypatch.setattr(upserts, "tally", lambda *_: {})
     marker: Any = SimpleNamespace(source=IDENTITY, offsets={T0: 60}, leader_epochs={T0: 1}, rewritten={})
     ranges = {T0: (CommittedRange(0, 60, 60, 0, "id-1", leader_epoch=1),)}
     spec: Any = SimpleNamespace(name="orders", route=None)
