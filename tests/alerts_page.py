@@ -13,13 +13,12 @@ from datetime import date, timedelta
 from frazil.aggregate.due import WaitingDay
 from frazil.commit.reasons import Reason
 from frazil.host.heartbeat import Stall, StallKind
-from frazil.maintenance.alert_rules import CLEARS_AT, FEWEST_FILES, INTERVALS, Reading, readings
+from frazil.maintenance.alert_rules import CLEARS_AT, FEWEST_FILES, Reading, readings
 from frazil.maintenance.health import StreamHealth, TableHealth
 from frazil.maintenance.rules import RULES, Hold
 from frazil.maintenance.stream_rules import (
     FEWEST_RECORDS,
     LateWindow,
-    StreamState,
     audit_reading,
     held_reading,
     late_reading,
@@ -27,9 +26,11 @@ from frazil.maintenance.stream_rules import (
     stream_readings,
     window_reading,
 )
-from frazil.spec.maintenance import Alerts, Maintenance
+from frazil.spec.maintenance import STALE_INTERVALS, Alerts, Maintenance
 from frazil.spec.units import format_duration, rounded_bytes
 from frazil.spec.values import SIZE
+from frazil.status.flow import Flow, Landed
+from frazil.status.state import StreamState, WriterProcess
 
 NOW_MS = 2_000_000_000_000
 HOUR_MS = 3_600_000
@@ -75,7 +76,7 @@ def render() -> str:
     for rule in [*RULES, RATE]:
         anchor = rule.partition(":")[0]
         rows.append(" | ".join([f"| [`{rule}`](../runbook.md#{anchor})", *_row(rule, seen.get(rule))]) + " |\n")
-    notes = _NOTES.format(intervals=INTERVALS, files=FEWEST_FILES, records=FEWEST_RECORDS)
+    notes = _NOTES.format(intervals=STALE_INTERVALS, files=FEWEST_FILES, records=FEWEST_RECORDS)
     return "".join([_INTRODUCTION.format(clears=100 * CLEARS_AT), *rows, notes])
 
 
@@ -124,23 +125,22 @@ def _table() -> TableHealth:
 
 def _of_stream() -> Iterator[Reading]:
     told = "The last one said: RegistryUnavailable: http://registry:8081 does not answer."
+    reasons = {"NotJson": Reason(400, ("rides[3]@104",))}
     broken = StreamState(
         "rides",
         "city.rides",
         problem="streams/rides.yaml:5: event-tmie: unknown key; did you mean event-time?",
         missing="TableLost: the table city.rides is not in the catalog 'lake', and its location holds one",
+        desired="running",
+        table_exists=False,
         alive=False,
-        ended_at_ms=NOW_MS - 6 * 60_000,
+        writer=WriterProcess("ended", ended_at_ms=NOW_MS - 6 * 60_000),
         last_words=told,
-        fruitless=4,
-        registry=told,
+        crashes=4,
+        registry=True,
         stall=Stall(StallKind.OFFSETS, NOW_MS, "rides-3", "a transaction on rides-3 is open since 03:12"),
         waiting_batches=4,
-        records=1_000,
-        rejected=51,
-        stale=300,
-        recent_records=500,
-        recent_reasons={"NotJson": Reason(400, ("rides[3]@104",))},
+        flow=Flow(None, (), 0, hour=Landed(1_000, 51, 300, reasons), recent=Landed(500, reasons=reasons)),
     )
     yield from stream_readings(broken, _with_rate(), now_ms=NOW_MS)
 

@@ -186,7 +186,9 @@ class MadeHistory:
             launch_id = launch.id if last else f"{self.name}-{number}"
             append_exit(
                 run_folder(self.name),
-                ExitRecord(launch_id, code, at_ms - 25_000, at_ms, launch.spec_fingerprint, 0, number == 1, words),
+                ExitRecord(
+                    launch_id, code, at_ms - 25_000, at_ms, launch.spec_fingerprint, 0, number == 1 < len(ends), words
+                ),
             )
         return launch
 

@@ -43,6 +43,7 @@ class Hunt:
     def __init__(self, mutants: Sequence[Mutant]) -> None:
         self.mutants = mutants
         self.alive: list[Mutant] = []
+        self.invalid: list[Mutant] = []
         self._seconds: list[float] = []
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
@@ -73,6 +74,8 @@ class Hunt:
             reach = f"{len(order)} tests" if order else "no test"
             print(f"alive, {reach} call it: {mutant.name} (line {mutant.line})", flush=True)
         elif found != b"noticed":
+            if found and found.startswith(b"invalid"):
+                self.invalid.append(mutant)
             print(f"{found.decode() if found else 'hangs or dies'}: {mutant.name}", flush=True)
 
     def _watch(self, session: pytest.Session, places: set[Place]) -> bytes:
@@ -145,7 +148,7 @@ def hunt(room: str, tests: Sequence[str], *, count: int, seed: int) -> list[Muta
         sys.exit(int(code))
     explained = json.loads(EXPLAINED.read_text())
     left = [mutant for mutant in plugin.alive if mutant.name not in explained]
-    total, alive = len(plugin.mutants), len(plugin.alive)
+    total, alive = len(plugin.mutants) - len(plugin.invalid), len(plugin.alive)
     print(f"{room}: {total} mutants, {total - alive} noticed, {alive - len(left)} explained, {len(left)} alive")
     return left
 

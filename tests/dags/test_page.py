@@ -355,11 +355,15 @@ def test_a_reason_that_cannot_be_shown_is_refused_and_one_that_is_kept_hides_no_
         ("a\u202eb", "the character \\u202e"),
         ("\x1b[2J", "the character \\x1b"),
         ("a" * 1001, "1,001"),
+        ("a\ud800b", "reason: has the character \\ud800, which cannot be shown; leave it out"),
     ):
-        answer = post({"reason": reason})
+        answer = post(json.dumps({"reason": reason}).encode())
         assert answer["status"] == 422
         assert said in answer["body"]["detail"]
-    assert post(json.dumps({"reason": UNSHOWN}).encode())["status"] == 422
+    form = json.dumps({"reason": UNSHOWN}).encode()
+    assert post(form)["status"] == 422
+    plan = ask("OP", "api/plan/pause/ticks", method="POST", headers=OURS, body=form)
+    assert (plan["status"], plan["body"]["refused"]) == (200, None), "the dialog goes on"
     monkeypatch.setenv("FRAZIL_HOME", str(home / "frazil"))
     kept = DesiredStore("ticks", None)
     kept.pause(by="ana", reason=UNSHOWN)  # as an earlier version kept it

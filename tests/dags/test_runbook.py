@@ -127,9 +127,9 @@ class Shift:
         self, number: int, error: str = "MemoryError: no room", *, code: int = 1, committed: bool = False
     ) -> None:
         """A writer of this host that Airflow had started."""
-        at_ms = self.now_ms
+        at_ms, declared = self.now_ms, load_stream(self.file).fingerprint()
         launch = Launch(f"l{number}", LaunchKind.SUPERVISED, at_ms - 1_000, writer=ProcessMark(2**22 + 1, 0))
-        append_exit(self.run_folder, ExitRecord(launch.id, code, at_ms - 1_000, at_ms, "f", 0, committed, error))
+        append_exit(self.run_folder, ExitRecord(launch.id, code, at_ms - 1_000, at_ms, declared, 0, committed, error))
         (self.run_folder / "lock").write_text(json.dumps(launch.to_json()))
 
 

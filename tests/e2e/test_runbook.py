@@ -19,9 +19,9 @@ from frazil.ingest.contract import RangeProgress
 from frazil.maintenance.alerts import AlertStates, step, step_readings
 from frazil.maintenance.measure import measure
 from frazil.maintenance.stream_rules import stream_readings
-from frazil.maintenance.stream_state import observe_stream
 from frazil.maintenance.tables import find_maintained
 from frazil.spec.load import load_stream
+from frazil.status.stream import stream_state
 from frazil.table.catalogs import load_catalog
 from tests.conftest import TopicFactory
 from tests.made_batches import MadeStream
@@ -99,7 +99,7 @@ def test_batches_that_wait_are_committed_by_the_writer_that_a_person_starts(kafk
     def red(minutes: int) -> set[str]:
         nonlocal states
         now_ms, alerts = begin_ms + minutes * MINUTE_MS, spec.maintenance.alerts
-        seen = stream_readings(observe_stream(spec, None, now_ms=now_ms), alerts, now_ms=now_ms)
+        seen = stream_readings(stream_state(spec, now_ms=now_ms, in_full=False), alerts, now_ms=now_ms)
         made_now = step_readings(states, "stream rides", seen, alerts, now_ms=now_ms)
         states = made_now.states
         return {alert.rule for alert in made_now.active}

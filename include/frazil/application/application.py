@@ -216,7 +216,9 @@ class WriterApplication:
             return
         decision = step.decision
         if decision.action is WriterAction.GIVE_UP:
-            confirm_given_up(name, decision.subject, reason=decision.reason, table_fingerprint=step.table_fingerprint)
+            confirm_given_up(
+                name, decision.subject, reason=decision.reason, table_fingerprint=step.observed.table_fingerprint
+            )
         if decision.action is WriterAction.END:
             del self.hosted[name]
         said = (decision.action, decision.cause, decision.until_ms, step.problem)

@@ -40,7 +40,7 @@ def ask_kafka(
             end = max((r.end for r in current[tp]), default=0)
             # A log that was cut may end before what was committed; nothing beyond its end ever comes.
             ranges[tp] = (max(first.get(tp, begin), begin), min(end, ends[tp].stable if tp in ends else end))
-        cut = _cut(kafka, marker, {tp: of for tp, of in current.items() if tp in ends})
+        cut = cut_logs(kafka, marker, {tp: of for tp, of in current.items() if tp in ends})
     tallies = read_offsets(kafka_properties(spec, os.environ), ranges)
     return {tp: InKafka(first.get(tp, 0), tallies[tp].seen, cut.get(tp)) for tp in ranges}, tuple(notes)
 
@@ -54,10 +54,10 @@ def _another(topic: str, known: SourceIdentity, now: SourceIdentity, spec: Strea
     return "the topic is not the one that was read: nothing is compared with Kafka"
 
 
-def _cut(
+def cut_logs(
     kafka: KafkaOffsets, marker: Marker, ranges: Mapping[TopicPartition, list[CommittedRange]]
 ) -> dict[TopicPartition, int]:
-    """Where logs were cut below what was committed, beyond what is known and accepted.
+    """Return the offsets where logs were cut below what was committed, unless the cut is known and accepted.
 
     Asking for the last offset that each leader had covers everything before it, so a log that was cut long ago and has
     grown since is found as well.

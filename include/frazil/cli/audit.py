@@ -20,6 +20,9 @@ from frazil.spec.model import StreamSpec
 from frazil.spec.units import counted, parse_duration
 from frazil.timetext import utc
 
+NOT_COMPARED = 3
+"""Exit code of an audit that found nothing wrong and could not compare everything."""
+
 
 class Length(click.ParamType[timedelta]):
     """A duration, in the notation of declarations."""
@@ -64,8 +67,8 @@ def audit(  # noqa: PLR0913 - a command's options
     commit records, and noted. A writer may run meanwhile. With --last or --from, only batches committed in that time
     are audited, and only data files that may have their records are read.
 
-    Exits with 1 if anything is wrong, and prints a sentence for each finding. Notes list what was not compared:
-    "clean" only covers what was compared completely.
+    Prints a sentence for each finding and exits with 1 if anything is wrong; with 3 if nothing is, but a note names
+    something that was not compared; with 0 if everything was compared and nothing is wrong.
 
     \b
     Example:
@@ -78,8 +81,8 @@ def audit(  # noqa: PLR0913 - a command's options
         echo_json(result)
     else:
         _show(result, with_source=with_source)
-    if result.wrong:
-        raise SystemExit(1)
+    if not result.clean:
+        raise SystemExit(1 if result.wrong else NOT_COMPARED)
 
 
 def window_of(

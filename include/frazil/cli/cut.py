@@ -151,6 +151,8 @@ def _looked_at(
                 routed = tables_of(opened.main.current().catalog, spec.route, stream=name)
             if whole:
                 _check_whole(spec, opened, routed)
+        elif home is not None and home.routed is not None and whole:
+            echo(f"stream {name} had a route: the tables that it made are not part of this cut", err=True)
         tables |= {each: (table, opened.main.catalog_name) for each, table in routed.items()}
         histories.append(StreamHistory(name, own[0], own[1], tuple(routed), since))
     return streams, histories, tables

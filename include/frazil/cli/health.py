@@ -22,13 +22,14 @@ from frazil.maintenance.health import PartitionFiles, RecentFiles, TableHealth
 from frazil.maintenance.load import MadeElsewhere
 from frazil.maintenance.measure import measure
 from frazil.maintenance.routed import made_tables
-from frazil.maintenance.stream_rules import StreamState, stream_readings
-from frazil.maintenance.stream_state import observe_stream
+from frazil.maintenance.stream_rules import stream_readings
 from frazil.maintenance.tables import MaintainedTable, TableKind, find_maintained, made_table, maintained_tables, routes
 from frazil.spec.last_sound import declared_streams
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import counted, rounded_bytes
 from frazil.status.missing import missing_tables
+from frazil.status.state import StreamState
+from frazil.status.stream import stream_state
 from frazil.table.catalogs import existing_catalog
 from frazil.table.lost import lost_letters
 from frazil.table.tables import load_stream_table
@@ -86,9 +87,7 @@ def health(table: str | None, streams_folder: Path, *, as_json: bool, deep: bool
         maintained = find_maintained(specs, table, problems=errors)
         look = _look(maintained, now_ms=now_ms, deep=deep)
         looks = [(maintained, look)]
-        reports, untold = (
-            ([look], {}) if look.health else _with_missing(looks, maintained.streams, asking, now_ms=now_ms)
-        )
+        reports, untold = ([look], {}) if look.health else _with_missing(looks, maintained.streams, asking)
         found = reports[:1]
         if untold and not found[0].missing:
             raise next(iter(untold.values()))
@@ -98,7 +97,7 @@ def health(table: str | None, streams_folder: Path, *, as_json: bool, deep: bool
         with ThreadPoolExecutor(AT_ONCE) as pool:
             looked = pool.map(partial(_look_if_possible, asking, now_ms=now_ms, deep=deep), tables)
             there = [(each, look) for each, look in zip(tables, looked, strict=True) if look is not None]
-        reports, untold = _with_missing(there, specs, asking, now_ms=now_ms)
+        reports, untold = _with_missing(there, specs, asking)
         unlisted += [TableReport(n, TableKind.ROUTED, problem=_problem(e)) for n, e in untold.items()]
         found = [*reports, *{look.table: look for look in unlisted}.values()]
     with ThreadPoolExecutor(AT_ONCE) as pool:
@@ -123,7 +122,7 @@ def health(table: str | None, streams_folder: Path, *, as_json: bool, deep: bool
 
 
 def _with_missing(
-    looks: Sequence[tuple[MaintainedTable, TableReport]], specs: Sequence[StreamSpec], asking: Asking, *, now_ms: int
+    looks: Sequence[tuple[MaintainedTable, TableReport]], specs: Sequence[StreamSpec], asking: Asking
 ) -> tuple[list[TableReport], dict[str, Exception]]:
     """Add tables that streams had and catalogs have lost, with what happened; those of templates come last.
 
@@ -132,7 +131,7 @@ def _with_missing(
 
     def ask(spec: StreamSpec) -> dict[str, str] | Exception:
         try:
-            return asking.ask(spec.table.catalog, lambda: missing_tables(spec, now_ms=now_ms))
+            return asking.ask(spec.table.catalog, lambda: missing_tables(spec))
         except Exception as error:  # catalogs and storage raise what their clients raise
             return error
 
@@ -223,7 +222,8 @@ def _look_if_possible(asking: Asking, maintained: MaintainedTable, *, now_ms: in
 
 
 def _look_at_stream(asking: Asking, spec: StreamSpec, *, now_ms: int) -> StreamReport:
-    state = observe_stream(spec, None, now_ms=now_ms, out_of_reach=asking.is_silent(spec.table.catalog))
+    away = asking.is_silent(spec.table.catalog)
+    state = stream_state(spec, now_ms=now_ms, in_full=False, out_of_reach=away)
     seen = stream_readings(state, spec.maintenance.alerts, now_ms=now_ms)
     return StreamReport(state, tuple(reading for reading in seen if reading.is_beyond))
 

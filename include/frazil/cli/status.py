@@ -21,9 +21,10 @@ from frazil.spec.application import find_application
 from frazil.spec.last_sound import declared_streams, find_or_recall
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import counted
+from frazil.status.derive import exit_words
 from frazil.status.flow import DAY_MS
-from frazil.status.stream import StreamStatus, stream_status
-from frazil.status.writer import WriterStatus, exit_words
+from frazil.status.state import StreamState, WriterProcess
+from frazil.status.stream import stream_state
 from frazil.table.tables import load_stream_table
 from frazil.timetext import ago, utc
 
@@ -87,7 +88,7 @@ class Look:
     """What one look at the streams found."""
 
     now_ms: int
-    found: list[StreamStatus]
+    found: list[StreamState]
     errors: list[str]
     """Why a declaration cannot be read."""
     in_full: bool
@@ -119,7 +120,7 @@ def _look(stream: str | None, streams_folder: Path) -> Look:
         spec, problem = find_or_recall(streams_folder, stream)
         specs, errors = [spec], [problem] if problem else []
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        found = list(pool.map(partial(stream_status, now_ms=now_ms), specs))
+        found = list(pool.map(partial(stream_state, now_ms=now_ms), specs))
     if application is None:
         left = _letters_left(specs[0], found[0], now_ms=now_ms) if stream is not None else None
         return Look(now_ms, found, errors, in_full=stream is not None, left=left)
@@ -127,7 +128,7 @@ def _look(stream: str | None, streams_folder: Path) -> Look:
     return Look(now_ms, found, errors, in_full=False, application=state)
 
 
-def _sentences(streams: list[StreamStatus]) -> list[str]:
+def _sentences(streams: list[StreamState]) -> list[str]:
     """Problems and notices, each once: an outage of the catalog is every stream's, and one line."""
     said: dict[str, list[str]] = {}
     for one in streams:
@@ -140,7 +141,7 @@ def _sentences(streams: list[StreamStatus]) -> list[str]:
     return lines
 
 
-def _letters_left(spec: StreamSpec, one: StreamStatus, *, now_ms: int) -> int | None:
+def _letters_left(spec: StreamSpec, one: StreamState, *, now_ms: int) -> int | None:
     """How many of the records that were rejected in the last day are dead letters still; None where all are, or where
     error classes do not tell of all: those that a person accepted have none.
 
@@ -161,37 +162,41 @@ def _letters_left(spec: StreamSpec, one: StreamStatus, *, now_ms: int) -> int | 
     return there if there < of_classes == one.flow.rejected_last_day else None
 
 
-def _cells(one: StreamStatus, *, now_ms: int) -> dict[str, str]:
+def _cells(one: StreamState, *, now_ms: int) -> dict[str, str]:
     rejected = "unknown" if one.flow is None else f"{one.flow.rejected_last_day:,}"
     plain = {"desired": one.desired or "unknown", "rejected": rejected, "rows": _rows_words(one)}
     return {**_fields(one, None, now_ms=now_ms), **plain}
 
 
-def _rows_words(one: StreamStatus) -> str:
-    return "no table yet" if one.table_exists is False else "unknown" if one.rows is None else f"{one.rows:,}"
+def _rows_words(one: StreamState) -> str:
+    if one.table_exists is False:
+        return "missing" if one.missing else "no table yet"
+    return "unknown" if one.rows is None else f"{one.rows:,}"
 
 
-def _route_words(one: StreamStatus) -> str:
+def _route_words(one: StreamState) -> str:
     return f"`frazil route {one.name}` looks into its tables, also for one that was made again"
 
 
-def _rejected_words(one: StreamStatus, left: int | None) -> str:
+def _rejected_words(one: StreamState, left: int | None) -> str:
     if one.flow is None:
         return "unknown"
     rejected = one.flow.rejected_last_day
     since_ms = one.flow.rejected_since_ms
-    when = "in the last day" if since_ms is None else f"since {utc(since_ms)}, before which snapshots have expired"
+    why = "when the stream was reset" if one.flow.rejected_since_reset else "before which snapshots have expired"
+    when = "in the last day" if since_ms is None else f"since {utc(since_ms)}, {why}"
     if not rejected:
         return f"none {when}"
     still = "" if left is None else f", {left:,} of them left"
     return f"{rejected:,} {when}{still}; `frazil dlq list {one.name}` counts dead letters by reason"
 
 
-def _fields(one: StreamStatus, left: int | None, *, now_ms: int) -> dict[str, str]:
+def _fields(one: StreamState, left: int | None, *, now_ms: int) -> dict[str, str]:
     why = f" ({one.desired_reason})" if one.desired_reason else ""
     return {
         "stream": one.name,
         "table": one.table,
+        "state": str(one.state),
         "desired": (one.desired or "unknown") + why,
         "writer": _writer_words(one.writer, now_ms=now_ms),
         "epoch, batch": f"{one.epoch}, {one.batch}" if one.epoch is not None else "none yet",
@@ -214,7 +219,7 @@ def _fields(one: StreamStatus, left: int | None, *, now_ms: int) -> dict[str, st
     }
 
 
-def _lag_words(one: StreamStatus) -> str:
+def _lag_words(one: StreamState) -> str:
     waiting = f", and {counted(one.in_transactions, 'offset')} in open transactions" if one.in_transactions else ""
     return ("unknown" if one.lag is None else f"{one.lag:,}") + waiting
 
@@ -231,7 +236,7 @@ def _backpressure_words(beyond_ms: int | None) -> str:
     return f"a batch takes {ago(beyond_ms)} longer than its interval"
 
 
-def _writer_words(writer: WriterStatus, *, now_ms: int) -> str:
+def _writer_words(writer: WriterProcess, *, now_ms: int) -> str:
     if writer.pid is not None:
         beat = f", no heartbeat for {ago(now_ms - writer.heartbeat_at_ms)}" if writer.heartbeat_at_ms else ""
         doing = "fenced" if writer.fenced else writer.phase or "no heartbeat yet"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import timedelta
 
 from frazil.maintenance.health import StreamHealth, TableHealth
 from frazil.spec.maintenance import Alerts, Maintenance
@@ -24,9 +23,6 @@ FEWEST_FILES = 256
 A list begins with 4 KiB of Avro schema, so a small table has over a kilobyte per file although its list is one small
 read. By default, lists below 256 KiB never fire.
 """
-
-INTERVALS = 2
-"""Longest commit intervals that must pass before a stream can be stale, whatever `freshness` is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +159,7 @@ def _small_files(health: TableHealth, threshold: int) -> float | None:
 
 def _of_streams(health: TableHealth, settings: Maintenance, now_ms: int) -> Iterator[Reading]:
     for stream in health.streams:
-        threshold_s = stale_after_ms(settings, stream.longest_interval_ms) / 1000
+        threshold_s = settings.stale_after_ms(stream.longest_interval_ms) / 1000
         age_s = None if stream.last_commit_at_ms is None else (now_ms - stream.last_commit_at_ms) / 1000
         last = "unknown" if age_s is None else f"{ago(int(age_s * 1000))} ago"
         waiting = "an unknown number of" if stream.lag is None else f"{stream.lag:,}"
@@ -187,11 +183,6 @@ def _of_streams(health: TableHealth, settings: Maintenance, now_ms: int) -> Iter
                 f"{settings.alerts.lag:,}. {status} says whether it catches up, and how long its batches take. If it "
                 "does not, give it more `resources.cores` or topic-partitions",
             )
-
-
-def stale_after_ms(settings: Maintenance, longest_interval_ms: int) -> int:
-    """Age that the last commit may have while records wait: one timely commit must clear what a missed one raised."""
-    return max(settings.alerts.freshness // timedelta(milliseconds=1), INTERVALS * longest_interval_ms)
 
 
 def _staleness_s(stream: StreamHealth, age_s: float | None, threshold_s: float) -> float | None:

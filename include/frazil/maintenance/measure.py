@@ -22,10 +22,10 @@ from pyiceberg.table.snapshots import Operation, Snapshot
 from frazil.commit.history import ancestors, commit_records, last_commit_ms
 from frazil.commit.journal import JournalStore
 from frazil.commit.marker import Marker, read_marker
+from frazil.commit.rules import check_ancestry
 from frazil.commit.target import target_file_bytes
-from frazil.errors import MarkerUnreadable
+from frazil.errors import MarkerUnreadable, RolledBack
 from frazil.ingest.contract import Target
-from frazil.maintenance.alert_rules import stale_after_ms
 from frazil.maintenance.deep import read_partitions
 from frazil.maintenance.health import RecentFiles, StreamHealth, TableHealth, p10
 from frazil.maintenance.lag import heartbeat_lag, kafka_lag
@@ -199,12 +199,14 @@ def _added_by(snapshot: Snapshot, table: Table) -> list[_Added]:
 def _stream(metadata: TableMetadata, spec: StreamSpec, *, now_ms: int, ask_kafka: bool) -> StreamHealth:
     try:
         marker = read_marker(metadata.properties, spec.name)
-    except MarkerUnreadable:  # `frazil status` and the writer's exit report it
+        if marker:
+            check_ancestry(metadata, marker, table=spec.table.identifier)
+    except (MarkerUnreadable, RolledBack):  # `frazil status` and the writer's exit say so
         marker = None
     last_ms = last_commit_ms(metadata, spec.name) or _marked_at_ms(metadata, marker)
     lag = heartbeat_lag(spec.name, now_ms=now_ms)
     longest_ms = spec.commit.longest_interval // timedelta(milliseconds=1)
-    allowed_ms = stale_after_ms(spec.maintenance, longest_ms)
+    allowed_ms = spec.maintenance.stale_after_ms(longest_ms)
     if lag is None and ask_kafka and marker and last_ms is not None and now_ms - last_ms > allowed_ms:
         lag = kafka_lag(spec, marker)
     watermark_us = marker.watermark_us if marker else None

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 from frazil.aggregate.due import WaitingDay
-from frazil.commit.reasons import Reasons
 from frazil.host.heartbeat import Stall
 from frazil.maintenance.alert_rules import Reading
 from frazil.spec.maintenance import Alerts
 from frazil.spec.units import counted, format_duration
+from frazil.status.flow import Flow
+from frazil.status.state import StreamState
 from frazil.timetext import ago, utc
 
 FEWEST_RECORDS = 100
@@ -41,54 +42,14 @@ class LateWindow:
     """It ended before the table's oldest snapshot: records of long ago were read, or it has been late ever since."""
 
 
-@dataclass(frozen=True, slots=True)
-class StreamState:
-    """How one stream runs. Unknown values are None."""
-
-    name: str
-    table: str
-    problem: str | None = None
-    """What is wrong with its declaration, if anything."""
-    missing: str | None = None
-    """Why its table, which the catalog does not have, is no new one."""
-    wanted: bool | None = True
-    """Whether its writer is wanted."""
-    alive: bool | None = True
-    """Whether a writer runs: on this host, or on another according to its commits."""
-    ended_at_ms: int | None = None
-    """When the last writer on this host ended; None if none was ever started here."""
-    last_words: str = ""
-    given_up: str | None = None
-    """Why the supervisor of this host gave up; None if it did not, or something was started since."""
-    fruitless: int = 0
-    """Consecutive ends within an hour without a commit and without a request to stop."""
-    registry: str | None = None
-    """What the writer said last, if it ended because a schema registry did not answer, and none has committed since."""
-    stall: Stall | None = None
-    """What holds the live writer of this host back, as it reports."""
-    waiting_batches: int | None = 0
-    """Journaled batches that are not committed; counted only if the last commit is long ago."""
-    records: int = 0
-    """Records committed within an hour, dead letters included."""
-    rejected: int = 0
-    stale: int = 0
-    """How many of them an upsert dropped, because their rows were newer."""
-    recent_minutes: float = 5
-    """The length of the time just before now that a rate is the mean of."""
-    recent_records: int = 0
-    """Records committed within that time, dead letters included."""
-    recent_reasons: Reasons = field(default_factory=dict)
-    """New dead letters within that time, by error class; with a count of 0 those that the last hour had, and it not."""
-    unknown: tuple[str, ...] = ()
-    """Rules whose values are unknown, because the table or the run folder cannot be read."""
-
-
 def stream_readings(state: StreamState, alerts: Alerts, *, now_ms: int) -> tuple[Reading, ...]:
     """Every rule of a stream; none if alerts are switched off."""
     if not alerts.enabled:
         return ()
+    unread = RULES_OF_TABLE if state.table_exists is None else ()
+    unknown = {*unread, *(RULES_OF_RUN_FOLDER if state.writer.state == "unknown" else ())}
     seen = _of_stream(state, alerts, now_ms)
-    return tuple(_unknown(reading, state.name) if reading.rule in state.unknown else reading for reading in seen)
+    return tuple(_unknown(reading, state.name) if reading.rule in unknown else reading for reading in seen)
 
 
 def _unknown(reading: Reading, name: str) -> Reading:
@@ -121,10 +82,10 @@ def _of_stream(state: StreamState, alerts: Alerts, now_ms: int) -> Iterator[Read
     )
     yield Reading(
         "registry",
-        int(state.registry is not None),
+        int(state.registry),
         0,
-        "no writer ended for a schema registry" if state.registry is None else "the schema registry does not answer",
-        f"stream {name} waits for its schema registry, without which its records cannot be decoded. {state.registry} "
+        "the schema registry does not answer" if state.registry else "no writer ended for a schema registry",
+        f"stream {name} waits for its schema registry, without which its records cannot be decoded. {state.last_words} "
         "`frazil validate --connect` says when it answers; the writer is restarted by itself, and loses nothing",
     )
     yield _stall(name, state.stall)
@@ -135,13 +96,14 @@ def _of_batches(state: StreamState, alerts: Alerts) -> Iterator[Reading]:
     name, status = state.name, f"`frazil status {state.name}`"
     yield Reading(
         "restarts",
-        state.fruitless,
+        state.crashes,
         alerts.restarts,
-        f"{counted(state.fruitless, 'start')} without a commit",
-        f"the writer of stream {name} ended {state.fruitless} times in a row without one commit: it is restarted, and "
+        f"{counted(state.crashes, 'start')} without a commit",
+        f"the writer of stream {name} ended {state.crashes} times in a row without one commit: it is restarted, and "
         f"gets nowhere. {state.last_words} {status} and its writer.log say more",
     )
-    waiting = state.waiting_batches or 0
+    waiting, flow = state.waiting_batches or 0, state.flow or Flow(None, (), 0)
+    hour = flow.hour
     yield Reading(
         "waiting-batches",
         state.waiting_batches,
@@ -152,24 +114,24 @@ def _of_batches(state: StreamState, alerts: Alerts) -> Iterator[Reading]:
     )
     yield Reading(
         "dead-letters",
-        _share(state.rejected, state.records),
+        _share(hour.rejected, hour.records),
         alerts.dead_letters,
-        _share_words(state.rejected, state.records),
-        f"{state.rejected:,} of the {state.records:,} records that stream {name} committed within the last hour are "
+        _share_words(hour.rejected, hour.records),
+        f"{hour.rejected:,} of the {hour.records:,} records that stream {name} committed within the last hour are "
         f"dead letters. Their table has the reasons, by error_class: a producer changed what it sends, or the schema",
     )
     yield Reading(
         "stale-changes",
-        _share(state.stale, state.records),
+        _share(hour.stale, hour.records),
         alerts.stale_changes,
-        _share_words(state.stale, state.records),
-        f"{state.stale:,} of the {state.records:,} records that stream {name} committed within the last hour were "
+        _share_words(hour.stale, hour.records),
+        f"{hour.stale:,} of the {hour.records:,} records that stream {name} committed within the last hour were "
         f"dropped, because the rows of {state.table} were newer by the column of order-by. The source's log may have "
         "begun anew within an hour of the rows' changes, or with a clock that is behind; or a producer sends old "
         "records again. `frazil audit` goes by the same order: compare the rows with the source itself",
     )
     if alerts.dead_letters_per_minute is not None:
-        yield from _rates(state, alerts.dead_letters_per_minute)
+        yield from _rates(state.name, flow, alerts.dead_letters_per_minute)
 
 
 def _share(count: int, records: int) -> float | None:
@@ -181,19 +143,19 @@ def _share_words(count: int, records: int) -> str:
     return f"{100 * count / max(records, 1):.1f} % of {counted(records, 'record')}"
 
 
-def _rates(state: StreamState, most: int) -> Iterator[Reading]:
+def _rates(name: str, flow: Flow, most: int) -> Iterator[Reading]:
     """A rule for each error class, with no hold: a rate is a mean over minutes already."""
-    for reason, found in sorted(state.recent_reasons.items()):
-        a_minute, share = found.count / state.recent_minutes, 100 * found.count / max(state.recent_records, 1)
-        times = f"{found.count:,} in {counted(round(state.recent_minutes), 'minute')}, {share:.1f} % of the records"
+    for reason, found in sorted(flow.recent_reasons.items()):
+        a_minute, share = found.count / flow.recent_minutes, 100 * found.count / max(flow.recent.records, 1)
+        times = f"{found.count:,} in {counted(round(flow.recent_minutes), 'minute')}, {share:.1f} % of the records"
         first = f", such as {', '.join(found.places)}" if found.places else ""
         yield Reading(
             f"dead-letters:{reason}",
             a_minute,
             most,
             times,
-            f"stream {state.name} makes {a_minute:,.0f} dead letters of {reason} a minute, more than {most:,}: {times} "
-            f"that it committed{first}. `frazil dlq show {state.name} --reason {reason}` shows what they are",
+            f"stream {name} makes {a_minute:,.0f} dead letters of {reason} a minute, more than {most:,}: {times} "
+            f"that it committed{first}. `frazil dlq show {name} --reason {reason}` shows what they are",
             hold_ms=0,
         )
 
@@ -224,13 +186,14 @@ def _stall(name: str, stall: Stall | None) -> Reading:
 
 
 def _down_s(state: StreamState, now_ms: int) -> float | None:
-    if state.alive or state.wanted is False:
+    ended_at_ms = state.writer.ended_at_ms
+    if state.alive or state.desired == "paused":
         return 0
     if state.given_up:
         return math.inf
-    if state.wanted is None or state.alive is None:
+    if state.desired is None or state.alive is None:
         return None
-    return math.inf if state.ended_at_ms is None else max(now_ms - state.ended_at_ms, 0) / 1000
+    return math.inf if ended_at_ms is None else max(now_ms - ended_at_ms, 0) / 1000
 
 
 def release_command(table: str, key: str) -> str:

@@ -8,7 +8,7 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchTableError
 
 from frazil.maintenance.stream_rules import LateWindow
-from frazil.partitions.completeness import waits_for
+from frazil.partitions.completeness import waiting_words
 from frazil.partitions.windows import Window
 from frazil.signals.completion import feeds_of
 from frazil.signals.signal_table import TableSignals
@@ -33,7 +33,6 @@ def late_window(
         table = catalog.load_table(signals.table)
     except NoSuchTableError:
         return None
-    waiting = "; ".join(map(str, waits_for(feeds_of(table, specs), window)))
-    waiting = waiting or "it is complete, and the DAG of its partitions has not run since"
+    waiting = waiting_words(feeds_of(table, specs), window)
     oldest_ms = min((snapshot.timestamp_ms for snapshot in table.metadata.snapshots), default=now_ms)
     return LateWindow(str(window), due_ms, waiting, is_history=window.end_us < oldest_ms * 1_000)

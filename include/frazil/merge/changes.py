@@ -15,7 +15,7 @@ from frazil.ingest.source_log import MIN_NEW_LOG_GAP_MS, Logs, logs
 from frazil.merge.contract import MergeRules
 
 TOPIC, PARTITION, OFFSET, TIMESTAMP = "kafka_topic", "kafka_partition", "kafka_offset", "kafka_timestamp"
-NEVER, ALWAYS = -1, 2**63 - 1
+NEVER = -1
 
 Numbers = NDArray[np.int64]
 
@@ -32,29 +32,26 @@ class Newest:
     """By column, for each row the number of the change that tells its value, where an earlier one of the batch does."""
     orders: pa.Array | None = None
     """The values by which all changes are ordered."""
-    deleted_at: NDArray[np.int64] | None = None
-    """For each row the offset of the last delete without such a value at or before it, `NEVER` without one; None if no
+    deleted_by: NDArray[np.int64] | None = None
+    """For each row the number of the last delete of its key that has no such value, `NEVER` without one; None if no
     change of the batch is such a delete.
     """
-    deleted_by: NDArray[np.int64] | None = None
-    """For each row the number of the last such delete of its key, `NEVER` without one; as `deleted_at` and `places`."""
     places: pa.Table | None = None
-    """Where Kafka has all changes, if that decides: `MergeRules.replays`."""
+    """The coordinates of all changes, if they decide: with `MergeRules.replays`, and with such deletes."""
 
     def without(self, taken: NDArray[np.bool_]) -> Newest:
         stays = ~taken
         told_by = {name: numbers[stays] for name, numbers in self.told_by.items()}
-        deleted_at = None if self.deleted_at is None else self.deleted_at[stays]
         deleted_by = None if self.deleted_by is None else self.deleted_by[stays]
         rows, numbers = self.rows.filter(pa.array(stays)), self.numbers[stays]
-        found = replace(self, rows=rows, numbers=numbers, superseded=0, told_by=told_by)
-        return replace(found, deleted_at=deleted_at, deleted_by=deleted_by)
+        return replace(self, rows=rows, numbers=numbers, superseded=0, told_by=told_by, deleted_by=deleted_by)
 
     def deletes_of(self, rows: NDArray[np.int64]) -> pa.Table | None:
-        """Where Kafka has the deletes in `deleted_by` of these rows; any place for a row without one."""
+        """The coordinates of the deletes in `deleted_by` of these rows; nulls for a row without one."""
         if self.deleted_by is None or self.places is None:
             return None
-        return self.places.take(pa.array(np.maximum(self.deleted_by[rows], 0)))
+        numbers = self.deleted_by[rows]
+        return self.places.take(pa.array(numbers, mask=numbers == NEVER))
 
 
 def newest_by_key(changes: pa.Table, rules: MergeRules, ids: Mapping[str, int]) -> Newest:
@@ -69,32 +66,27 @@ def newest_by_key(changes: pa.Table, rules: MergeRules, ids: Mapping[str, int]) 
     if rules.by_position and rules.order_by and count:
         order = _order_of_logs(order, logs(column(changes, rules.order_by)), keys, places, offsets)
     bare = bare_deletes(changes, rules)
-    deleted_at = _deleted_at(bare, keys, places, offsets) if bare.any() else np.full(count, NEVER)
     several = count > 0 and places.max() != places.min()
-    in_kafka = ranks(column(changes, TIMESTAMP)) if several or rules.replays else np.zeros(count, np.int64)
-    deleted_by = _deleted_by(bare, keys, places, offsets, in_kafka) if rules.replays else None
-    ordered = np.lexsort((offsets, order, deleted_at, places, keys))
+    in_kafka = ranks(column(changes, TIMESTAMP)) if several else np.zeros(count, np.int64)
+    deleted_by = _deleted_by(bare, keys, places, offsets, in_kafka)
+    # Nothing wins that came before a delete without an order: by offset in its topic-partition, else by time.
+    later = np.where(places == places[deleted_by], offsets >= offsets[deleted_by], in_kafka >= in_kafka[deleted_by])
+    stands = later | (deleted_by == NEVER)
+    ordered = np.lexsort((offsets, order, stands, places, keys))
     last = ordered[_ends(keys[ordered], places[ordered])]
     if several:
-        # Beside a delete without an order nothing has one: what came last counts.
-        cut = np.isin(keys[last], keys[bare])
-        by_order, by_time, stands = np.where(cut, 0, order[last]), in_kafka[last], np.ones(len(last), np.bool_)
-        if deleted_by is not None:  # but for what came after it, as if each were replayed by itself
-            by_order, of = order[last], deleted_by[last]
-            stands = ~cut | (places[last] == places[of]) | (by_time >= in_kafka[of])
-        later = np.lexsort((places[last], by_time, by_order, stands, keys[last]))
-        winner = last[later[_ends(keys[last][later])]]
-        deleted_at[winner[np.isin(keys[winner], keys[bare]) & (deleted_at[winner] == NEVER)]] = ALWAYS
-        last = winner
+        of_all = np.lexsort((places[last], in_kafka[last], order[last], stands[last], keys[last]))
+        last = last[of_all[_ends(keys[last][of_all])]]
     numbers = np.sort(last)
     found = Newest(changes.take(pa.array(numbers)), numbers, count - len(numbers))
     if not count:
         return found
-    orders = column(changes, rules.order_by) if rules.order_by else None
-    found = replace(found, orders=orders, deleted_at=deleted_at[numbers] if bare.any() else None)
-    if deleted_by is not None:
+    if rules.order_by:
+        found = replace(found, orders=column(changes, rules.order_by))
+    if bare.any():
+        found = replace(found, deleted_by=deleted_by[numbers])
+    if bare.any() or rules.replays:
         found = replace(found, places=changes.select([TOPIC, PARTITION, OFFSET, TIMESTAMP]))
-        found = replace(found, deleted_by=deleted_by[numbers] if bare.any() else None)
     return _Earlier(changes, ordered, keys, places).told(found, ids)
 
 
@@ -145,21 +137,6 @@ def bare_deletes(changes: pa.Table, rules: MergeRules) -> NDArray[np.bool_]:
     found: NDArray[np.bool_] = pc.and_(deletes, column(changes, rules.order_by).is_null()).to_numpy(
         zero_copy_only=False
     )
-    return found
-
-
-def _deleted_at(bare: NDArray[np.bool_], keys: Numbers, places: Numbers, offsets: Numbers) -> Numbers:
-    """For each change the offset of the last bare delete of its key at or before it, in its topic-partition."""
-    ordered = np.lexsort((offsets, places, keys))
-    begins = np.flatnonzero(np.r_[True, _ends(keys[ordered], places[ordered])[:-1]])
-    group = np.zeros(len(ordered), np.int64)
-    group[begins[1:]] = 1
-    group = np.cumsum(group)
-    # Offsets grow within a group, and the groups' numbers set one group above the other.
-    at = np.where(bare[ordered], np.arange(len(ordered)), begins[group] - 1)
-    seen = np.maximum.accumulate(at)
-    found = np.empty(len(ordered), np.int64)
-    found[ordered] = np.where(seen >= begins[group], offsets[ordered][np.maximum(seen, 0)], NEVER)
     return found
 
 

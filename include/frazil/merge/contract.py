@@ -34,7 +34,8 @@ class MergeRules:
     """A change whose value is below that of the table's row, or of another change of the batch, is stale. Null is below
     all. Among equals, and without a column, the later record wins. Within a topic-partition that is the greater offset.
     Of the winners of several topic-partitions it is the one with the greater Kafka timestamp, then topic and partition.
-    A delete without a value, such as a tombstone, counts where Kafka has it: what came before it is gone.
+    A delete without a value, such as a tombstone, counts where Kafka has it: what came before it is gone, by offset in
+    its topic-partition, and by Kafka timestamp in others.
     """
     by_position: bool = False
     """Whether `order_by` has positions in the log of a source (`frazil.ingest.source_log`). Then a change of a log that

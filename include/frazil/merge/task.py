@@ -39,7 +39,7 @@ def merge(
 
     `on_progress` is told again and again how many rows have been read so far; it may raise to end the task.
     """
-    if context.rules.within_us is not None:
+    if context.changes.content == "candidates":
         return drop_repeats(context, task, on_progress=on_progress)
     run = _Merge(context, task, on_progress)
     try:
@@ -122,8 +122,7 @@ class _Merge:
             rows = data.at(self.schema, found.positions)
         changes = newest.rows.take(pa.array(found.changes))
         changes = filled(fresh(changes, rows, found.changes, newest, rules), rows, self.ids)
-        deleted_at = None if newest.deleted_at is None else newest.deleted_at[found.changes]
-        old = stale(changes, rows, rules, deleted_at, newest.deletes_of(found.changes))
+        old = stale(changes, rows, rules, newest.deletes_of(found.changes))
         same = unchanged(changes, rows, rules) & ~old
         gone = deletes(changes) & ~old
         new = ~old & ~same & ~gone

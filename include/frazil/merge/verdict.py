@@ -15,49 +15,25 @@ from frazil.merge.changes import NEVER, OFFSET, PARTITION, TIMESTAMP, TOPIC, New
 from frazil.merge.contract import MergeRules
 
 
-def stale(
-    changes: pa.Table,
-    rows: pa.Table,
-    rules: MergeRules,
-    deleted_at: NDArray[np.int64] | None,
-    deleted_by: pa.Table | None = None,
-) -> NDArray[np.bool_]:
-    """The changes that are older than the rows beside them. Null is the oldest.
+def stale(changes: pa.Table, rows: pa.Table, rules: MergeRules, deletes: pa.Table | None) -> NDArray[np.bool_]:
+    """Mask of changes that are older than the rows at the same index. Null is the oldest.
 
-    A row that was there before a delete without an order is gone: no change after that is older. `deleted_at` is that
-    of `Newest`, for these changes, and `deleted_by` has the places of its deletes.
+    A row that came before a delete without an order is gone: no change after that delete is older. `deletes` are those
+    of `Newest.deletes_of`, for these changes.
     """
-    if rules.replays:
-        return _stale_letters(changes, rows, rules, deleted_at, deleted_by)
-    if rules.order_by is None or not changes.num_rows:
-        return np.zeros(changes.num_rows, np.bool_)
-    below = _below(column(changes, rules.order_by), column(rows, rules.order_by), rules)
-    if deleted_at is None:
-        return below
-    later = _later(rows, changes, deleted_at)
-    return np.where(deleted_at == NEVER, below, later & (below | bare_deletes(changes, rules)))
+    orders = column(changes, rules.order_by) if rules.order_by else None
+    old = _outlived(orders, changes, rows, rules)
+    if deletes is None:
+        return old
+    gone = _earlier(rows, deletes, unknown=not rules.replays)
+    never = _mask(column(deletes, OFFSET).is_null())
+    return np.where(never, old, ~gone & (old | bare_deletes(changes, rules)))
 
 
-def _stale_letters(
-    changes: pa.Table,
-    rows: pa.Table,
-    rules: MergeRules,
-    deleted_at: NDArray[np.int64] | None,
-    deleted_by: pa.Table | None,
-) -> NDArray[np.bool_]:
-    """The dead letters that the rows beside them outlive: see `MergeRules.replays`."""
-    orders = None if rules.order_by is None else column(changes, rules.order_by)
-    outlived = _outlived(orders, changes, rows, rules)
-    if deleted_at is None or deleted_by is None:
-        return outlived
-    gone = _earlier(rows, deleted_by)
-    return np.where(deleted_at == NEVER, outlived, ~gone & (outlived | bare_deletes(changes, rules)))
-
-
-def _outlived(orders: pa.Array | None, places: pa.Table, rows: pa.Table, rules: MergeRules) -> NDArray[np.bool_]:
-    """Where letters with these orders and places do not replace the rows beside them."""
-    kept = ~_earlier(rows, places)
-    if orders is None or rules.order_by is None:
+def _outlived(orders: pa.Array | None, places: pa.Table | None, rows: pa.Table, rules: MergeRules) -> NDArray[np.bool_]:
+    """Mask of rows that changes with these orders and places do not replace. Places decide: `MergeRules.replays`."""
+    kept = ~_earlier(rows, places) if rules.replays else np.zeros(rows.num_rows, np.bool_)
+    if rules.order_by is None:
         return kept
     old = column(rows, rules.order_by)
     return _below(orders, old, rules) | ~_below(old, orders, rules) & kept
@@ -71,29 +47,17 @@ def _below(new: pa.Array, old: pa.Array, rules: MergeRules) -> NDArray[np.bool_]
     return below & ~began_anew(new, old) if rules.by_position else below
 
 
-def _earlier(rows: pa.Table, places: pa.Table) -> NDArray[np.bool_]:
-    """The rows of which their record tells that it came before that at the same index of `places`."""
-    if not {TOPIC, PARTITION, OFFSET, TIMESTAMP} <= {*rows.column_names}:
-        return np.zeros(rows.num_rows, np.bool_)
+def _earlier(rows: pa.Table, places: pa.Table, *, unknown: bool = False) -> NDArray[np.bool_]:
+    """Mask of rows whose record came before the one at the same index of `places`; `unknown` where nothing tells."""
+    if {TOPIC, PARTITION, OFFSET, TIMESTAMP} - {*rows.column_names}:
+        return np.full(rows.num_rows, unknown)
     same = pc.and_(
         pc.equal(column(rows, TOPIC), column(places, TOPIC)),
         pc.equal(column(rows, PARTITION), column(places, PARTITION)),
     )
     before = pc.less(column(rows, OFFSET), column(places, OFFSET))
     sooner = pc.less(column(rows, TIMESTAMP), column(places, TIMESTAMP))
-    return _mask(pc.fill_null(pc.if_else(same, before, sooner), False))
-
-
-def _later(rows: pa.Table, changes: pa.Table, offsets: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """The rows of which the changes' topic-partition says that they came after these offsets."""
-    if not {TOPIC, PARTITION, OFFSET} <= {*rows.column_names}:
-        return np.zeros(rows.num_rows, np.bool_)
-    same = pc.and_(
-        pc.equal(column(rows, TOPIC), column(changes, TOPIC)),
-        pc.equal(column(rows, PARTITION), column(changes, PARTITION)),
-    )
-    after = pc.greater(column(rows, OFFSET), pa.array(offsets))
-    return _mask(pc.fill_null(pc.and_(same, after), False))
+    return _mask(pc.fill_null(pc.if_else(same, before, sooner), unknown))
 
 
 def unchanged(changes: pa.Table, rows: pa.Table, rules: MergeRules) -> NDArray[np.bool_]:
@@ -135,27 +99,17 @@ def filled(changes: pa.Table, rows: pa.Table, ids: dict[str, int]) -> pa.Table:
 
 def fresh(changes: pa.Table, rows: pa.Table, of: NDArray[np.int64], newest: Newest, rules: MergeRules) -> pa.Table:
     """The changes, rows `of` of the newest, with the values of the rows beside them where a stale change told more."""
-    if newest.orders is None and newest.places is None:
-        return changes
-    cut = np.zeros(len(of), np.bool_) if newest.deleted_at is None else newest.deleted_at[of] != NEVER
+    cut = np.zeros(len(of), np.bool_) if newest.deleted_by is None else newest.deleted_by[of] != NEVER
     for name, numbers in newest.told_by.items():
-        older = _told_before(newest, numbers[of], rows, rules)
-        older &= (numbers[of] != newest.numbers[of]) & ~cut
+        told, places = (
+            None if all_ is None else all_.take(pa.array(numbers[of])) for all_ in (newest.orders, newest.places)
+        )
+        older = _outlived(told, places, rows, rules) & (numbers[of] != newest.numbers[of]) & ~cut
         if older.any():
             at, old = changes.schema.get_field_index(name), rows.column(name).combine_chunks()
             new = changes.column(name).combine_chunks().cast(old.type)
             changes = changes.set_column(at, name, chosen(pa.array(older), old, new))
     return changes
-
-
-def _told_before(newest: Newest, numbers: NDArray[np.int64], rows: pa.Table, rules: MergeRules) -> NDArray[np.bool_]:
-    """Where the rows are newer than the changes with these numbers."""
-    told = None if newest.orders is None else newest.orders.take(pa.array(numbers))
-    if newest.places is not None:
-        return _outlived(told, newest.places.take(pa.array(numbers)), rows, rules)
-    if told is None or rules.order_by is None:
-        return np.zeros(len(numbers), np.bool_)
-    return _below(told, column(rows, rules.order_by), rules)
 
 
 def chosen(mask: pa.Array, first: pa.Array, second: pa.Array) -> pa.Array:

@@ -15,7 +15,7 @@ from frazil.commit.letter_counts import HOUR_MS, NOTHING, Changes, Counts, in_sp
 from frazil.commit.reasons import Reason, Reasons, reasons_in
 from frazil.history.points import Happened, Kind
 from frazil.spec.units import counted
-from frazil.status.flow import DAY_MS, expired_before_ms
+from frazil.status.flow import DAY_MS, counted_since
 
 COMMITTED_MS = 600_000
 """How long after the rejection of a record its batch commits, at most as a rule."""
@@ -87,12 +87,12 @@ def _replayed(told: Mapping[str, str] | None) -> str:
 def rejected_of(main: TableMetadata, stream: str, treatments: Sequence[Treated], *, now_ms: int) -> list[Rejected]:
     """By error class, most first, what was rejected in the last day, and what is left of it.
 
-    Of what treatments took, only letters count that were rejected since the day began, or since the oldest snapshot
-    that has not expired: no others are counted as rejected. What is left is never more than the dead letters of the day
-    and of the hours that a treatment tells together with its first.
+    Of what treatments took, only letters count that were rejected since the day began, since the oldest snapshot that
+    has not expired, or since the last reset: no others are counted as rejected. What is left is never more than the
+    dead letters of the day and of the hours that a treatment tells together with its first.
     """
     day_ms = now_ms - DAY_MS
-    begin_ms = expired_before_ms(main, since_ms=day_ms) or day_ms
+    begin_ms = counted_since(main, stream, since_ms=day_ms)[0] or day_ms
     since = [one for one in treatments if one.at_ms >= begin_ms]
     span = max((one.changes.span for one in since), default=NOTHING.span)
     first, last = (span_of(ms // HOUR_MS, span) for ms in (begin_ms - COMMITTED_MS, begin_ms))

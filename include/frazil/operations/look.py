@@ -43,7 +43,8 @@ from frazil.signals.completion import assess
 from frazil.signals.signal_table import TableSignals
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import kafka_properties
-from frazil.status.stream import StreamStatus, stream_status
+from frazil.status.state import StreamState
+from frazil.status.stream import stream_state
 from frazil.table.branches import MAIN, head_of
 from frazil.table.catalogs import existing_catalog
 from frazil.table.landed_offsets import has_coordinates
@@ -54,9 +55,9 @@ MAX_FILES = 20_000
 """A table with more files shows no histogram: each file is an entry of a manifest, and these are read for it."""
 
 
-def look_at_stream(spec: StreamSpec) -> StreamStatus:
+def look_at_stream(spec: StreamSpec) -> StreamState:
     """Where a stream stands now."""
-    return stream_status(spec, now_ms=clock.now_ms())
+    return stream_state(spec, now_ms=clock.now_ms())
 
 
 def look_at_windows(specs: Sequence[StreamSpec]) -> Windows | None:

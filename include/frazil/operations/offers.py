@@ -18,7 +18,7 @@ from frazil.errors import FrazilError
 from frazil.operations.acts import Act
 from frazil.operations.stream_view import History
 from frazil.spec.model import StreamSpec
-from frazil.status.stream import StreamStatus
+from frazil.status.state import State, StreamState
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +38,14 @@ class Standing:
     """Whether its table, as far as that is known, has the columns that tell which records it has."""
 
 
-def standing_of(status: StreamStatus | None, history: History | None, *, looked: bool) -> Standing:
+def standing_of(status: StreamState | None, history: History | None, *, looked: bool) -> Standing:
     """From what was seen of a stream. `looked`: whether its table was found, or found to be missing."""
     if status is not None and status.table_exists is False:
         history, looked = None, True
     found = history or History(letters=not looked)
     return Standing(
         paused=status is not None and status.desired == "paused",
-        given_up=status is not None and status.writer.given_up,
+        given_up=status is not None and status.state is State.GIVEN_UP,
         looked=looked and not found.unreadable,
         marker=found.marker,
         lane=found.lane,

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from frazil.maintenance.rules import runbook_of
-from frazil.operations.condition import LOOKING, NOT_BEGUN, Condition, Level, condition_of, freshness_ms, promise_ms
 from frazil.operations.holders import Holder
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import counted
-from frazil.status.stream import StreamStatus
+from frazil.status.derive import freshness_ms, promise_ms
+from frazil.status.state import Level, State, StreamState
 from frazil.timetext import utc
 
 OF_TABLES = frozenset(
@@ -86,7 +87,7 @@ class Seen:
     `status` is judged as of `at_ms`: its last commit was no older than it was then, however long nobody has looked.
     """
 
-    status: StreamStatus | None = None
+    status: StreamState | None = None
     at_ms: int | None = None
     silent_since_ms: int | None = None
     problem: str | None = None
@@ -119,7 +120,9 @@ class Line:
     backpressure_ms: int | None = None
     rejected_last_day: int | None = None
     rejected_since_ms: int | None = None
-    """Since when, where snapshots of the day have expired."""
+    """Since when, where that is less than the day."""
+    rejected_since_reset: bool = False
+    """Whether that is the stream's last reset; else snapshots of the day have expired."""
     windows: Windows | None = None
     has_windows: bool = True
     """Whether its declaration has them: `windows` is None where they are not known, too."""
@@ -175,7 +178,7 @@ def _calm(lines: Sequence[Line]) -> str:
     """How they are where none needs a person."""
     one, of = len(lines) == 1, counted(len(lines), "stream")
     well = sum(line.level is Level.WELL for line in lines)
-    if all(line.word == NOT_BEGUN for line in lines):
+    if all(line.word == State.NOT_BEGUN for line in lines):
         return "The stream has not begun yet" if one else f"None of {of} has begun yet"
     if well < len(lines):
         return f"The stream is {lines[0].word}" if one else f"No stream needs a person: {well:,} of {of} are well"
@@ -189,13 +192,13 @@ def line_of(name: str, spec: StreamSpec | None, seen: Seen, around: Around, *, n
         needs = tuple(Need(said, runbook_of("declaration")) for said in seen.broken.splitlines())
         return Line(name, None, Level.BROKEN, "declaration broken", needs)
     status = seen.status
-    condition = _condition(spec, seen, now_ms=now_ms)
-    needs = (*_needs(condition, seen, windows, alerts), *_unsupervised(condition, status, around.paused_dag))
+    state = _state(spec, seen, now_ms=now_ms)
+    needs = (*_needs(state, seen, windows, alerts), *_unsupervised(state, status, around.paused_dag))
     told = Line(
         name,
         around.names.get(spec.table.identifier, spec.table.identifier),
-        min(condition.level, Level.TROUBLE) if needs else condition.level,
-        condition.word,
+        min(state.level, Level.TROUBLE) if needs else state.level,
+        state.state,
         needs,
         application=spec.application,
         promise_ms=promise_ms(spec),
@@ -205,11 +208,11 @@ def line_of(name: str, spec: StreamSpec | None, seen: Seen, around: Around, *, n
         at_ms=seen.at_ms,
     )
     if status is None:
-        return replace(told, notes=_quiet_words(condition))
+        return replace(told, notes=_quiet_words(state))
     flow = status.flow
     return replace(
         told,
-        notes=tuple(dict.fromkeys((*_quiet_words(condition), *status.notices))),
+        notes=tuple(dict.fromkeys((*_quiet_words(state), *status.notices))),
         freshness_ms=freshness_ms(status, now_ms=_known_at(seen, now_ms)),
         lag=status.lag,
         records_per_s=flow.records_per_s if flow else None,
@@ -217,52 +220,54 @@ def line_of(name: str, spec: StreamSpec | None, seen: Seen, around: Around, *, n
         backpressure_ms=status.backpressure_ms,
         rejected_last_day=flow.rejected_last_day if flow else None,
         rejected_since_ms=flow.rejected_since_ms if flow else None,
+        rejected_since_reset=flow is not None and flow.rejected_since_reset,
         rows=status.rows,
         health=around.health if status.table_exists and not seen.outdated else None,
     )
 
 
-def _condition(spec: StreamSpec, seen: Seen, *, now_ms: int) -> Condition:
+def _state(spec: StreamSpec, seen: Seen, *, now_ms: int) -> StreamState:
+    shown = partial(StreamState, spec.name, spec.table.identifier)
     if seen.outdated:
-        return Condition(Level.TROUBLE, "restart needed", seen.outdated)
+        return shown(State.RESTART_NEEDED, Level.TROUBLE, seen.outdated)
     waited_ms = 0 if seen.silent_since_ms is None else now_ms - seen.silent_since_ms
     if seen.silent_since_ms is not None and (seen.status is None or waited_ms >= PATIENCE_MS):
         said = f"The catalog {spec.table.catalog or 'default'}, its storage, or Kafka has not answered since"
         level = Level.TROUBLE if waited_ms >= PATIENCE_MS else Level.UNKNOWN
-        return Condition(level, "no answer", f"{said} {utc(seen.silent_since_ms)}", "unmeasured")
-    if seen.status is None:
-        return Condition(Level.BROKEN, "unreadable", seen.problem, "unmeasured") if seen.problem else LOOKING
-    return condition_of(seen.status, spec, now_ms=_known_at(seen, now_ms))
+        return shown(State.NO_ANSWER, level, f"{said} {utc(seen.silent_since_ms)}", "unmeasured")
+    if seen.status is not None:
+        return seen.status
+    return shown(State.UNREADABLE, Level.BROKEN, seen.problem, "unmeasured") if seen.problem else shown(State.LOOKING)
 
 
 def _known_at(seen: Seen, now_ms: int) -> int:
     return now_ms if seen.at_ms is None else seen.at_ms
 
 
-def _quiet_words(condition: Condition) -> tuple[str, ...]:
-    return (condition.sentence,) if condition.sentence and condition.level > Level.TROUBLE else ()
+def _quiet_words(state: StreamState) -> tuple[str, ...]:
+    return (state.sentence,) if state.sentence and state.level > Level.TROUBLE else ()
 
 
 def _needs(
-    condition: Condition, seen: Seen, windows: Windows | None, alerts: Sequence[StandingAlert]
+    state: StreamState, seen: Seen, windows: Windows | None, alerts: Sequence[StandingAlert]
 ) -> tuple[Need, ...]:
     said = {}
-    if condition.level <= Level.TROUBLE:
-        said[condition.sentence or condition.word] = runbook_of(condition.rule) if condition.rule else None
+    if state.level <= Level.TROUBLE:
+        said[state.sentence or state.state] = runbook_of(state.rule) if state.rule else None
     said |= dict.fromkeys(_of_file(seen), runbook_of("declaration"))
     if seen.status is not None and seen.problem:
         since = f" since {utc(seen.at_ms)}" if seen.at_ms is not None else ""
         said[f"It could not be looked at{since}, and is shown as it was then: {seen.problem}"] = runbook_of(
             "unmeasured"
         )
-    if seen.status is not None and condition.level <= Level.TROUBLE:
-        said |= dict.fromkeys(one for one in seen.status.problems if one not in condition.sentence)
+    if seen.status is not None and state.level <= Level.TROUBLE:
+        said |= dict.fromkeys(one for one in seen.status.problems if one not in state.sentence)
     if windows is not None and windows.held:
         more = f" and {len(windows.held) - 1} more" if len(windows.held) > 1 else ""
         sentence = f"A quality gate holds {windows.held[0]}{more}: look at it, then release it or mend the data"
         said[sentence] = runbook_of("held")
-    first_said = next(iter(said), "") if condition.level <= Level.TROUBLE else ""
-    said |= {one.sentence: one.runbook for one in alerts if not _says_the_same(one, condition, first_said)}
+    first_said = next(iter(said), "") if state.level <= Level.TROUBLE else ""
+    said |= {one.sentence: one.runbook for one in alerts if not _says_the_same(one, state, first_said)}
     return tuple(Need(sentence, runbook) for sentence, runbook in said.items())
 
 
@@ -277,17 +282,17 @@ def _of_file(seen: Seen) -> Iterator[str]:
             yield f"{len(lines) - MAX_MISTAKES:,} more are wrong: `frazil validate` says which"
 
 
-def _unsupervised(condition: Condition, status: StreamStatus | None, paused_dag: str | None) -> tuple[Need, ...]:
+def _unsupervised(state: StreamState, status: StreamState | None, paused_dag: str | None) -> tuple[Need, ...]:
     """Why no writer comes, where one should run and nobody sees it."""
-    if status is None or status.writer.pid is not None or condition.level > Level.TROUBLE or paused_dag is None:
+    if status is None or status.writer.pid is not None or state.level > Level.TROUBLE or paused_dag is None:
         return ()
     said = f"The DAG of its writer, {paused_dag}, is paused in Airflow: no writer starts before you unpause it"
     return (Need(said, dag=paused_dag),)
 
 
-def _says_the_same(alert: StandingAlert, condition: Condition, first_said: str) -> bool:
+def _says_the_same(alert: StandingAlert, state: StreamState, first_said: str) -> bool:
     """An alert may have the same words and others around them; that a stream stands is said by either."""
-    if condition.level is Level.BROKEN and condition.rule == alert.rule.partition(":")[0]:
+    if state.level is Level.BROKEN and state.rule == alert.rule.partition(":")[0]:
         return True
     return bool(first_said) and first_said in alert.sentence
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from frazil.host.json_file import read_json, replace_json
-from frazil.status.stream import StreamStatus
+from frazil.status.state import StreamState
 
 KEPT_MS = 24 * 3_600_000
 """What is older tells nothing of now."""
@@ -22,7 +22,7 @@ class Remembered:
     stream: str
     fingerprint: str
     at_ms: int
-    status: StreamStatus
+    status: StreamState
 
 
 def remember(file: Path, known: Iterable[Remembered], *, now_ms: int) -> None:

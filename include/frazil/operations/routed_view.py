@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from frazil.operations.condition import Level
+from frazil.status.state import Level
 
 MAX_ROUTED_TABLES = 60
 

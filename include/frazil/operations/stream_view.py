@@ -31,7 +31,8 @@ from frazil.spec.model import StreamSpec
 from frazil.spec.route import Route
 from frazil.spec.units import format_bytes, format_duration
 from frazil.status.flow import DAY_MS
-from frazil.status.stream import LAG_UNKNOWN, StreamStatus
+from frazil.status.state import StreamState
+from frazil.status.stream import LAG_UNKNOWN
 from frazil.supervise.observed import error_name
 from frazil.table.branches import head_of, live_rows
 from frazil.table.landed_offsets import has_coordinates
@@ -276,7 +277,7 @@ def _commit(snapshot: Snapshot) -> Commit:
     )
 
 
-def without_repeats(unread: Mapping[str, str], status: StreamStatus | None) -> tuple[str, ...]:
+def without_repeats(unread: Mapping[str, str], status: StreamState | None) -> tuple[str, ...]:
     """What could not be read for a view, by what it is of, without what the status has said by then of Kafka."""
     said = any(one.startswith(LAG_UNKNOWN) for one in (status.problems if status else ()))
     return tuple(dict.fromkeys(sentence for name, sentence in unread.items() if name != KAFKA or not said))

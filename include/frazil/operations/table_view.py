@@ -15,10 +15,9 @@ from frazil.maintenance.health import TableHealth
 from frazil.maintenance.outcome import Ending
 from frazil.maintenance.past import PastOutcome
 from frazil.operations.calendar import Calendar
-from frazil.operations.condition import Level
 from frazil.operations.overview import Health, StandingAlert, health_of
 from frazil.spec.maintenance import Maintenance
-from frazil.status.stream import StreamStatus
+from frazil.status.state import Level, StreamState
 
 SMALLEST_BUCKET = 16 * 1024
 MAX_SNAPSHOTS = 600
@@ -261,7 +260,7 @@ def state_of(
     return found or Health(Level.UNKNOWN, "unknown")
 
 
-def amiss_of(identifier: str, statuses: Iterable[StreamStatus]) -> tuple[str, ...]:
+def amiss_of(identifier: str, statuses: Iterable[StreamState]) -> tuple[str, ...]:
     """What the streams whose route has a table know to be wrong with it."""
     return tuple(
         f"It is not as the route of {status.name} had it ({status.amiss[identifier]}): "

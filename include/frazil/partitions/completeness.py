@@ -118,6 +118,23 @@ def waits_for(feeds: tuple[Feed, ...], window: Window) -> tuple[Feed, ...]:
     return tuple(f for f in feeds if f.complete_to_us is None or f.complete_to_us < window.end_us)
 
 
+def history_words(window: Window, cursor: Cursor | None) -> str | None:
+    """Why a window never gets a signal, as the end of a sentence; None if it may get one."""
+    if cursor is None or window.start_us >= cursor.from_us:
+        return None
+    return f"it is history, for signals begin with {Window.of(cursor.from_us, cursor.grain)}"
+
+
+def waiting_words(feeds: tuple[Feed, ...], window: Window, *, needed: bool = False) -> str:
+    """Why a window has no signal yet, as the end of a sentence; with the watermark that is `needed`."""
+
+    def one(feed: Feed) -> str:
+        return f"{feed}, and {moment(window.end_us + feed.lateness_us)} is needed" if needed else str(feed)
+
+    waiting = "; ".join(map(one, waits_for(feeds, window)))
+    return waiting or "it is complete, and is signalled when the DAG of its partitions runs next"
+
+
 def moment(us: int) -> str:
     """Microseconds since 1970 as ISO 8601."""
     return (EPOCH + timedelta(microseconds=us)).isoformat().replace("+00:00", "Z")
@@ -136,7 +153,4 @@ def _first(cursor: Cursor | None, bound: int, grain: Grain, complete_from_us: in
 
 
 def _reason(feeds: tuple[Feed, ...], following: Window) -> str:
-    waiting = "; ".join(map(str, waits_for(feeds, following)))
-    return (
-        f"{following} ends at {moment(following.end_us)}: {waiting or 'it is complete, and comes with the next check'}"
-    )
+    return f"{following} ends at {moment(following.end_us)}: {waiting_words(feeds, following)}"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from frazil.errors import SpecError
-from frazil.partitions.completeness import moment, waits_for
+from frazil.partitions.completeness import history_words, waiting_words
 from frazil.partitions.windows import Grain, Window, windows_between
 from frazil.signals.completion import Assessment, assess
 from frazil.signals.signal import Signal
@@ -36,9 +36,8 @@ def window_status(specs: Sequence[StreamSpec], key: str) -> WindowStatus:
     if seen is None:
         return WindowStatus((), f"the table {table} does not exist yet: its writer never ran")
     cursor = seen.signals.cursor
-    if cursor is not None and wanted.start_us < cursor.from_us:
-        first = moment(cursor.from_us)
-        return WindowStatus((), f"{key} of {table} is history: signals begin at {first} (`complete-from`)", never=True)
+    if said := history_words(wanted, cursor):
+        return WindowStatus((), f"{key} of {table}: {said} (`complete-from`)", never=True)
     windows = tuple(windows_between(seen.grain, wanted.start_us, wanted.end_us))
     newest = seen.signals.newest(from_us=wanted.start_us, to_us=wanted.end_us)
     untold = [w for w in windows if w not in newest or not newest[w].sent]
@@ -62,8 +61,4 @@ def _window(key: str, spec: StreamSpec) -> Window:
 def _reason(seen: Assessment, window: Window, last: Signal | None) -> str:
     if last is not None:
         return f"{window} is held by its quality gate: {last.note}"
-    waiting = waits_for(seen.feeds, window)
-    if not waiting:
-        return f"{window} is complete; the table's partition DAG has not run since"
-    needs = "; ".join(f"{feed}, and {moment(window.end_us + feed.lateness_us)} is needed" for feed in waiting)
-    return f"{window} waits: {needs}"
+    return f"{window} waits: {waiting_words(seen.feeds, window, needed=True)}"

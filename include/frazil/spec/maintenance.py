@@ -141,6 +141,10 @@ class Alerts(Switched):
     )
 
 
+STALE_INTERVALS = 2
+"""A stream is not stale before this many of its longest commit intervals, whatever `freshness` says."""
+
+
 class Maintenance(Model):
     """How the table is kept in shape. Streams that feed one table declare the same."""
 
@@ -152,6 +156,10 @@ class Maintenance(Model):
     expiry: Expiry = Field(default=Expiry(), description="Few snapshots.")
     orphans: Orphans = Field(default=Orphans(), description="No orphan files.")
     alerts: Alerts = Field(default=Alerts(), description="When an alert fires.")
+
+    def stale_after_ms(self, longest_interval_ms: int) -> int:
+        """How old the last commit may be while records wait: one commit in time must clear what a missed one raised."""
+        return max(self.alerts.freshness // timedelta(milliseconds=1), STALE_INTERVALS * longest_interval_ms)
 
     @property
     def kept(self) -> tuple[int | None, int | None, timedelta]:

@@ -1,11 +1,12 @@
-"""The status of one stream: its run folder on this host, its table, its desired state and, if no writer reports a lag,
-what Kafka has beyond the marker. It starts no JVM.
+"""Reads the state of one stream: its run folder on this host, its table, its desired state and, if no writer reports a
+lag, what Kafka has beyond the marker. It starts no JVM.
 
 Whatever cannot be read is named in the stream's problems, and never hides the rest.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -15,93 +16,45 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot
 
 from frazil.commit.history import changes_of, last_commit_ms, last_epoch, last_replay
+from frazil.commit.journal import JournalStore
 from frazil.commit.marker import Marker, read_marker
 from frazil.commit.rules import check_ancestry, check_same_source
-from frazil.errors import FrazilError
-from frazil.host.heartbeat import Heartbeat, Stall, StallKind
+from frazil.errors import FrazilError, RolledBack
+from frazil.home import run_folder
+from frazil.host.heartbeat import Heartbeat, StallKind
 from frazil.host.launcher import Observation, ProcessState
+from frazil.host.launchers import open_launcher
+from frazil.host.records import GivenUp, read_notes, read_watch
 from frazil.installed import outdated
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import kafka_properties
+from frazil.status.derive import evaluated, exit_words, of_writer, promise_ms, shortened
 from frazil.status.flow import Flow, flow_of
-from frazil.status.writer import WriterStatus, cut, look_at_writer
-from frazil.supervise.desired import DesiredStore
-from frazil.supervise.liveness import beating, has_committed, is_fenced, is_restarting, known_lag
-from frazil.supervise.observed import Desired
+from frazil.status.state import State, StreamState
+from frazil.supervise.decide import decide
+from frazil.supervise.desired import DesiredStore, table_fingerprint
+from frazil.supervise.liveness import beating, has_committed, is_fenced, known_lag
+from frazil.supervise.observed import Declared, Desired, Observed, Unreadable
+from frazil.supervise.policy import Policy
 from frazil.table.branches import head_of, live_rows
 from frazil.table.lost import missing_table
 from frazil.table.schema_update import undeclared_columns
-from frazil.table.tables import check_fits, load_stream_table
+from frazil.table.storage import open_store
+from frazil.table.tables import check_fits, load_stream_table, state_location
+from frazil.timetext import ago
+
+log = logging.getLogger(__name__)
 
 KAFKA_ANSWERS_WITHIN_S = 1.0
 LAG_UNKNOWN = "the lag is unknown"
 """Begins the problem that Kafka does not say what waits."""
+ROLLED_BACK = f"{LAG_UNKNOWN}: the table was rolled back, and the marker stands beyond what it holds"
+MAX_WAITING = 1_000
+"""At most this many waiting batches are counted."""
+WATCHED_MS = 30_000
+"""A supervisor that has recorded nothing for this long watches no longer."""
 ROUTED_NAMED = 5
 """At most this many tables of a route that lack rows are named."""
-
-
-@dataclass(frozen=True, slots=True)
-class StreamStatus:
-    """One stream. Unknown values are None; `problems` says why."""
-
-    name: str
-    table: str
-    desired: str | None
-    desired_reason: str | None
-    writer: WriterStatus
-    epoch: int | None
-    batch: int | None
-    lag: int | None
-    """Records not yet committed, as the live writer on this host reports, or else as Kafka says."""
-    backpressure_ms: int | None
-    """By how much the live writer's batches take longer than their interval; None without a heartbeat, and while it
-    waits for a catalog, a storage or Kafka that is away: that is no backpressure."""
-    last_commit_at_ms: int | None
-    watermark_ms: int | None
-    snapshot_id: int | None
-    """The snapshot that the marker came with."""
-    table_exists: bool | None
-    rows: int | None
-    """Of `table` alone: the tables of a route have their own."""
-    problems: tuple[str, ...]
-    in_transactions: int = 0
-    """Offsets beyond `lag` that wait for transactions to end, as the live writer on this host reports."""
-    stall: Stall | None = None
-    """What holds the live writer back, as it reports; among the problems too."""
-    throttle: str | None = None
-    """Why it commits less often than declared, or should; among the problems too."""
-    distribution: str | None = None
-    """Whether its last batch's rows were shuffled, and why; None where the stream declares `distribution: none`."""
-    undeclared: tuple[str, ...] = ()
-    """The table's columns that are not declared, such as `gate: string`: others, or evolution, added them."""
-    notices: tuple[str, ...] = ()
-    """What the live writer, or the last one that ended, wants people to know; no problems."""
-    changes: Mapping[str, int] = field(default_factory=dict)
-    """What became of the changes of the last batch, of an upsert stream; how many rows were dropped, with dedupe."""
-    flow: Flow | None = None
-    """What its newest commits brought; None where the table cannot be read, or does not exist."""
-    replayed: Mapping[str, int] = field(default_factory=dict)
-    """What became of the dead letters of the last replay, of an upsert stream."""
-    replayed_at_ms: int | None = None
-    routed: bool = False
-    """Whether it has written to tables of a route."""
-    amiss: Mapping[str, str] = field(default_factory=dict)
-    """The tables of its route that lack rows, or were dropped, each with that in few words; among the problems too."""
-    desired_at_ms: int | None = None
-    """When a person asked for that last; None if nobody did."""
-    commit_epoch: int | None = None
-    """In which epoch the last commit was made. The stream has a newer one after a reset."""
-    restarting: bool = False
-    """Whether a person asked for another writer than the live one, which its supervisor has yet to end."""
-
-    @property
-    def commits_elsewhere(self) -> bool:
-        """Whether the last commit is of another host: none ran here, or it is later than the last one that did."""
-        if self.last_commit_at_ms is None or not self.writer.has_ended:
-            return self.last_commit_at_ms is not None and self.writer.pid is None
-        if self.writer.epoch is not None and self.commit_epoch is not None:
-            return self.commit_epoch > self.writer.epoch
-        return self.writer.ended_at_ms is not None and self.last_commit_at_ms > self.writer.ended_at_ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +62,19 @@ class TableView:
     """What the table, and the objects beside it, say."""
 
     exists: bool | None
+    in_full: bool = True
+    """Whether Kafka and the tables of a route are read too."""
     marker: Marker | None = None
     last_commit_at_ms: int | None = None
     rows: int | None = None
     commit_epoch: int | None = None
     desired: Desired | None = None
+    missing: str | None = None
+    """Why the table, which the catalog does not have, is no new one."""
+    fingerprint: str | None = None
+    """See `table_fingerprint` in `frazil.supervise.desired`."""
+    waiting_batches: int | None = 0
+    rolled_back: bool = False
     problems: tuple[str, ...] = ()
     undeclared: tuple[str, ...] = ()
     changes: Mapping[str, int] = field(default_factory=dict)
@@ -123,70 +84,145 @@ class TableView:
     amiss: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class StreamPosition:
-    """Where the stream stands: by the table if it can be read, otherwise by the last heartbeat."""
+def stream_state(
+    spec: StreamSpec, *, now_ms: int, problem: str | None = None, in_full: bool = True, out_of_reach: bool = False
+) -> StreamState:
+    """Read the state of one stream. Never raises for what is out of reach; an error that is `outdated` is raised.
 
-    epoch: int | None = None
-    batch: int | None = None
-    last_commit_at_ms: int | None = None
-    watermark_ms: int | None = None
-    snapshot_id: int | None = None
+    `problem` is what is wrong with its declaration. Not `in_full`, it reads neither Kafka nor tables of a route, and
+    counts the batches that wait instead. Nothing is asked of a catalog that is `out_of_reach`.
+    """
+    known = StreamState(spec.name, spec.table.identifier, problem=problem)
+    try:
+        writer = open_launcher(spec.name).observe()
+        notes, watch = read_notes(run_folder(spec.name)), read_watch(run_folder(spec.name))
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        unread = f"the run folder {run_folder(spec.name)} cannot be read: {error!r}"
+        view = _read_table(spec, committed=False, now_ms=now_ms, in_full=in_full, out_of_reach=out_of_reach)
+        known = _with_table(replace(known, problems=(unread, *view.problems)), view, None)
+        return evaluated(replace(known, alive=_alive(known, spec, view, now_ms=now_ms)), spec, now_ms=now_ms)
+    view = _read_table(spec, committed=has_committed(writer), now_ms=now_ms, in_full=in_full, out_of_reach=out_of_reach)
+    observed = Observed(
+        writer,
+        Unreadable(problem) if problem else Declared(spec.fingerprint()),
+        view.desired or Unreadable(next(iter(view.problems), "")),
+        notes,
+        view.fingerprint,
+        # Nobody acts upon the silence of a writer that nobody watches.
+        watched_since_ms=watch.returned_at_ms if now_ms - watch.last_ms <= WATCHED_MS else now_ms,
+        away_since_ms=watch.away_since_ms,
+        returned_at_ms=watch.returned_at_ms,
+    )
+    decision = decide(observed, now_ms=now_ms, policy=Policy.for_stream(spec))
+    known = of_writer(known, observed, decision, now_ms=now_ms)
+    known = _with_kafka(known, spec, observed, view, now_ms=now_ms)
+    return evaluated(replace(known, alive=_alive(known, spec, view, now_ms=now_ms)), spec, now_ms=now_ms)
 
 
-def stream_status(spec: StreamSpec, *, now_ms: int) -> StreamStatus:
-    """Read the status of one stream. Never raises for what is out of reach; an error that is `outdated` is raised."""
-    writer, observation, problems = look_at_writer(spec.name, now_ms=now_ms)
-    committed = observation is not None and has_committed(observation)
-    view = _look_at_table(spec, committed=committed, now_ms=now_ms)
-    beat = observation.heartbeat if observation else None
-    beat_now = beating(observation, now_ms=now_ms) if observation else None
-    at = _position(view, beat)
-    stall, throttle = (beat_now.stall, beat_now.throttle) if beat_now else (None, None)
-    outage = beat_now.outage if beat_now else None
+def _with_kafka(
+    known: StreamState, spec: StreamSpec, observed: Observed, view: TableView, *, now_ms: int
+) -> StreamState:
+    """With what the live writer reports, what its table says, and what waits in Kafka."""
+    beat, marker = beating(observed.writer, now_ms=now_ms), view.marker
+    problems = _of_process(known, observed.notes.given_up, observed.writer, now_ms=now_ms)
+    stall, throttle, outage = (beat.stall, beat.throttle, beat.outage) if beat else (None, None, None)
     problems += [said for said in (stall.reason if stall else None, throttle, outage) if said]
-    lag = known_lag(beat_now) if beat_now else None
-    if beat_now and view.marker and is_fenced(beat_now, epoch=view.marker.at.epoch):
+    writer, lag, silent = known.writer, known_lag(beat) if beat else None, None
+    if beat and marker and is_fenced(beat, epoch=marker.at.epoch):
         # Its lag is that of where it stands, not of where the stream does.
         writer, lag = replace(writer, fenced=True), None
-        problems.insert(0, _fenced(spec.name, beat_now, view.marker))
-    silent = None
-    if lag is None and view.marker is not None:
-        lag, silent = _ask_kafka(spec, view.marker)
+        problems.insert(0, _fenced(spec.name, beat, marker))
+    if lag is None and marker is not None and view.in_full:
+        lag, silent = (None, ROLLED_BACK) if view.rolled_back else _ask_kafka(spec, marker)
         problems += [silent] if silent else []
     waits = bool(outage or silent or (stall and stall.kind is StallKind.OFFSETS))
-    return StreamStatus(
-        name=spec.name,
-        table=spec.table.identifier,
-        desired=str(view.desired.mode) if view.desired else None,
-        desired_reason=(view.desired.reason or None) if view.desired else None,
+    known = replace(
+        known,
         writer=writer,
-        epoch=at.epoch,
-        batch=at.batch,
         lag=lag,
-        in_transactions=beat_now.in_transactions if beat_now else 0,
-        backpressure_ms=beat_now.backpressure_ms if beat_now and not waits else None,
-        last_commit_at_ms=at.last_commit_at_ms,
-        watermark_ms=at.watermark_ms,
-        snapshot_id=at.snapshot_id,
-        table_exists=view.exists,
-        rows=view.rows,
-        problems=_each_once((*problems, *view.problems)),
-        stall=stall,
+        in_transactions=beat.in_transactions if beat else 0,
+        backpressure_ms=beat.backpressure_ms if beat and not waits else None,
         throttle=throttle,
-        distribution=beat_now.distribution if beat_now else None,
+        distribution=beat.distribution if beat else None,
+        notices=_notices(spec, observed.writer),
+        problems=_each_once((*problems, *view.problems)),
+    )
+    return _with_table(known, view, observed.heartbeat)
+
+
+def _with_table(known: StreamState, view: TableView, beat: Heartbeat | None) -> StreamState:
+    """Where the stream stands: by the table if it can be read, otherwise by the last heartbeat."""
+    marker, desired = view.marker, view.desired
+    known = replace(
+        known,
+        desired=str(desired.mode) if desired else None,
+        desired_reason=(desired.reason or None) if desired else None,
+        desired_at_ms=(desired.at_ms or None) if desired else None,
+        table_exists=view.exists,
+        missing=view.missing,
+        rows=view.rows,
         undeclared=view.undeclared,
-        notices=_notices(spec, observation),
         changes=view.changes,
         flow=view.flow,
         replayed=changes_of(view.replay.summary) if view.replay else {},
         replayed_at_ms=view.replay.timestamp_ms if view.replay else None,
-        routed=view.marker is not None and view.marker.routed is not None,
+        routed=marker is not None and marker.routed is not None,
         amiss=view.amiss,
-        desired_at_ms=(view.desired.at_ms or None) if view.desired else None,
         commit_epoch=view.commit_epoch,
-        restarting=bool(observation and view.desired and is_restarting(observation, view.desired)),
+        waiting_batches=view.waiting_batches,
+        rolled_back=view.rolled_back,
     )
+    if marker is not None:
+        return replace(
+            known,
+            epoch=marker.at.epoch,
+            batch=marker.at.batch,
+            last_commit_at_ms=view.last_commit_at_ms,
+            watermark_ms=marker.watermark_ms,
+            snapshot_id=marker.snapshot_id,
+        )
+    if beat is None or view.exists is not None:
+        return known
+    return replace(
+        known,
+        epoch=beat.epoch,
+        batch=beat.batch,
+        last_commit_at_ms=beat.last_commit_at_ms,
+        watermark_ms=beat.watermark_ms,
+        snapshot_id=beat.last_commit_snapshot,
+    )
+
+
+def _alive(known: StreamState, spec: StreamSpec, view: TableView, *, now_ms: int) -> bool | None:
+    """Whether a writer runs. That of another host shows by its commits; a marker alone may be that of a quiet one."""
+    if known.writer.pid is not None:
+        return True
+    if known.writer.has_ended and not known.commits_elsewhere:
+        return False
+    committed_ms = known.last_commit_at_ms
+    if committed_ms is not None and now_ms - committed_ms <= promise_ms(spec):
+        return True
+    unknown = view.exists is None or view.marker is not None or known.writer.state == "unknown"
+    return None if unknown or committed_ms is not None else False
+
+
+def _of_process(known: StreamState, given_up: GivenUp | None, writer: Observation, *, now_ms: int) -> list[str]:
+    """What is wrong with the writer's process, or was when it ended."""
+    process, problems = known.writer, []
+    if process.stale and process.heartbeat_at_ms is not None:
+        silent = ago(now_ms - process.heartbeat_at_ms)
+        problems.append(f"pid {process.pid} is alive, but its heartbeat is {silent} old: its report is of that time")
+    if process.error:
+        # A writer that could not report why it ended left the end of its log, which may be long.
+        words = " ".join(process.error.split()).removeprefix(f"{process.exit_name}: ")
+        problems.append(f"the last writer ended with {exit_words(process)}: {shortened(words)}")
+    is_of_last = given_up is not None and (writer.launch is None or writer.launch.id == given_up.subject)
+    if known.state is State.GIVEN_UP and given_up is not None and is_of_last:
+        when = f"{ago(now_ms - given_up.at_ms)} ago"
+        problems.append(
+            f"the supervisor gave up {when}; once the cause is fixed, `frazil resume {known.name}` starts it"
+        )
+    return problems
 
 
 def _fenced(stream: str, beat: Heartbeat, marker: Marker) -> str:
@@ -203,16 +239,16 @@ def _each_once(problems: tuple[str, ...]) -> tuple[str, ...]:
     said = problems[0] if problems else ""
 
     def is_said(problem: str) -> bool:
-        words = cut(problem.partition(": ")[2])
+        words = shortened(problem.partition(": ")[2])
         return bool(words) and words in said
 
     return (*problems[:1], *(one for one in problems[1:] if not is_said(one)))
 
 
-def _notices(spec: StreamSpec, observation: Observation | None) -> tuple[str, ...]:
+def _notices(spec: StreamSpec, observation: Observation) -> tuple[str, ...]:
     """Of a writer that runs or has ended, and whether a running one has an older declaration than the file."""
-    beat = observation.heartbeat if observation else None
-    if observation is None or beat is None:
+    beat = observation.heartbeat
+    if beat is None:
         return ()
     if not observation.process.is_alive or beat.spec_fingerprint == spec.fingerprint():
         return beat.notices
@@ -251,25 +287,18 @@ def _ask_kafka(spec: StreamSpec, marker: Marker) -> tuple[int | None, str | None
     return sum(max(end - starts[tp], 0) for tp, end in ends.items()), None
 
 
-def _position(view: TableView, beat: Heartbeat | None) -> StreamPosition:
-    if (marker := view.marker) is not None:
-        return StreamPosition(
-            marker.at.epoch, marker.at.batch, view.last_commit_at_ms, marker.watermark_ms, marker.snapshot_id
-        )
-    if beat is None or view.exists is not None:
-        return StreamPosition()
-    return StreamPosition(beat.epoch, beat.batch, beat.last_commit_at_ms, beat.watermark_ms, beat.last_commit_snapshot)
-
-
-def _look_at_table(spec: StreamSpec, *, committed: bool, now_ms: int) -> TableView:
+def _read_table(
+    spec: StreamSpec, *, committed: bool, now_ms: int, in_full: bool, out_of_reach: bool = False
+) -> TableView:
+    if out_of_reach:
+        return TableView(exists=None, problems=("the catalog does not answer",))
     try:
         table = load_stream_table(spec)
         if table is not None:
-            return _view(table, spec, now_ms=now_ms)
+            return _view(table, spec, now_ms=now_ms, in_full=in_full)
         desired = DesiredStore(spec.name, None).read()
         missing = missing_table(spec, committed=committed)
-        problems = (missing,) if missing else ()
-        return TableView(exists=False, desired=desired, problems=problems)
+        return TableView(exists=False, desired=desired, missing=missing, problems=(missing,) if missing else ())
     except Exception as error:  # catalogs raise what their clients raise; the other streams go on
         _raise_if_outdated(error)
         return TableView(exists=None, problems=(f"the table cannot be read: {_words(error)}",))
@@ -298,9 +327,9 @@ def _behind(spec: StreamSpec, marker: Marker) -> tuple[list[str], dict[str, str]
     return [*found[:ROUTED_NAMED], *more], amiss
 
 
-def _view(table: Table, spec: StreamSpec, *, now_ms: int) -> TableView:
+def _view(table: Table, spec: StreamSpec, *, now_ms: int, in_full: bool) -> TableView:
     problems: list[str] = []
-    marker, amiss = None, dict[str, str]()
+    marker, amiss, rolled_back = None, dict[str, str](), False
     undeclared: tuple[str, ...] = ()
     try:
         check_fits(table, spec)
@@ -312,8 +341,9 @@ def _view(table: Table, spec: StreamSpec, *, now_ms: int) -> TableView:
         if marker:
             check_ancestry(table.metadata, marker, table=spec.table.identifier)
     except FrazilError as error:
+        rolled_back = isinstance(error, RolledBack)
         problems.append(_words(error))
-    if marker is not None and marker.routed is not None:
+    if in_full and marker is not None and marker.routed is not None:
         behind, amiss = _behind(spec, marker)
         problems += behind
     desired = None
@@ -322,10 +352,16 @@ def _view(table: Table, spec: StreamSpec, *, now_ms: int) -> TableView:
     except Exception as error:  # as above: storage raises what its clients raise
         _raise_if_outdated(error)
         problems.append(f"the desired state cannot be read: {_words(error)}")
+    committed_ms = last_commit_ms(table.metadata, spec.name)
+    is_fresh = committed_ms is not None and now_ms - committed_ms <= promise_ms(spec)
     return TableView(
         exists=True,
+        in_full=in_full,
+        rolled_back=rolled_back,
         marker=marker,
-        last_commit_at_ms=last_commit_ms(table.metadata, spec.name),
+        fingerprint=table_fingerprint(table, spec.name),
+        waiting_batches=0 if in_full or is_fresh else _waiting(table, spec.name),
+        last_commit_at_ms=committed_ms,
         rows=_rows(table.metadata),
         commit_epoch=last_epoch(table.metadata, spec.name),
         desired=desired,
@@ -336,6 +372,18 @@ def _view(table: Table, spec: StreamSpec, *, now_ms: int) -> TableView:
         replay=last_replay(table.metadata, spec.name) if spec.mode == "upsert" else None,
         amiss=amiss,
     )
+
+
+def _waiting(table: Table, stream: str) -> int | None:
+    try:
+        marker = read_marker(table.properties, stream)
+        journals = JournalStore(open_store(table.location(), table.io.properties), state_location(table, stream))
+        settled = marker.settled if marker else None
+        waiting = journals.after(settled, journals.keys(), table_uuid=str(table.metadata.table_uuid), stream=stream)
+        return sum(1 for _ in zip(range(MAX_WAITING), waiting, strict=False))
+    except (FrazilError, OSError) as error:
+        log.warning("the journals of stream %s cannot be read: %s", stream, error)
+        return None
 
 
 def _changes(metadata: TableMetadata, stream: str) -> dict[str, int]:

@@ -66,6 +66,12 @@ RESTARTABLE = frozenset(kind.exit_code for kind in kinds() if kind.restartable)
 """Exit codes of a writer that misses a service (brokers, catalog): it is restarted for ever."""
 
 
+AFTER_FAILURE = frozenset(
+    {Cause.CRASHED, Cause.ENDED, Cause.UNAVAILABLE, Cause.DENIED, Cause.CRASH_LOOP, Cause.NEEDS_PERSON}
+)
+"""Causes of what follows an end that nobody asked for."""
+
+
 def decide(observed: Observed, *, now_ms: int, policy: Policy) -> Decision:
     """The action that the observation calls for; the module's docstring lists the rules."""
     launch = observed.launch
@@ -244,6 +250,24 @@ def fruitless_row(exits: tuple[ExitRecord, ...], *, window_ms: int) -> list[Exit
         )
 
     return list(takewhile(belongs, reversed(exits)))
+
+
+def crash_row(observed: Observed, decision: Decision, *, now_ms: int, policy: Policy) -> list[ExitRecord]:
+    """The latest consecutive ends without progress that still count, newest first.
+
+    None count once the running writer has committed, or has nothing to commit and outlived each of them; nor an hour
+    after the last, nor while the supervisor stops, holds or starts the writer for another cause.
+    """
+    exits, launch, heartbeat = observed.exits, observed.launch, observed.heartbeat
+    counts = decision.action is WriterAction.KEEP or decision.cause in AFTER_FAILURE
+    if not exits or not counts or now_ms - exits[-1].ended_at_ms > policy.crash_window_ms:
+        return []
+    row = fruitless_row(exits, window_ms=policy.crash_window_ms)
+    if not observed.process.is_alive or launch is None or heartbeat is None:
+        return row
+    longest_ms = max((end.ended_at_ms - end.started_at_ms for end in row), default=0)
+    outlived = heartbeat.lag == 0 and now_ms - launch.launched_at_ms > longest_ms
+    return [] if outlived or (heartbeat.last_commit_at_ms or 0) >= launch.launched_at_ms else row
 
 
 def _act_since(observed: Observed, exit_: ExitRecord, *, now_ms: int) -> str | None:

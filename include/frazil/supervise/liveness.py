@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from frazil.host.heartbeat import Heartbeat, Phase, StallKind
-from frazil.host.launcher import Observation, ProcessState
+from frazil.host.launcher import Observation
 from frazil.host.records import Launch, StopRequest
 from frazil.spec.units import counted
 from frazil.supervise.decision import Cause, Decision, WriterAction
-from frazil.supervise.observed import Desired, Observed
+from frazil.supervise.observed import Observed
 from frazil.supervise.policy import Policy
 from frazil.timetext import ago
 
@@ -42,13 +42,6 @@ def is_fenced(heartbeat: Heartbeat, *, epoch: int) -> bool:
     """
     begins = heartbeat.phase in {Phase.STARTING, Phase.TAKING_OVER}
     return not begins and heartbeat.epoch is not None and heartbeat.epoch < epoch
-
-
-def is_restarting(writer: Observation, desired: Desired) -> bool:
-    """Whether a person asked for another writer than the live one, which its supervisor has yet to end."""
-    if writer.launch is None or writer.process is not ProcessState.RUNNING:
-        return False
-    return desired.restart_generation > writer.launch.generation
 
 
 def progress(heartbeat: Heartbeat | None, launch: Launch, *, now_ms: int) -> str:

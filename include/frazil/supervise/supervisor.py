@@ -16,13 +16,11 @@ from typing import Any, Protocol
 from frazil import clock
 from frazil.errors import EnvironmentUnusable, SpecError, WriterBusy
 from frazil.history.supervision import Supervision
-from frazil.host.heartbeat import Stall
 from frazil.host.launcher import Launcher, LogPosition
 from frazil.host.records import Launch, StopRequest, read_notes, read_watch, write_notes, write_watch
 from frazil.supervise.decide import TABLE_WAYS_OUT, decide
 from frazil.supervise.decision import Cause, Decision, WriterAction
 from frazil.supervise.observed import Desired, Observed
-from frazil.supervise.shown import Shown, shown
 from frazil.supervise.supervised import Connections, Supervised
 from frazil.supervise.told import told
 
@@ -42,15 +40,12 @@ class Step:
     """What one step decided, and what it has to report."""
 
     decision: Decision
-    table_fingerprint: str | None
+    observed: Observed
     problem: str | None
     """What went wrong while acting; the next step observes the result and decides again."""
     writer_log: tuple[str, ...]
     """Lines that the writer logged since the last step."""
-    stall: Stall | None = None
-    """What a live writer says it is held back by: reported, never acted upon."""
-    shown: Shown | None = None
-    """How the writer is, for people."""
+    at_ms: int = 0
 
 
 def _no_connections(_ids: frozenset[str]) -> Mapping[str, str]:
@@ -135,14 +130,7 @@ class Supervisor:
             if act:
                 problem = self._act(decision, observed, now_ms=now_ms)
                 self._tell_history(decision, observed, problem, now_ms=now_ms)
-            return Step(
-                decision,
-                observed.table_fingerprint,
-                problem,
-                self._read_log(),
-                observed.stall,
-                shown(decision, observed, policy=self._subject.policy(), problem=problem),
-            )
+            return Step(decision, observed, problem, self._read_log(), now_ms)
 
     def _tell_history(self, decision: Decision, observed: Observed, problem: str | None, *, now_ms: int) -> None:
         launch = observed.launch

@@ -28,7 +28,7 @@ from frazil.host.local import LocalLauncher
 from frazil.host.lock import WriterLock
 from frazil.host.records import read_exits
 from frazil.spec.load import load_streams
-from frazil.status.stream import stream_status
+from frazil.status.stream import stream_state
 from frazil.stream.hosting import Hosting
 from frazil.supervise.desired import open_desired
 from frazil.supervise.observed import Unreadable
@@ -144,7 +144,7 @@ def test_each_stream_runs_and_is_seen_as_if_it_had_a_process_of_its_own(shared: 
     assert (seen.process, seen.launch and seen.launch.application) == (ProcessState.HOSTED, "small")
     spec = shared.application._streams.found["a"].spec
     assert spec is not None
-    status = stream_status(spec, now_ms=seen.launch.launched_at_ms if seen.launch else 0)
+    status = stream_state(spec, now_ms=seen.launch.launched_at_ms if seen.launch else 0)
     assert status.writer.state == "running in a shared application"
     with pytest.raises(WriterBusy, match="the application small runs it: stop it with `frazil pause a`"):
         WriterLock(run_folder("a")).acquire()

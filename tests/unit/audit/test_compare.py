@@ -244,6 +244,14 @@ def test_a_row_that_only_the_former_topic_of_the_name_had_is_missed():
     assert wrong(compare(replace(evidence, rows=OffsetTally([0, 0, 1, 2, 2, 3, 4])))) == [(FindingKind.MISCOUNTED, 1)]
 
 
+def test_what_a_batch_that_was_rolled_back_counted_is_not_missing_from_the_batch_that_read_it_again():
+    rolled_back, again = CommittedRange(0, 10, 10, 0, TOPIC_ID), CommittedRange(0, 10, 6, 4, TOPIC_ID)
+    evidence = Evidence(
+        "t", 0, 10, TOPIC_ID, (again,), OffsetTally(range(6)), OffsetTally(range(6, 10)), elsewhere=(rolled_back,)
+    )
+    assert wrong(compare(evidence)) == []
+
+
 @given(st.lists(st.lists(st.integers(0, 200))))
 def test_a_tally_counts_as_a_list_would_in_whatever_pieces_it_comes(pieces: list[list[int]]):
     tally = OffsetTally()

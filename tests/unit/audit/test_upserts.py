@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
+from frazil.audit import upserts
 from frazil.audit.changed_keys import ChangedKeys
 from frazil.audit.claims import Claims
 from frazil.audit.compare import FindingKind
 from frazil.audit.ranges import CommittedRange
-from frazil.audit.upserts import _of_keys, _read_again
+from frazil.audit.upserts import _differences, _of_keys, _read_again
 from frazil.merge.contract import Counts
 from frazil.spec.model import StreamSpec
+from tests.unit.audit.test_source import IDENTITY, T0, StandInKafka
 from tests.unit.ingest.test_changes import ORDERS
 
 
@@ -42,3 +49,36 @@ def test_offsets_that_were_committed_again_are_told_for_their_topic_partition() 
     assert found.sentence == (
         "26 offsets were committed more than once, as after a reset: changes and dead letters count each time"
     )
+
+
+def test_a_log_that_was_cut_below_what_was_merged_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Older records in the place of newer ones change nothing by `order-by`, so a merge would not notice."""
+    monkeypatch.setattr(upserts, "open_kafka", lambda _: nullcontext(StandInKafka()))
+    monkeypatch.setattr(upserts, "_differences", lambda _: iter(()))
+    marker: Any = SimpleNamespace(source=IDENTITY, offsets={T0: 60}, leader_epochs={T0: 1}, rewritten={})
+    ranges = {T0: (CommittedRange(0, 60, 60, 0, "id-1", leader_epoch=1),)}
+    spec: Any = SimpleNamespace(name="orders")
+    tables: Any = None
+    (found,) = upserts._compared(spec, tables, tables, marker, Claims(ranges))
+    assert (found.kind, found.where) == (FindingKind.LOG_CUT, "t-0")
+    assert "cut at offset 40" in found.sentence
+
+
+class Staged(Exception):
+    pass
+
+
+class Replay:
+    spec = StreamSpec.model_validate(ORDERS)
+
+    def staged(self, folder: Path) -> Any:
+        raise Staged(folder.parent)
+
+
+def test_records_are_staged_in_the_run_folder_also_where_the_stream_never_ran(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FRAZIL_HOME", str(tmp_path / "home"))
+    with pytest.raises(Staged) as found:
+        list(_differences(Replay()))  # type: ignore[arg-type]
+    assert found.value.args == (tmp_path / "home" / "streams" / "s",)

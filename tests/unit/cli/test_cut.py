@@ -346,3 +346,14 @@ def test_a_tag_is_in_all_tables_of_the_route(shop: MadeRoute, call: Any) -> None
     for name in ("shop.other", "shop.orders", "shop.raw_a"):
         assert TAG + "whole" in load_catalog(None).load_table(name).metadata.refs
     assert "shop.raw_a" in call("shop", "--untag", "whole").stdout
+
+
+def test_tables_of_a_route_that_is_no_longer_declared_are_named_as_missing(
+    shop: MadeRoute, call: Any, folder: Path
+) -> None:
+    shop.run({"main": 1, "shop.raw_a": 1})
+    declared = yaml.safe_load((folder / "shop.yaml").read_text())
+    (folder / "shop.yaml").write_text(yaml.safe_dump({k: v for k, v in declared.items() if k != "route"}))
+    done = call("shop")
+    assert done.exit_code == 0
+    assert "stream shop had a route: the tables that it made are not part of this cut" in done.stderr

@@ -18,6 +18,7 @@ from frazil.host.given_up import confirm_given_up
 from frazil.host.heartbeat import Heartbeat, Phase, Stall, StallKind
 from frazil.host.lock import WriterLock
 from frazil.host.records import ExitRecord, Launch, LaunchKind, ProcessMark, append_exit
+from frazil.spec.load import load_stream
 from tests.made_batches import MadeStream
 from tests.unit.maintenance.day_by_day import YAML, land, made_stream
 
@@ -127,7 +128,10 @@ def test_a_writer_that_ends_again_and_again_is_said_of_its_stream(made: MadeStre
     folder, now_ms = frazil_home / "streams" / made.spec.name, time.time_ns() // 1_000_000
     folder.mkdir(parents=True, exist_ok=True)
     ends = [
-        ExitRecord(f"l{n}", 20, now_ms, now_ms, "f", 0, committed=False, error="StaleBatch: no plan") for n in range(4)
+        ExitRecord(
+            f"l{n}", 20, now_ms, now_ms, made.spec.fingerprint(), 0, committed=False, error="StaleBatch: no plan"
+        )
+        for n in range(4)
     ]
     for end in ends:
         append_exit(folder, end)
@@ -157,7 +161,9 @@ def test_a_writer_that_was_given_up_is_said_at_once_by_health_and_status(tmp_pat
     (tmp_path / "made.yaml").write_text(YAML)
     folder, now_ms = frazil_home / "streams" / "made", time.time_ns() // 1_000_000
     folder.mkdir(parents=True)
-    append_exit(folder, ExitRecord("l3", 12, now_ms, now_ms, "f", 0, committed=False, error="RolledBack: it went back"))
+    declared = load_stream(tmp_path / "made.yaml").fingerprint()
+    end = ExitRecord("l3", 12, now_ms, now_ms, declared, 0, committed=False, error="RolledBack: it went back")
+    append_exit(folder, end)
     (folder / "lock").write_text(json.dumps(Launch("l3", LaunchKind.SUPERVISED, now_ms).to_json()))
     confirm_given_up("made", "l3", reason="it broke", table_fingerprint=None)
     said = call(tmp_path).stdout

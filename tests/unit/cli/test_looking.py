@@ -19,7 +19,7 @@ from frazil.operations.look import look_at_history, look_at_standing
 from frazil.spec.load import load_stream
 from frazil.spec.model import StreamSpec
 from frazil.status.missing import missing_tables
-from frazil.status.stream import stream_status
+from frazil.status.stream import stream_state
 from frazil.table.catalogs import load_catalog
 from tests.made_routes import MadeRoute, shop
 
@@ -70,8 +70,8 @@ def test_no_command_that_looks_makes_a_table_and_who_needs_the_letters_is_told(
 
 def test_no_look_of_the_page_makes_a_table_and_who_changes_something_has_it(spec: StreamSpec) -> None:
     before = there()
-    stream_status(spec, now_ms=0)
-    missing_tables(spec, now_ms=0)
+    stream_state(spec, now_ms=0)
+    missing_tables(spec)
     look_at_history(spec, past_ms=60_000)
     look_at_standing(spec)
     plan_abandon(spec)

@@ -21,7 +21,8 @@ from frazil.host.agents import AGENT_KILLED, is_agent
 from frazil.host.launcher import Observation, ProcessState
 from frazil.host.launchers import open_launcher
 from frazil.host.lock import WriterLock
-from frazil.status.writer import WriterStatus, writer_status
+from frazil.status.derive import writer_process
+from frazil.status.state import WriterProcess
 from frazil.supervise.desired import DesiredStore
 from tests.made_routes import shop
 from tests.polling import eventually
@@ -77,12 +78,12 @@ def observed() -> Observation:
     return open_launcher("ticks").observe()
 
 
-def ended(process: subprocess.Popen[str] | None = None) -> WriterStatus:
+def ended(process: subprocess.Popen[str] | None = None) -> WriterProcess:
     """What `frazil status` says once the writer has ended."""
     if process is not None:
         process.communicate(timeout=30)
     return eventually(
-        lambda: (seen := observed()).process is ProcessState.ENDED and writer_status(seen, now_ms=0), within_s=30
+        lambda: (seen := observed()).process is ProcessState.ENDED and writer_process(seen, now_ms=0), within_s=30
     )
 
 

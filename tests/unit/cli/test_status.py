@@ -32,9 +32,13 @@ from frazil.host.lock import WriterLock
 from frazil.host.processes import mark
 from frazil.host.records import ExitRecord, Launch, LaunchKind, append_exit
 from frazil.spec.load import load_stream
-from frazil.status.writer import MAX_ERROR_CHARACTERS, cut, writer_status
+from frazil.status.derive import MAX_ERROR_CHARACTERS, of_writer, shortened, writer_process
+from frazil.status.state import StreamState
+from frazil.supervise.decide import decide
 from frazil.supervise.desired import open_desired
 from frazil.supervise.liveness import STALE_AFTER_MS
+from frazil.supervise.observed import Declared, Desired, Observed
+from frazil.supervise.policy import Policy
 from frazil.table.catalogs import load_catalog
 from frazil.table.tables import ensure_table
 from tests.made_batches import MadeStream
@@ -241,7 +245,7 @@ def test_the_lag_of_a_planner_that_hears_nothing_is_asked_of_kafka_or_unknown(st
 
 
 @pytest.mark.parametrize(
-    ("age_ms", "committed_ago_ms", "crashes"), [(60_000, 1_000, 0), (59_999, 1_000, 3), (60_000, 60_001, 3)]
+    ("age_ms", "committed_ago_ms", "crashes"), [(60_000, 1_000, 0), (59_999, 1_000, 0), (60_000, 60_001, 3)]
 )
 def test_a_writer_that_has_run_and_committed_is_not_blamed_for_those_before_it(
     age_ms: int, committed_ago_ms: int, crashes: int
@@ -249,15 +253,17 @@ def test_a_writer_that_has_run_and_committed_is_not_blamed_for_those_before_it(
     failed = [
         ExitRecord(f"launch-0{n}", 1, NOW_MS - 400_000, NOW_MS - 400_000, "f", 0, committed=False) for n in range(3)
     ]
-    present = dataclasses.replace(launch(), launched_at_ms=NOW_MS - age_ms)
+    present = dataclasses.replace(launch(), launched_at_ms=NOW_MS - age_ms, spec_fingerprint="f")
     beats = beat(last_commit_at_ms=NOW_MS - committed_ago_ms)
-    said = writer_status(Observation(ProcessState.RUNNING, present, beats, tuple(failed)), now_ms=NOW_MS)
-    assert said.crashes == crashes
+    writer = Observation(ProcessState.RUNNING, present, beats, tuple(failed))
+    observed = Observed(writer, Declared("f"), Desired())
+    decision = decide(observed, now_ms=NOW_MS, policy=Policy())
+    assert of_writer(StreamState("ticks"), observed, decision, now_ms=NOW_MS).crashes == crashes
 
 
 def test_an_exit_is_said_with_its_name_and_last_error():
     end = ExitRecord("launch-1", 12, NOW_MS - 60_000, NOW_MS, "f", 0, committed=True, error="RolledBack: it went back")
-    said = writer_status(Observation(ProcessState.ENDED, launch(), beat(epoch=3), (end,)), now_ms=NOW_MS)
+    said = writer_process(Observation(ProcessState.ENDED, launch(), beat(epoch=3), (end,)), now_ms=NOW_MS)
     assert (said.exit_code, said.exit_name, said.error) == (12, "RolledBack", "RolledBack: it went back")
     assert (said.has_ended, said.epoch) == (True, 3)
     assert said.pid is None
@@ -265,13 +271,13 @@ def test_an_exit_is_said_with_its_name_and_last_error():
 
 def test_an_exit_of_an_earlier_launch_is_not_this_one_s():
     end = ExitRecord("launch-0", 12, 0, 1, "f", 0, committed=False, error="old")
-    said = writer_status(Observation(ProcessState.ENDED, launch(), beat(phase=Phase.ENDED), (end,)), now_ms=NOW_MS)
+    said = writer_process(Observation(ProcessState.ENDED, launch(), beat(phase=Phase.ENDED), (end,)), now_ms=NOW_MS)
     assert (said.exit_code, said.error) == (0, None)
 
 
 def test_a_foreground_writer_that_died_without_a_word_has_no_exit_code():
     dead = launch(LaunchKind.FOREGROUND)
-    said = writer_status(Observation(ProcessState.ENDED, dead, beat(phase=Phase.STAGING), ()), now_ms=NOW_MS)
+    said = writer_process(Observation(ProcessState.ENDED, dead, beat(phase=Phase.STAGING), ()), now_ms=NOW_MS)
     assert (said.exit_code, said.ended_at_ms) == (None, NOW_MS)
 
 
@@ -482,9 +488,9 @@ def test_of_a_command_in_a_writers_last_words_no_part_is_shown() -> None:
     words = (
         f"it is gone: {'x' * (MAX_ERROR_CHARACTERS - 40)} `frazil register shop.orders 's3://a bucket/of/a/long/name'`"
     )
-    assert cut(words).endswith("x  ...")
-    assert cut(words[-MAX_ERROR_CHARACTERS:]) == words[-MAX_ERROR_CHARACTERS:]
-    assert cut(f"`frazil status` {words}").startswith("`frazil status` it is gone")
+    assert shortened(words).endswith("x  ...")
+    assert shortened(words[-MAX_ERROR_CHARACTERS:]) == words[-MAX_ERROR_CHARACTERS:]
+    assert shortened(f"`frazil status` {words}").startswith("`frazil status` it is gone")
 
 
 def test_what_was_rejected_in_the_last_day_is_counted_and_what_is_left_of_it(tmp_path: Path, frazil_home: Path) -> None:  # noqa: ARG001

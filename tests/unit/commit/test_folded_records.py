@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,9 @@ from frazil.commit.marker_change import forget
 from frazil.commit.period import Period
 from frazil.commit.settle import highest_epoch
 from frazil.commit.sweep import bare_path
+from frazil.events import StreamEvent
+from frazil.stream import record_folding
+from frazil.stream.record_folding import RecordFolding
 from frazil.table.local_storage import LocalStore
 
 BATCHES = 23
@@ -213,3 +217,18 @@ def test_a_fold_beside_a_forget_leaves_nothing(run, stopped: str):
     folding = journals.fold(marker, keep=2, most=4, forgotten=lambda: run.tables.marker() is None)
     assert list(folding) == []
     assert run.store.list_files(state) == []
+
+
+def test_a_writer_folds_until_nothing_is_left_or_it_stops(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record_folding, "existing_catalog", lambda _: run.catalog)
+    monkeypatch.setattr(record_folding, "PAUSE_S", 0.0)
+    for name, number in (("keep", 2), ("most", 4)):
+        monkeypatch.setitem(JournalStore.fold.__kwdefaults__, name, number)
+    spec: Any = SimpleNamespace(name="events", table=SimpleNamespace(catalog="lake", identifier="demo.events"))
+    events: list[StreamEvent] = []
+    stopped, goes_on = RecordFolding(spec, events.append), RecordFolding(spec, events.append)
+    stopped.__exit__()
+    assert stopped.fold() == 4
+    assert goes_on.fold() > 4
+    assert goes_on.fold() == 0
+    assert len(events) == 2

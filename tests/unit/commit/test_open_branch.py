@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from pyiceberg.manifest import ManifestEntryStatus
-from pyiceberg.table.update import RemoveSnapshotRefUpdate
+from pyiceberg.table.update import RemoveSnapshotRefUpdate, SetPropertiesUpdate
 from pyiceberg.transforms import DayTransform
 
 from frazil.audit.run import audit_stream
@@ -179,6 +179,18 @@ def test_what_is_read_again_leaves_the_branch_and_what_is_not_stays(stream: Alig
     stream.check()
     stream.check_storage()
     assert audit_stream(stream.world.tables).clean
+
+
+@pytest.mark.parametrize("owned", [True, False])
+def test_files_of_rows_that_are_read_again_are_deleted_only_if_no_other_table_may_share_them(
+    stream: Aligned, *, owned: bool
+) -> None:
+    stream.run([10], [20])
+    gc = SetPropertiesUpdate(updates={"gc.enabled": str(owned).lower()})
+    stream.world.catalog.inner.commit_table(stream.world.load(), (), (gc,))
+    files = stream.world.parquet_files()
+    stream.reset({P0: 0, P1: 0})
+    assert stream.world.parquet_files() == (set() if owned else files)
 
 
 def test_a_batch_on_both_sides_of_a_new_position_stays_whole(stream: Aligned) -> None:

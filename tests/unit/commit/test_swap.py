@@ -84,6 +84,20 @@ def test_an_error_that_goes_while_the_table_changes_or_comes_from_a_server_is_wa
     assert swap(TableHandle(world.catalog, "demo.events"), decide, retry_policy=retry_policy) == "answer"
 
 
+def test_without_time_to_wait_a_commit_is_tried_once(world):
+    tried = []
+
+    def decide(table):  # noqa: ARG001
+        tried.append(None)
+        if len(tried) > 1:
+            raise StaleBatch("stage it again")
+        raise JSONDecodeError("a page of a proxy", "<html>", 0)
+
+    with pytest.raises(CommitUnavailable):
+        swap(TableHandle(world.catalog, "demo.events"), decide, retry_policy=world.time.retry_policy(total_s=0))
+    assert (len(tried), world.time.waits) == (1, [])
+
+
 def test_a_table_that_has_changed_since_it_was_loaded_is_asked_once_more_before_anything_ends(world):
     handle = TableHandle(world.catalog, "demo.events")
     rolled_back = handle.current().metadata_location

@@ -15,6 +15,7 @@ import pytest
 from click.testing import CliRunner
 from pyiceberg.exceptions import CommitFailedException
 
+from frazil.audit.compare import FindingKind
 from frazil.audit.upserts import audit_upserts
 from frazil.backfill.changes import changes_of
 from frazil.backfill.commit import LaneCommitter, abandon
@@ -28,11 +29,12 @@ from frazil.commit.lane_records import chunks
 from frazil.commit.late_rows import WINDOWS
 from frazil.commit.marker import BatchKey
 from frazil.commit.merging import MergeWriter, Merging
+from frazil.commit.mode import UPSERTS, merge_rules
 from frazil.commit.opened import open_stream
 from frazil.commit.reset import before_reset
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.sweep import batch_folder, sweep
-from frazil.commit.target import change_target, target_table
+from frazil.commit.target import target_table
 from frazil.dead_letters import replay as replaying
 from frazil.dead_letters.letters import Selection
 from frazil.dead_letters.replay import replay
@@ -44,15 +46,14 @@ from frazil.ingest.write import TableWriter, file_namer
 from frazil.kafka.identity import SourceIdentity
 from frazil.maintenance.orphans import Undecided
 from frazil.spec.model import StreamSpec
-from frazil.status.stream import stream_status
-from frazil.stream.stage_context import merge_rules
+from frazil.status.stream import stream_state
 from frazil.table.catalogs import load_catalog
 from frazil.table.tables import data_location, ensure_table
 from tests.unit.dead_letters.test_replay import Killed, check_none_is_discarded_and_replayed, is_killed
 
 SOURCE = SourceIdentity("cluster", {"events": "topic"})
 BEGAN = datetime(2024, 1, 1, tzinfo=UTC)
-UPSERTS = """\
+DECLARED = """\
 mode: upsert
 key: [id]
 order-by: at
@@ -107,7 +108,7 @@ class World:
         tables, key = self.tables, BatchKey(self.epoch, self.batch)
         committer = Committer(tables, self.epoch)
         main, dead = tables.main.current(), tables.dead_letters.current()
-        changes = change_target(target_table(main, folder=batch_folder(main, "events", key)), ("id",))
+        changes = UPSERTS.staged(target_table(main, folder=batch_folder(main, "events", key)), ("id",))
         files = [
             dataclasses.replace(file, content="changes")
             for file in written(changes, "main", main, [_change(n, of) for n, of in records.items()])
@@ -215,7 +216,7 @@ def live(
     # A child process that decodes is another test's matter.
     monkeypatch.setattr(replaying, "stage", lambda *args, **more: stage(*args, **{**more, "attempt": 0}))
     stream = declared_stream(tmp_path, name="events", topic="events", bootstrap="127.0.0.1:1")
-    stream.declare(UPSERTS)
+    stream.declare(DECLARED)
     declaration = stream.streams / "events.yaml"
     declaration.write_text(declaration.read_text().replace("day(at)", partition))
     ensure_table(load_catalog(None), stream.spec)
@@ -234,9 +235,11 @@ def test_letters_are_merged_in_their_order_and_those_that_land_or_are_stale_leav
     counted = {name: summary[f"frazil.{name}"] for name in ("inserted", "updated", "deleted", "stale")}
     assert counted == {"inserted": "1", "updated": "1", "deleted": "1", "stale": "2"}
     assert json.loads(summary[WINDOWS]) == {str(int(BEGAN.timestamp()) * 1_000_000): 3}, "complete windows reopen"
-    (audited,) = audit_upserts(live.stream.spec, live.tables).partitions
+    audit = audit_upserts(live.stream.spec, live.tables)
+    assert [(one.kind, one.count) for one in audit.findings] == [(FindingKind.NOT_COMPARED, 1)]
+    (audited,) = audit.partitions
     assert (audited.rows, audited.dead_letters) == (len(RECORDS) + len(LETTERS) - 1, 1), "letters that left are changes"
-    status = stream_status(live.stream.spec, now_ms=live.tables.clock_ms())
+    status = stream_state(live.stream.spec, now_ms=live.tables.clock_ms())
     assert status.changes["inserted"] == len(RECORDS), "those of the batch"
     assert status.commit_epoch == status.epoch
     assert {name: n for name, n in status.replayed.items() if n} == {name: int(n) for name, n in counted.items()}

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from frazil.aggregate.due import WaitingDay
 from frazil.cli.partitions import partitions
@@ -26,22 +27,24 @@ from frazil.ingest.contract import RangeProgress, Reject, Rejects
 from frazil.maintenance.alert_rules import Reading
 from frazil.maintenance.alerts import AlertState, AlertStates, step_readings
 from frazil.maintenance.stream_rules import (
-    StreamState,
     flag,
     held_reading,
     late_reading,
     runs_reading,
     stream_readings,
 )
-from frazil.maintenance.stream_state import observe_stream
-from frazil.spec.load import load_stream
+from frazil.spec.load import load_stream, validate_stream
 from frazil.spec.maintenance import Alerts
+from frazil.spec.model import StreamSpec
+from frazil.status.flow import Flow, Landed
+from frazil.status.state import StreamState, WriterProcess
+from frazil.status.stream import stream_state
 from tests.made_batches import MadeStream
 
 NOW_MS = 1_800_000_000_000
 MINUTE_MS = 60_000
 ALERTS = Alerts()
-WELL = StreamState("s", "demo.t", records=1_000)
+WELL = StreamState("s", "demo.t", desired="running", alive=True, table_exists=True)
 STALL = Stall(StallKind.OFFSETS, NOW_MS, "s-3", "s-3 holds the offsets back: see writer.log")
 
 
@@ -49,8 +52,19 @@ def beyond(state: StreamState) -> dict[str, str]:
     return {r.rule: r.sentence for r in stream_readings(state, ALERTS, now_ms=NOW_MS) if r.is_beyond}
 
 
-def state(**changes: Any) -> StreamState:
-    return dataclasses.replace(WELL, **changes)
+def state(*, ended_at_ms: int | None = None, **changes: Any) -> StreamState:
+    landed = {name: changes.pop(name, of) for name, of in (("records", 1_000), ("rejected", 0), ("stale", 0))}
+    process = WriterProcess("ended", ended_at_ms=ended_at_ms)
+    return dataclasses.replace(WELL, writer=process, flow=Flow(None, (), 0, hour=Landed(**landed)), **changes)
+
+
+def observe(spec: StreamSpec, problem: str | None = None, *, now_ms: int) -> StreamState:
+    return stream_state(spec, now_ms=now_ms, problem=problem, in_full=False)
+
+
+def landed(state: StreamState) -> tuple[int, int]:
+    assert state.flow is not None
+    return state.flow.hour.records, state.flow.hour.rejected
 
 
 @pytest.mark.parametrize(
@@ -60,7 +74,7 @@ def state(**changes: Any) -> StreamState:
         ({"alive": False, "ended_at_ms": NOW_MS - 6 * MINUTE_MS}, "writer", "no writer has run for 6 min 0 s"),
         ({"alive": False}, "writer", "no writer has ever run"),
         ({"alive": None, "given_up": "it broke"}, "writer", "its supervisor gave up: it broke. `frazil status s` says"),
-        ({"fruitless": 4, "last_words": "The last one said: boom."}, "restarts", "4 times in a row"),
+        ({"crashes": 4, "last_words": "The last one said: boom."}, "restarts", "4 times in a row"),
         ({"stall": STALL}, "stall", "the writer of stream s is stalled: s-3 holds the offsets back: see writer.log"),
         ({"waiting_batches": 4}, "waiting-batches", "4 batches of stream s"),
         ({"rejected": 51}, "dead-letters", "51 of the 1,000 records"),
@@ -79,11 +93,11 @@ def test_each_rule_has_one_alert_with_its_numbers_and_a_way_out(changes: dict[st
     [
         {},
         {"alive": False, "ended_at_ms": NOW_MS - 4 * MINUTE_MS},
-        {"alive": False, "wanted": False},
-        {"alive": False, "wanted": None},
+        {"alive": False, "desired": "paused"},
+        {"alive": False, "desired": None},
         {"alive": None, "ended_at_ms": 0},
         {"alive": False, "ended_at_ms": NOW_MS + 4 * MINUTE_MS},
-        {"fruitless": 3},
+        {"crashes": 3},
         {"waiting_batches": None},
         {"records": 99, "rejected": 99, "stale": 99},
         {"records": 0},
@@ -141,26 +155,29 @@ event-time: at
 """
 
 
-def end(n: int, *, at_ms: int, **changes: Any) -> ExitRecord:
+FINGERPRINT = validate_stream(yaml.safe_load(STREAM), Path("made.yaml")).fingerprint()
+
+
+def end(n: int, *, at_ms: int, code: int = 20, **changes: Any) -> ExitRecord:
     values = {"committed": False, "error": "StaleBatch: no plan", **changes}
-    return ExitRecord(f"l{n}", 20, at_ms - 1_000, at_ms, "f", 0, **values)
+    return ExitRecord(f"l{n}", code, at_ms - 1_000, at_ms, FINGERPRINT, 0, **values)
 
 
 def test_a_stream_is_observed_in_its_run_folder_and_its_table(frazil_home: Path, tmp_path: Path) -> None:
     (tmp_path / "made.yaml").write_text(STREAM)
     spec = load_stream(tmp_path / "made.yaml")
-    never = observe_stream(spec, None, now_ms=NOW_MS)
-    assert (never.alive, never.ended_at_ms, never.wanted) == (False, None, True), "nobody ever started it"
+    never = observe(spec, now_ms=NOW_MS)
+    assert (never.alive, never.writer.ended_at_ms, never.desired) == (False, None, "running"), "nobody ever started it"
     made = MadeStream(spec, time.time_ns() // 1_000_000, partitions=1)
     made.begin()
-    quiet = observe_stream(spec, None, now_ms=NOW_MS)
+    quiet = observe(spec, now_ms=NOW_MS)
     assert quiet.alive is None, "its marker is there: one may wait for records on another host"
     made.land({0: (0, 10)})
     (snapshot,) = [s for s in made.tables.main.refresh().snapshots() if s.summary and s.summary.get("frazil.records")]
     at_ms = snapshot.timestamp_ms
-    elsewhere = observe_stream(spec, "broken", now_ms=at_ms + MINUTE_MS)
-    assert (elsewhere.alive, elsewhere.records, elsewhere.rejected) == (True, 10, 0), "a writer of another host"
-    assert observe_stream(spec, None, now_ms=at_ms + 600 * MINUTE_MS).alive is None, "that may have ended or not"
+    elsewhere = observe(spec, "broken", now_ms=at_ms + MINUTE_MS)
+    assert (elsewhere.alive, *landed(elsewhere)) == (True, 10, 0), "a writer of another host"
+    assert observe(spec, now_ms=at_ms + 600 * MINUTE_MS).alive is None, "that may have ended or not"
     folder = frazil_home / "streams" / "made"
     launch = {
         "id": "l9",
@@ -176,19 +193,19 @@ def test_a_stream_is_observed_in_its_run_folder_and_its_table(frazil_home: Path,
     for one in ends:
         append_exit(folder, one)
     (folder / "lock").write_text(json.dumps(launch))
-    ended = observe_stream(spec, None, now_ms=at_ms + MINUTE_MS)
-    assert (ended.fruitless, ended.ended_at_ms) == (3, at_ms + 5)
+    ended = observe(spec, now_ms=at_ms + MINUTE_MS)
+    assert (ended.crashes, ended.writer.ended_at_ms) == (3, at_ms + 5)
     assert "StaleBatch: no plan" in ended.last_words
     assert ended.alive is False
-    assert observe_stream(spec, None, now_ms=at_ms + 61 * MINUTE_MS).fruitless == 0, "an hour ago"
+    assert observe(spec, now_ms=at_ms + 61 * MINUTE_MS).crashes == 0, "an hour ago"
     append_exit(folder, end(9, at_ms=at_ms - 1))  # and another host went on
-    assert observe_stream(spec, None, now_ms=at_ms + MINUTE_MS).alive is True
-    assert observe_stream(spec, None, now_ms=at_ms + 600 * MINUTE_MS).alive is None
+    assert observe(spec, now_ms=at_ms + MINUTE_MS).alive is True
+    assert observe(spec, now_ms=at_ms + 600 * MINUTE_MS).alive is None
     beat = Heartbeat("made", 2**22 + 1, "f", Phase.ENDED, at_ms + 7, at_ms + 7, error="OffsetGap: records are gone")
     beat.write(open_exchange(folder))
     (folder / "lock").write_text(json.dumps({**launch, "id": "l10", "kind": "foreground"}))
-    foreground = observe_stream(spec, None, now_ms=at_ms + MINUTE_MS)
-    assert foreground.ended_at_ms == at_ms + 7, "which leaves no exit"
+    foreground = observe(spec, now_ms=at_ms + MINUTE_MS)
+    assert foreground.writer.ended_at_ms == at_ms + 7, "which leaves no exit"
     assert foreground.last_words == "The last one said: OffsetGap: records are gone."
 
 
@@ -215,7 +232,7 @@ def test_a_rate_of_dead_letters_is_told_once_by_its_reason_and_is_over_with_it(
     told = []
     for minutes in (1, 4, 6, 61):
         now_ms = snapshot.timestamp_ms + minutes * MINUTE_MS
-        seen = stream_readings(observe_stream(spec, None, now_ms=now_ms), alerts, now_ms=now_ms)
+        seen = stream_readings(observe(spec, now_ms=now_ms), alerts, now_ms=now_ms)
         seen = tuple(r for r in seen if r.rule.startswith("dead-letters:"))
         step = step_readings(states, "stream made", seen, alerts, now_ms=now_ms)
         states = step.states
@@ -227,7 +244,7 @@ def test_a_rate_of_dead_letters_is_told_once_by_its_reason_and_is_over_with_it(
     )
     over = "stream made: the alert dead-letters:TypeMismatch is over: 0 in 5 minutes, 0.0 % of the records"
     assert told == [([fired], 1, []), ([], 1, []), ([], 0, [over]), ([], 0, [])]
-    undeclared = stream_readings(observe_stream(spec, None, now_ms=snapshot.timestamp_ms), ALERTS, now_ms=NOW_MS)
+    undeclared = stream_readings(observe(spec, now_ms=snapshot.timestamp_ms), ALERTS, now_ms=NOW_MS)
     assert not [r for r in undeclared if r.rule.startswith("dead-letters:")]
 
 
@@ -248,11 +265,11 @@ def test_a_quiet_writer_that_outlives_those_before_it_ends_their_alert(
 
     def fruitless(*, lived_ms: int, lag: int) -> int:
         since_ms = NOW_MS - lived_ms
-        launch = Launch("l9", LaunchKind.SUPERVISED, since_ms)
+        launch = Launch("l9", LaunchKind.SUPERVISED, since_ms, FINGERPRINT)
         beat = Heartbeat("made", 1, "f", Phase.WAITING, NOW_MS, since_ms, 3, 7, lag=lag)
         seen = Observation(ProcessState.RUNNING, launch, beat, exits)
         monkeypatch.setattr(LocalLauncher, "observe", lambda _: seen)
-        return observe_stream(load_stream(tmp_path / "made.yaml"), None, now_ms=NOW_MS).fruitless
+        return observe(load_stream(tmp_path / "made.yaml"), now_ms=NOW_MS).crashes
 
     assert (fruitless(lived_ms=900, lag=0), fruitless(lived_ms=1_100, lag=0)) == (5, 0)
     assert fruitless(lived_ms=1_100, lag=1) == 5, "there is something to commit"
@@ -268,7 +285,7 @@ def test_a_stall_is_known_while_its_writer_beats_and_an_alert_once_it_has_lasted
 
     def seen(process: ProcessState, *, later_ms: int = 0) -> Stall | None:
         monkeypatch.setattr(LocalLauncher, "observe", lambda _: Observation(process, None, beat, ()))
-        return observe_stream(load_stream(tmp_path / "made.yaml"), None, now_ms=NOW_MS + later_ms).stall
+        return observe(load_stream(tmp_path / "made.yaml"), now_ms=NOW_MS + later_ms).stall
 
     assert (seen(ProcessState.RUNNING), seen(ProcessState.FOREGROUND)) == (STALL, STALL)
     assert (seen(ProcessState.ENDED), seen(ProcessState.RUNNING, later_ms=MINUTE_MS)) == (None, None)
@@ -290,12 +307,12 @@ def test_a_writer_that_was_given_up_is_an_alert_at_once_and_until_something_is_s
     spec, now_ms = load_stream(tmp_path / "made.yaml"), time.time_ns() // 1_000_000
     folder = frazil_home / "streams" / "made"
     folder.mkdir(parents=True)
-    append_exit(folder, end(9, at_ms=now_ms - 1_000))
+    append_exit(folder, end(9, at_ms=now_ms - 1_000, code=11))
     (folder / "lock").write_text(json.dumps(Launch("l9", LaunchKind.SUPERVISED, now_ms - 2_000).to_json()))
     confirm_given_up("made", "l9", reason="5 crashes without one commit", table_fingerprint=None)
 
     def alerts_now() -> list[str]:
-        seen = stream_readings(observe_stream(spec, None, now_ms=now_ms), ALERTS, now_ms=now_ms)
+        seen = stream_readings(observe(spec, now_ms=now_ms), ALERTS, now_ms=now_ms)
         fired = step_readings(AlertStates(), "stream made", seen, ALERTS, now_ms=now_ms).fired
         return [alert.sentence for alert in fired if alert.rule == "writer"]
 
@@ -318,9 +335,9 @@ def test_no_alert_of_a_stream_is_over_while_its_table_or_its_run_folder_cannot_b
     def refuse(*_: object) -> None:
         raise OSError("the catalog is out of reach")
 
-    monkeypatch.setattr("frazil.maintenance.stream_state.load_stream_table", refuse)
+    monkeypatch.setattr("frazil.status.stream.load_stream_table", refuse)
     monkeypatch.setattr(LocalLauncher, "observe", refuse)
-    seen = stream_readings(observe_stream(spec, None, now_ms=NOW_MS), ALERTS, now_ms=NOW_MS)
+    seen = stream_readings(observe(spec, now_ms=NOW_MS), ALERTS, now_ms=NOW_MS)
     step = step_readings(before, "stream made", seen, ALERTS, now_ms=NOW_MS)
 
     assert step.resolved == ()
@@ -328,4 +345,4 @@ def test_no_alert_of_a_stream_is_over_while_its_table_or_its_run_folder_cannot_b
 
 
 def test_a_pause_ends_the_alert_of_a_writer_that_was_given_up() -> None:
-    assert beyond(state(alive=False, wanted=False, given_up="it broke")) == {}
+    assert beyond(state(alive=False, desired="paused", given_up="it broke")) == {}

@@ -353,6 +353,7 @@ def test_a_delete_that_is_read_again_leaves_a_row_that_came_after_it(tmp_path: P
         NestedField(7, "kafka_topic", StringType(), required=False),
         NestedField(8, "kafka_partition", IntegerType(), required=False),
         NestedField(9, "kafka_offset", LongType(), required=False),
+        NestedField(10, "kafka_timestamp", TimestamptzType(), required=False),
     )
     ignored = tuple(field.name for field in coordinates)
     table = MadeTable(tmp_path, Schema(*SCHEMA.fields, *coordinates), MergeRules(KEY, "version", ignored=ignored))

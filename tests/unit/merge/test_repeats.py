@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
+from datetime import UTC, datetime
+from pathlib import Path
+
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyiceberg.io import load_file_io
+from pyiceberg.schema import Schema
+from pyiceberg.types import LongType, NestedField, TimestamptzType
+from pyroaring import BitMap64
 
+from frazil.merge.contract import DeleteFile, MergeContext, MergeRules, MergeTask
 from frazil.merge.repeats import _order, beside, repeats
+from frazil.merge.table_files import write_position_deletes
+from frazil.merge.task import merge
+from tests.unit.merge.made_table import MadeTable
+from tests.unit.merge.test_letters import COORDINATES
 
 small = st.lists(st.tuples(st.integers(0, 3), st.integers(-20, 20)), max_size=25)
 
@@ -66,3 +80,21 @@ def test_a_partition_keeps_its_order_although_its_timestamps_go_back() -> None:
 def test_rows_without_a_timestamp_have_an_order_too() -> None:
     assert _order(placed((1, 0, None), (0, 5, None), (0, 4, None))).tolist() == [2, 1, 0]
     assert _order(placed()).tolist() == []
+
+
+def test_a_record_repeats_no_row_that_a_delete_file_names(tmp_path: Path) -> None:
+    """The table's file has three row groups of two rows; the first row of each but the first is deleted."""
+    schema = Schema(
+        NestedField(1, "id", LongType(), required=True), NestedField(2, "at", TimestamptzType()), *COORDINATES
+    )
+    table = MadeTable(tmp_path, schema, MergeRules(("id",), event_time="at", within_us=0))
+    rows = [{"id": n, "at": datetime(2033, 5, 18, tzinfo=UTC)} for n in range(6)]
+    table.land(rows)
+    (file,) = table.files
+    pq.write_table(pq.read_table(file.path), file.path, row_group_size=2)
+    deletes = write_position_deletes(load_file_io({}), file, np.array([2, 4]), folder=str(tmp_path))
+    file = dataclasses.replace(file, deletes=(DeleteFile(deletes.path, 2, alone=True),))
+    table.land([{**row, "kafka_topic": "t", "kafka_partition": 0, "kafka_offset": row["id"]} for row in rows])
+    context = MergeContext("s", table.rules, table.target, table.target)
+    found = merge(context, MergeTask(0, (table.files[1].path,), (file,), inserts=False))
+    assert list(BitMap64.deserialize(found.matched)) == [0, 1, 3, 5]

@@ -11,7 +11,6 @@ import pytest
 
 from frazil.host.heartbeat import Stall, StallKind
 from frazil.maintenance.rules import RULES
-from frazil.operations.condition import STARTS_WITHIN_MS, Level, condition_of, promise_ms
 from frazil.operations.overview import (
     PATIENCE_MS,
     Around,
@@ -29,42 +28,46 @@ from frazil.operations.overview import (
 )
 from frazil.spec.load import validate_stream
 from frazil.spec.model import StreamSpec
+from frazil.status.derive import STARTS_WITHIN_MS, evaluated, promise_ms
 from frazil.status.flow import Flow
-from frazil.status.stream import StreamStatus
-from frazil.status.writer import WriterStatus
+from frazil.status.state import Level, State, StreamState, WriterProcess
 
 NOW_MS = 1_700_000_000_000
-RUNS = WriterStatus("running", pid=7, phase="waiting", heartbeat_at_ms=NOW_MS)
-ENDED = WriterStatus("ended", exit_code=70, exit_name="CommitUnavailable", ended_at_ms=NOW_MS - 1000)
-ENDED_WELL = WriterStatus("ended", exit_code=0, ended_at_ms=NOW_MS - 1000, epoch=1)
+RUNS = WriterProcess("running", pid=7, phase="waiting", heartbeat_at_ms=NOW_MS)
+ENDED = WriterProcess("ended", exit_code=70, exit_name="CommitUnavailable", ended_at_ms=NOW_MS - 1000)
+ENDED_WELL = WriterProcess("ended", exit_code=0, ended_at_ms=NOW_MS - 1000, epoch=1)
 LONG_MS = NOW_MS - STARTS_WITHIN_MS - 1
 LONG_ENDED = replace(ENDED_WELL, ended_at_ms=LONG_MS)
 
 
-@pytest.fixture(scope="module")
+DECLARED: dict[str, Any] = {
+    "name": "ticks",
+    "source": {"topics": ["ticks"], "bootstrap-servers": "127.0.0.1:1"},
+    "table": "demo.ticks",
+    "schema": {"ts": "timestamptz not null"},
+    "event-time": "ts",
+    "maintenance": {"alerts": {"freshness": "5m"}},
+}
+SPEC = validate_stream(DECLARED, Path("ticks.yaml"))
+
+
+@pytest.fixture
 def spec() -> StreamSpec:
-    declared: dict[str, Any] = {
-        "name": "ticks",
-        "source": {"topics": ["ticks"], "bootstrap-servers": "127.0.0.1:1"},
-        "table": "demo.ticks",
-        "schema": {"ts": "timestamptz not null"},
-        "event-time": "ts",
-        "maintenance": {"alerts": {"freshness": "5m"}},
-    }
-    return validate_stream(declared, Path("ticks.yaml"))
+    return SPEC
 
 
-def status(**changes: Any) -> StreamStatus:
+def status(now_ms: int = NOW_MS, **changes: Any) -> StreamState:
     values: dict[str, Any] = {
-        "name": "ticks", "table": "demo.ticks", "desired": "running", "desired_reason": None, "writer": RUNS,
+        "name": "ticks", "table": "demo.ticks", "state": State.RUNNING, "desired": "running", "writer": RUNS,
         "epoch": 1, "batch": 3, "lag": 0, "backpressure_ms": 0, "last_commit_at_ms": NOW_MS - 1000,
         "watermark_ms": None, "snapshot_id": 2**62, "table_exists": True, "rows": 10, "problems": (),
     }  # fmt: skip
-    return StreamStatus(**{**values, **changes})
+    return evaluated(StreamState(**values | changes), SPEC, now_ms=now_ms)
 
 
 STALL = Stall(StallKind.WATERMARK, NOW_MS, "ticks-3", "ticks-3 holds the watermark back")
-PAUSED = {"desired": "paused", "desired_reason": "upgrade"}
+PAUSING = {"state": State.STOPPING, "desired": "paused", "desired_reason": "upgrade"}
+PAUSED = {**PAUSING, "state": State.PAUSED}
 OLD_MS = NOW_MS - 3_600_000
 CASES: list[tuple[dict[str, Any], str, Level]] = [
     ({}, "running", Level.WELL),
@@ -75,25 +78,25 @@ CASES: list[tuple[dict[str, Any], str, Level]] = [
     ({"stall": STALL}, "stalled", Level.TROUBLE),
     ({"writer": replace(RUNS, stale=True), "problems": ("no heartbeat",)}, "silent", Level.TROUBLE),
     ({"problems": ("the catalog is slow",)}, "has a problem", Level.TROUBLE),
-    (PAUSED, "pausing", Level.QUIET),
-    ({"restarting": True}, "restarting", Level.QUIET),
+    (PAUSING, "pausing", Level.QUIET),
+    ({"state": State.STOPPING}, "restarting", Level.QUIET),
     ({**PAUSED, "writer": replace(ENDED, exit_code=0)}, "paused", Level.QUIET),
     ({**PAUSED, "writer": ENDED, "lag": 5, "last_commit_at_ms": OLD_MS}, "paused", Level.QUIET),
     ({"writer": ENDED}, "stopped", Level.BROKEN),
-    ({"writer": replace(RUNS, crashes=3)}, "crash-looping", Level.BROKEN),
-    ({"writer": replace(RUNS, crashes=2)}, "running", Level.WELL),
-    ({"writer": replace(ENDED, given_up=True, crashes=9)}, "given up", Level.BROKEN),
+    ({"state": State.CRASH_LOOPING, "crashes": 3}, "crash-looping", Level.BROKEN),
+    ({"crashes": 2}, "running", Level.WELL),
+    ({"writer": ENDED, "state": State.GIVEN_UP, "crashes": 9}, "given up", Level.BROKEN),
     ({"table_exists": None, "problems": ("no catalog",)}, "table unreadable", Level.BROKEN),
-    ({"table_exists": False, "problems": ("the table is lost",)}, "no table", Level.BROKEN),
-    ({"writer": WriterStatus("never launched")}, "commits elsewhere", Level.WELL),
-    ({"writer": WriterStatus("never launched"), "lag": 5, "last_commit_at_ms": OLD_MS}, "late", Level.TROUBLE),
-    ({"writer": WriterStatus("never launched"), "last_commit_at_ms": OLD_MS}, "no writer", Level.TROUBLE),
+    ({"table_exists": False, "missing": "the table is lost"}, "no table", Level.BROKEN),
+    ({"writer": WriterProcess("never launched")}, "commits elsewhere", Level.WELL),
+    ({"writer": WriterProcess("never launched"), "lag": 5, "last_commit_at_ms": OLD_MS}, "late", Level.TROUBLE),
+    ({"writer": WriterProcess("never launched"), "last_commit_at_ms": OLD_MS}, "no writer", Level.TROUBLE),
     ({"writer": ENDED_WELL, "lag": 82}, "starting", Level.QUIET),
     ({"writer": LONG_ENDED, "lag": 82, "last_commit_at_ms": LONG_MS - 1}, "no writer", Level.TROUBLE),
     ({"writer": LONG_ENDED, "last_commit_at_ms": LONG_MS - 1, "desired_at_ms": NOW_MS - 9}, "starting", Level.QUIET),
     ({"writer": LONG_ENDED, "commit_epoch": 2}, "commits elsewhere", Level.WELL),
     (
-        {"writer": WriterStatus("never launched"), "table_exists": False, "last_commit_at_ms": None, "rows": None},
+        {"writer": WriterProcess("never launched"), "table_exists": False, "last_commit_at_ms": None, "rows": None},
         "not begun",
         Level.QUIET,
     ),
@@ -103,36 +106,41 @@ CASES: list[tuple[dict[str, Any], str, Level]] = [
 @pytest.mark.parametrize(
     ("changes", "word", "level"), CASES, ids=[f"{i}-{word}" for i, (_, word, _) in enumerate(CASES)]
 )
-def test_a_stream_is_in_one_word(spec: StreamSpec, changes: dict[str, Any], word: str, level: Level):
-    found = condition_of(status(**changes), spec, now_ms=NOW_MS)
-    assert (found.word, found.level) == (word, level)
+def test_a_stream_is_in_one_word(changes: dict[str, Any], word: str, level: Level):
+    found = status(**changes)
+    assert (found.state, found.level) == (word, level)
     if level <= Level.TROUBLE:
         assert found.sentence
 
 
 def test_whatever_is_observed_has_a_word_and_who_needs_a_person_says_why(spec: StreamSpec):
-    writers = [RUNS, replace(RUNS, stale=True), replace(RUNS, crashes=9), ENDED, WriterStatus("unknown")]
+    writers = [RUNS, replace(RUNS, stale=True), ENDED, WriterProcess("unknown")]
     choices = product(
         writers,
+        [State.RUNNING, State.CRASH_LOOPING, State.STOPPED, State.PAUSED, State.UNKNOWN],
         ["running", "paused", None],
         [None, 0, 7],
         [None, OLD_MS, NOW_MS, NOW_MS + 10**9],
         [None, False, True],
         [(), ("something is wrong",)],
     )
-    for writer, desired, lag, last_ms, exists, problems in choices:
+    for writer, state, desired, lag, last_ms, exists, problems in choices:
         one = status(
-            writer=writer, desired=desired, lag=lag, last_commit_at_ms=last_ms, table_exists=exists, problems=problems
+            writer=writer,
+            state=state,
+            desired=desired,
+            lag=lag,
+            last_commit_at_ms=last_ms,
+            table_exists=exists,
+            problems=problems,
         )
         line = line_of("ticks", spec, Seen(one, NOW_MS), Around(), now_ms=NOW_MS)
         assert line.word
         assert bool(line.needs) == (line.level <= Level.TROUBLE)
 
 
-def test_commits_are_said_to_be_elsewhere_only_on_evidence_and_a_stream_without_a_writer_is_never_well(
-    spec: StreamSpec,
-):
-    writers = [WriterStatus("never launched"), WriterStatus("ended"), ENDED_WELL, LONG_ENDED, ENDED]
+def test_commits_are_said_to_be_elsewhere_only_on_evidence_and_a_stream_without_a_writer_is_never_well():
+    writers = [WriterProcess("never launched"), WriterProcess("ended"), ENDED_WELL, LONG_ENDED, ENDED]
     writers += [replace(one, epoch=None) for one in (ENDED_WELL, LONG_ENDED)]
     choices = product(
         writers,
@@ -143,27 +151,26 @@ def test_commits_are_said_to_be_elsewhere_only_on_evidence_and_a_stream_without_
         [None, 0, 82],
     )
     for writer, last_ms, epoch, desired, asked_ms, lag in choices:
-        one = status(
+        found = status(
             writer=writer, last_commit_at_ms=last_ms, commit_epoch=epoch, desired=desired, desired_at_ms=asked_ms,
-            lag=lag,
+            lag=lag, state=State.PAUSED if desired == "paused" else State.STOPPED,
         )  # fmt: skip
-        found = condition_of(one, spec, now_ms=NOW_MS)
         of_another = last_ms is not None and (
             not writer.has_ended
             or (epoch > writer.epoch if writer.epoch and epoch else last_ms > (writer.ended_at_ms or NOW_MS))
         )
-        assert (found.level is Level.WELL) == (found.word == "commits elsewhere")
-        if found.word == "commits elsewhere":
+        assert (found.level is Level.WELL) == (found.state == "commits elsewhere")
+        if found.state == "commits elsewhere":
             assert of_another
             assert desired != "paused"
         if writer.has_ended and not writer.exit_code and not of_another and desired != "paused":
             held = NOW_MS - max(writer.ended_at_ms or 0, asked_ms or 0) <= STARTS_WITHIN_MS
-            assert (found.word, found.level, found.rule) in {
+            assert (found.state, found.level, found.rule) in {
                 ("starting", Level.QUIET, "") if held else ("no writer", Level.TROUBLE, "writer"),
                 ("stopped", Level.BROKEN, "writer"),  # without an exit code: it was killed
             }
-            assert (found.word == "stopped") == (writer.exit_code is None and writer.ended_at_ms is not None)
-            assert found.word != "no writer" or ("82 records wait" in found.sentence) == (lag == 82)
+            assert (found.state == "stopped") == (writer.exit_code is None and writer.ended_at_ms is not None)
+            assert found.state != "no writer" or ("82 records wait" in found.sentence) == (lag == 82)
 
 
 def test_a_promise_is_never_shorter_than_two_commits(spec: StreamSpec):
@@ -192,11 +199,14 @@ def test_what_takes_its_time_shows_what_was_known_or_that_it_does_not_answer_and
 
 @pytest.mark.parametrize("silent_since_ms", [None, NOW_MS - 1300])
 def test_what_nobody_looked_at_for_minutes_is_shown_as_it_was_then(spec: StreamSpec, silent_since_ms: int | None):
-    waiting = status(lag=5, last_commit_at_ms=OLD_MS - 1000)
-    seen = Seen(waiting, OLD_MS, silent_since_ms=silent_since_ms)
+    waits = {"lag": 5, "last_commit_at_ms": OLD_MS - 1000}
+    seen = Seen(status(OLD_MS, **waits), OLD_MS, silent_since_ms=silent_since_ms)
     line = line_of("ticks", spec, seen, Around(), now_ms=NOW_MS)
     assert (line.word, line.level, line.freshness_ms, line.at_ms) == ("running", Level.WELL, 1000, OLD_MS)
-    assert line_of("ticks", spec, replace(seen, at_ms=NOW_MS), Around(), now_ms=NOW_MS).word == "late"
+    assert (
+        line_of("ticks", spec, replace(seen, status=status(**waits), at_ms=NOW_MS), Around(), now_ms=NOW_MS).word
+        == "late"
+    )
 
 
 def test_what_was_never_seen_is_being_looked_at(spec: StreamSpec):
@@ -227,7 +237,7 @@ def test_a_problem_is_said_for_what_it_is_of_the_file_of_another_file_or_of_the_
         "The declaration is in use, and is in conflict with another: ticks.yaml: table: is in another catalog in a.yaml"
     )
     assert need == Need(said, runbook)
-    waits = status(lag=5, last_commit_at_ms=OLD_MS - 1000)  # it was not late when it was seen
+    waits = status(OLD_MS, lag=5, last_commit_at_ms=OLD_MS - 1000)  # it was not late when it was seen
     (need,) = needs(Seen(waits, OLD_MS, problem="OSError: gone"))
     said = "It could not be looked at since 2023-11-14 21:13:20Z, and is shown as it was then: OSError: gone"
     assert need == Need(said, "docs/runbook.md#unmeasured")
@@ -261,7 +271,7 @@ def test_where_no_writer_runs_a_paused_dag_is_named_as_the_reason_and_not_where_
         line = line_of("ticks", spec, Seen(status(**changes), NOW_MS), around, now_ms=NOW_MS)
         return [need.dag for need in line.needs if need.dag]
 
-    gone = WriterStatus("never launched")
+    gone = WriterProcess("never launched")
     assert dags(writer=gone, last_commit_at_ms=OLD_MS) == dags(writer=ENDED) == ["frazil_writer_ticks"]
     stopped = replace(ENDED, exit_code=0)
     assert dags() == dags(writer=gone) == dags(**PAUSED, writer=stopped) == dags(problems=("slow",)) == []
@@ -293,10 +303,10 @@ def test_an_alert_that_repeats_why_a_stream_is_held_back_is_not_said_again(spec:
 
 
 def test_why_a_stream_was_given_up_is_said_once(spec: StreamSpec):
-    ended = replace(ENDED, given_up=True, error="no key")
+    ended = replace(ENDED, error="no key")
     problems = ("the last writer ended: no key", "the supervisor gave up 7 min ago")
     alert = StandingAlert("stream ticks", "writer", OLD_MS, "stream ticks has no writer: no key")
-    seen = Seen(status(writer=ended, problems=(*problems, "the lag is unknown")), NOW_MS)
+    seen = Seen(status(writer=ended, state=State.GIVEN_UP, problems=(*problems, "the lag is unknown")), NOW_MS)
     line = line_of("ticks", spec, seen, Around(None, (alert,)), now_ms=NOW_MS)
     assert [need.sentence for need in line.needs] == ["; ".join(problems), "the lag is unknown"]
 
@@ -307,10 +317,10 @@ def test_a_table_whose_name_two_catalogs_have_is_named_with_its_own(spec: Stream
     assert line_of("ticks", spec, Seen(status(), NOW_MS), Around(), now_ms=NOW_MS).table == "demo.ticks"
 
 
-def test_every_condition_that_needs_a_person_points_to_an_entry_of_the_runbook(spec: StreamSpec):
-    found = [condition_of(status(**changes), spec, now_ms=NOW_MS) for changes, _, level in CASES if level <= 1]
+def test_every_state_that_needs_a_person_points_to_an_entry_of_the_runbook():
+    found = [status(**changes) for changes, _, level in CASES if level <= 1]
     assert {one.rule for one in found} - set(RULES) == {""}  # a problem may be of any kind
-    assert {one.word for one in found if not one.rule} == {"has a problem"}
+    assert {one.state for one in found if not one.rule} == {"has a problem"}
 
 
 def test_those_that_need_a_person_come_first_and_then_the_names():

@@ -9,16 +9,16 @@ import pytest
 from frazil.host.heartbeat import Stall, StallKind
 from frazil.operations.remembered import KEPT_MS, Remembered, remember, remembered
 from frazil.status.flow import Flow
-from frazil.status.stream import StreamStatus
-from frazil.status.writer import WriterStatus
+from frazil.status.state import StreamState, WriterProcess
 
 NOW_MS = 1_700_000_000_000
 
 
 def known(at_ms: int = NOW_MS, stream: str = "ticks") -> Remembered:
     stall = Stall(StallKind.WATERMARK, NOW_MS, "ticks-3", "why")
-    status = StreamStatus(
-        "ticks", "demo.ticks", "running", None, WriterStatus("running", pid=7), 1, 2, 3, 4, NOW_MS, None, 2**62,
+    status = StreamState(
+        "ticks", "demo.ticks", desired="running", writer=WriterProcess("running", pid=7), epoch=1, batch=2, lag=3,
+        backpressure_ms=4, last_commit_at_ms=NOW_MS, snapshot_id=2**62,
         table_exists=True, rows=5, problems=("one",), stall=stall, changes={"inserted": 3}, flow=Flow(2.5, (1, 2), 0),
     )  # fmt: skip
     return Remembered(stream, "print", at_ms, status)

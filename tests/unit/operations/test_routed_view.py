@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from frazil.operations.condition import Level
 from frazil.operations.routed_view import MAX_ROUTED_TABLES, RoutedTable, RoutedTables, routed_of
+from frazil.status.state import Level
 
 
 def test_of_thousands_of_tables_some_are_shown_and_a_search_finds_the_others():

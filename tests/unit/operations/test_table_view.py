@@ -20,7 +20,6 @@ from frazil.maintenance.health import TableHealth
 from frazil.maintenance.outcome import Ending
 from frazil.maintenance.past import PastOutcome
 from frazil.operations.calendar import Calendar, Cell
-from frazil.operations.condition import Level
 from frazil.operations.overview import Health, StandingAlert, health_of
 from frazil.operations.table_view import (
     MAX_LOST_CHARACTERS,
@@ -34,6 +33,7 @@ from frazil.operations.table_view import (
     state_of,
 )
 from frazil.spec.maintenance import Maintenance
+from frazil.status.state import Level
 
 
 def snapshot(n: int, operation: str = "append", parent: int | None = None, **summary: str) -> Snapshot:

@@ -2,18 +2,39 @@
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+import yaml
+from click.testing import CliRunner
 
 from frazil import installed
+from frazil.cli.main import frazil
+from frazil.commit.reasons import Reason
+from frazil.home import run_folder
+from frazil.host.exchange import open_exchange
+from frazil.host.heartbeat import Heartbeat, Phase
 from frazil.host.launcher import Observation, ProcessState
+from frazil.host.lock import WriterLock
+from frazil.host.processes import mark
 from frazil.host.records import Launch, LaunchKind
-from frazil.spec.load import validate_stream
+from frazil.operations.letters import rejected_of
+from frazil.operations.overview import Around, Line, Seen, line_of
+from frazil.spec.load import load_stream, validate_stream
+from frazil.spec.model import StreamSpec
 from frazil.status import stream
-from frazil.status.stream import stream_status
-from frazil.supervise.liveness import is_restarting
-from frazil.supervise.observed import Desired
+from frazil.status.derive import evaluated, of_writer
+from frazil.status.state import Level, State, StreamState
+from frazil.status.stream import stream_state
+from frazil.supervise.decide import decide
+from frazil.supervise.desired import open_desired
+from frazil.supervise.observed import Declared, Desired, Observed
+from frazil.supervise.policy import Policy
+from frazil.table.catalogs import load_catalog
+from tests.made_batches import MadeStream
 
 DECLARED = {
     "name": "ticks",
@@ -32,23 +53,114 @@ def test_a_table_is_unreadable_unless_frazil_was_changed_under_the_process(monke
         raise ImportError("cannot import name 'x'")
 
     monkeypatch.setattr(stream, "load_stream_table", fails)
-    found = stream_status(spec, now_ms=0)
+    found = stream_state(spec, now_ms=0)
     assert (found.table_exists, found.problems) == (
         None,
         ("the table cannot be read: ImportError: cannot import name 'x'",),
     )
     monkeypatch.setattr(installed, "_began", [installed.Began("API server", frozenset())])
     with pytest.raises(ImportError):
-        stream_status(spec, now_ms=0)
+        stream_state(spec, now_ms=0)
 
 
 @pytest.mark.parametrize(("process", "restarts"), [(ProcessState.RUNNING, True), (ProcessState.FOREGROUND, False)])
 def test_a_writer_is_restarting_from_the_act_until_its_supervisor_has_ended_it(process: ProcessState, restarts: bool):
+    spec = validate_stream(DECLARED, Path("ticks.yaml"))
+
+    def is_restarting(writer: Observation, desired: Desired) -> bool:
+        observed = Observed(writer, Declared("f"), desired)
+        decision = decide(observed, now_ms=1, policy=Policy())
+        known = of_writer(StreamState("ticks", table_exists=True), observed, decision, now_ms=1)
+        return evaluated(known, spec, now_ms=1).state is State.RESTARTING
+
     def observed(generation: int) -> Observation:
-        return Observation(process, Launch("l", LaunchKind.SUPERVISED, 0, generation=generation), None, ())
+        return Observation(process, Launch("l", LaunchKind.SUPERVISED, 0, "f", generation, mark(os.getpid())), None, ())
 
     asked = Desired(generation=3, restart_generation=3)
     assert is_restarting(observed(2), asked) is restarts
     assert not is_restarting(observed(3), asked)
     assert not is_restarting(observed(2), Desired(generation=3))
     assert not is_restarting(Observation(ProcessState.NEVER, None, None, ()), asked)
+
+
+@pytest.fixture
+def spec(tmp_path: Path, frazil_home: Path) -> StreamSpec:  # noqa: ARG001
+    (tmp_path / "ticks.yaml").write_text(yaml.safe_dump(DECLARED))
+    return load_stream(tmp_path / "ticks.yaml")
+
+
+def now() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def on_page(spec: StreamSpec, state: StreamState) -> Line:
+    return line_of(spec.name, spec, Seen(state, now()), Around(), now_ms=now())
+
+
+def in_status(folder: Path) -> dict[str, str]:
+    said = CliRunner().invoke(frazil, ["status", "ticks", "--streams", str(folder)]).stdout
+    fields = (line.split(maxsplit=1) for line in said.splitlines())
+    return {name: words.strip() for name, words in (one for one in fields if len(one) == 2)}
+
+
+def test_a_writer_that_waits_for_the_first_topic_of_its_pattern_lacks_no_table(spec: StreamSpec) -> None:
+    waits = "no topic of the cluster matches source.topic-pattern 'ticks-.*'; the writer looks again every 30 s"
+    with WriterLock(run_folder("ticks")):
+        fingerprint = spec.fingerprint()
+        Heartbeat("ticks", os.getpid(), fingerprint, Phase.STARTING, now(), now(), outage=waits).write(
+            open_exchange(run_folder("ticks"))
+        )
+        line = on_page(spec, stream_state(spec, now_ms=now()))
+    assert (line.word, line.level) == ("has a problem", Level.TROUBLE)
+    assert [need.sentence for need in line.needs] == [waits]
+
+
+@pytest.mark.parametrize("paused", [False, True])
+def test_the_page_and_status_agree_about_a_stream_that_never_had_a_writer(
+    spec: StreamSpec, tmp_path: Path, paused: bool
+) -> None:
+    if paused:
+        open_desired(spec).pause(by="ana", reason="not yet")
+    word = on_page(spec, stream_state(spec, now_ms=now())).word
+    assert word == in_status(tmp_path)["state"] == ("paused" if paused else "not begun")
+
+
+def test_a_renamed_table_is_reported_as_renamed_and_not_as_one_that_is_yet_to_be_made(
+    spec: StreamSpec, tmp_path: Path
+) -> None:
+    MadeStream(spec, now(), partitions=1).begin()
+    load_catalog(None).rename_table("demo.ticks", "demo.tocks")
+    found = stream_state(spec, now_ms=now())
+    assert (found.state, on_page(spec, found).word) == (State.NO_TABLE, "no table")
+    assert "If it was renamed, rename demo.tocks back to demo.ticks" in found.sentence
+    assert in_status(tmp_path)["rows"] == "missing"
+
+
+def test_the_lag_of_a_table_that_was_rolled_back_is_unknown_and_says_why(spec: StreamSpec) -> None:
+    made = MadeStream(spec, now(), partitions=1)
+    made.begin()
+    first = made.tables.main.refresh().current_snapshot()
+    made.reset({0: 5})
+    assert first is not None
+    made.tables.main.refresh().manage_snapshots().rollback_to_snapshot(first.snapshot_id).commit()
+    found = stream_state(spec, now_ms=now())
+    assert (found.lag, found.rolled_back) == (None, True)
+    unknown = "the lag is unknown: the table was rolled back, and the marker stands beyond what it holds"
+    assert unknown in found.problems
+    assert not any("KafkaUnavailable" in one for one in found.problems), "the marker says nothing about it"
+
+
+def test_what_a_reset_lets_a_stream_read_again_is_rejected_once(spec: StreamSpec, tmp_path: Path) -> None:
+    made = MadeStream(spec, now(), partitions=1, columns=lambda n: {"ts": pa.array([0] * n, pa.timestamp("us", "UTC"))})
+    made.begin()
+    reasons = {"TypeMismatch": Reason(3)}
+    for _ in range(2):
+        made.land({0: (0, 10)}, rejected={0: [1, 2, 3]}, reasons=reasons)
+        made.reset({0: 0})
+    made.land({0: (0, 10)}, rejected={0: [1, 2, 3]}, reasons=reasons)
+    found = stream_state(spec, now_ms=now()).flow
+    assert found is not None
+    assert (found.rejected_last_day, found.rejected_since_reset) == (3, True)
+    assert "when the stream was reset" in in_status(tmp_path)["rejected"]
+    metadata = made.tables.main.refresh().metadata
+    assert [one.count for one in rejected_of(metadata, "ticks", [], now_ms=now())] == [3]

@@ -85,7 +85,7 @@ class Shop(MadeRoute):
         self.__dict__["tables"] = dataclasses.replace(self.tables, retry_policy=retry_policy)
         settle(self.tables, self.begin())
         self.said: list[StreamEvent] = []
-        found = StreamRoute.begin(self.spec, self.tables, self.home(), self.said.append)
+        found = StreamRoute.begin(self.spec, self.tables, self.home(), self.followers, self.said.append)
         assert found is not None
         self.route, self.followers = found, found.followers
         return self
@@ -138,7 +138,7 @@ def test_a_table_that_cannot_be_made_waits_alone_and_gets_its_rows_when_it_can(m
     (behind,) = lacking(made.tables, made.home())
     assert (behind.target, behind.rows, behind.batches) == (A, 3, 2)
     assert "not yours" in behind.reason, "who looks hears what the writer met"
-    assert missing_tables(made.spec, now_ms=made.now_ms) == {A: str(behind)}
+    assert missing_tables(made.spec) == {A: str(behind)}
     assert "not yours" in made.route.followers.behind[A].reason
     found = audit_stream(made.tables, window=None)
     assert found.clean

@@ -88,6 +88,7 @@ def topics() -> StandInTopics:
 def test_a_transaction_is_read_once_its_end_is_known(topics: StandInTopics) -> None:
     reader = Reader(topics)
     topics.write("a", 1, 2)
+    assert reader.whole.at == 0
     assert reader.settled() == 0
     assert reader.whole.stuck
     topics.end("a", 2)

@@ -171,13 +171,16 @@ def test_a_writer_that_hangs_is_stopped_and_started_again(bench: Bench, monkeypa
 def test_a_stall_that_the_writer_reports_is_told_and_restarts_nothing(bench: Bench) -> None:
     supervisor = bench.supervisor()
     pid = bench.runs(supervisor)
-    assert supervisor.step().stall is None
+    assert supervisor.step().observed.stall is None
     bench.at_hand.orders(stall="ticks-0")
-    step = bench.eventually(lambda: (s := supervisor.step()).stall and s)
-    assert (step.stall.held_back_by, step.stall.reason) == ("ticks-0", "ticks-0 holds the offsets back")
+    step = bench.eventually(lambda: (s := supervisor.step()).observed.stall and s)
+    assert (step.observed.stall.held_back_by, step.observed.stall.reason) == (
+        "ticks-0",
+        "ticks-0 holds the offsets back",
+    )
     assert (step.decision.action, step.decision.cause) == (WriterAction.KEEP, Cause.ADVANCING)
     bench.at_hand.orders()
-    bench.eventually(lambda: supervisor.step().stall is None)
+    bench.eventually(lambda: supervisor.step().observed.stall is None)
     assert bench.at_hand.launcher.observe().launch.writer.pid == pid
 
 

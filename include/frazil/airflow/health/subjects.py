@@ -32,7 +32,6 @@ from frazil.maintenance.stream_rules import (
     stream_readings,
     window_reading,
 )
-from frazil.maintenance.stream_state import observe_stream
 from frazil.maintenance.tables import routes
 from frazil.maintenance.windows import late_window
 from frazil.signals.signal_table import TableSignals
@@ -40,6 +39,7 @@ from frazil.spec.last_sound import Found, find_declared
 from frazil.spec.maintenance import Alerts
 from frazil.spec.model import StreamSpec
 from frazil.spec.routed_stream import with_windows
+from frazil.status.stream import stream_state
 from frazil.table.catalogs import existing_catalog
 from frazil.table.lost import stream_catalog
 
@@ -140,7 +140,8 @@ def _stream(stream: DeclaredStream, audited: str | None, now_ms: int) -> Subject
     alerts = spec.maintenance.alerts
 
     def read() -> Iterable[Reading]:
-        yield from stream_readings(observe_stream(spec, problem, now_ms=now_ms), alerts, now_ms=now_ms)
+        state = stream_state(spec, now_ms=now_ms, problem=problem, in_full=False)
+        yield from stream_readings(state, alerts, now_ms=now_ms)
         if alerts.enabled:
             yield audit_reading(spec.name, audited)
 

@@ -21,7 +21,6 @@ from frazil.host.launcher import Observation
 from frazil.maintenance.tables import made_table
 from frazil.offsets.spans import TopicPartition
 from frazil.operations.answers import Answer, Asked
-from frazil.operations.condition import Level
 from frazil.operations.look import look_at_history, look_at_routed, look_at_topics, look_at_writers
 from frazil.operations.offers import offered, standing_of
 from frazil.operations.overview import Around, line_of
@@ -43,7 +42,7 @@ from frazil.operations.stream_view import (
     without_repeats,
 )
 from frazil.spec.model import StreamSpec
-from frazil.status.stream import StreamStatus
+from frazil.status.state import Level, StreamState
 
 T = TypeVar("T")
 
@@ -77,7 +76,7 @@ def stream(name: str, wish: Wish, sees: Sees, may_act: Callable[[str], bool]) ->
 class Looks:
     """The looks at one stream, all of them under way at once."""
 
-    status: Asked[StreamStatus]
+    status: Asked[StreamState]
     history: Asked[History | None]
     ends: Asked[Mapping[TopicPartition, int]]
     writers: Asked[Observation]
@@ -112,7 +111,8 @@ def _view(one: DeclaredStream, spec: StreamSpec, wish: Wish, *, may_act: bool) -
     recorded = finished(found.past.points, clock.now_ms())
     points = coarser(recorded, shown)
     unread = views.unread({KAFKA: ends, "The table": told, "The run folder": runs})
-    partitions = partitions_of(found.marker, None if KAFKA in unread else ends.value, spec)
+    is_back = seen.value is not None and seen.value.rolled_back
+    partitions = partitions_of(found.marker, None if is_back or KAFKA in unread else ends.value, spec)
     line = line_of(spec.name, spec, seen_of(one, seen), around, now_ms=clock.now_ms())
     if (waiting := waiting_in(partitions)) is not None:  # the number agrees with what each partition shows
         line = replace(line, lag=waiting)
@@ -147,7 +147,7 @@ def _view(one: DeclaredStream, spec: StreamSpec, wish: Wish, *, may_act: bool) -
 
 
 def _routed(
-    spec: StreamSpec, found: Mapping[str, str] | None, status: StreamStatus | None, search: str, level: Level
+    spec: StreamSpec, found: Mapping[str, str] | None, status: StreamState | None, search: str, level: Level
 ) -> RoutedTables | None:
     """The tables of its route as they were `found`, with those that its status knows something amiss of."""
     names, specs = found or {}, [one.spec for one in declared().value or () if one.spec]

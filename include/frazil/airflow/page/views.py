@@ -35,7 +35,7 @@ from frazil.operations.overview import (
 )
 from frazil.operations.remembered import Remembered, remember, remembered
 from frazil.spec.model import StreamSpec
-from frazil.status.stream import StreamStatus
+from frazil.status.state import StreamState
 from frazil.table.catalogs import catalogs_kept
 from frazil.timetext import utc
 
@@ -124,7 +124,7 @@ def _recall(streams: Iterable[DeclaredStream]) -> None:
             kept.remember(group_of(spec), status_key(spec), one.status, at_ms=one.at_ms)
 
 
-def _save(streams: Iterable[DeclaredStream], answered: Mapping[str, Answer[StreamStatus]]) -> None:
+def _save(streams: Iterable[DeclaredStream], answered: Mapping[str, Answer[StreamState]]) -> None:
     """In a thread of its own, for an API server that begins later."""
     known = [
         Remembered(one.name, fingerprint_of(one.spec), answer.at_ms, answer.value)
@@ -201,7 +201,7 @@ def _unread(name: str, answer: Answer[Any]) -> str | None:
     return f"{name} cannot be read: {answer.problem}"
 
 
-def ask_status(spec: StreamSpec, *, keep_s: float = KEEP_S, first: bool = False) -> Asked[StreamStatus]:
+def ask_status(spec: StreamSpec, *, keep_s: float = KEEP_S, first: bool = False) -> Asked[StreamState]:
     """Begin to look at a stream."""
     look = partial(look_at_stream, spec)
     return answers().ask(group_of(spec), status_key(spec), look, keep_s=keep_s, first=first)
@@ -252,7 +252,7 @@ def group_of(spec: StreamSpec) -> str:
     return f"catalog {spec.table.catalog or 'default'}"
 
 
-def seen_of(one: DeclaredStream, answer: Answer[StreamStatus] | None) -> Seen:
+def seen_of(one: DeclaredStream, answer: Answer[StreamState] | None) -> Seen:
     """What a look gave, and what is wrong with the declaration."""
     wrong = "" if one.missing or not one.problem else one.problem.replace(f"{streams_folder()}/", "")
     file = Seen(conflict=wrong) if one.current else Seen(broken=wrong)

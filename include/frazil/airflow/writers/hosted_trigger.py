@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,11 +21,11 @@ from frazil.airflow.writers.log_lines import shape
 from frazil.airflow.writers.trigger import FollowingTrigger, in_thread
 from frazil.errors import DesiredMoved
 from frazil.supervise.liveness import progress
-from frazil.supervise.shown import Shown, State, sentence_of, state_of
 
 if TYPE_CHECKING:
     from frazil.host.launcher import Observation
     from frazil.host.records import ExitRecord, GivenUp
+    from frazil.status.state import StreamState
     from frazil.supervise.desired import DesiredStore
 
 POLL_SECONDS = 5.0
@@ -37,8 +37,8 @@ class Seen:
 
     state: str
     """In words."""
-    shown: Shown | None = None
-    """The same for the task itself; None where `state` says it, and no writer runs."""
+    known: StreamState | None = None
+    """The same for the task itself; None where the application does not run here."""
     belongs: bool = True
     """Whether the application runs it; False once it left."""
     is_alive: bool = False
@@ -58,6 +58,8 @@ class HostedStreamTrigger(FollowingTrigger):
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Look, report, wait; a look that fails is told, and the next one follows."""
+        from frazil.status.state import State  # noqa: PLC0415 - loads PyIceberg
+
         settled_at_s = time.monotonic() + SETTLED_SECONDS
         self._asking_ahead = asyncio.create_task(self._ask_ahead())
         paused, said, begun, task = "", None, False, ShownState(self.log.info)
@@ -70,16 +72,16 @@ class HostedStreamTrigger(FollowingTrigger):
                 if seen.state != said:
                     said, paused = seen.state, await in_thread(partial(self._paused, seen))
                     self.log.info("%s: %s%s", self.stream, said, paused)
-                word = State.PAUSED if paused else State.GIVEN_UP if seen.given_up else State.HELD
-                now = seen.shown or Shown(word, f"{seen.state}{paused}")
-                task.show(self.task_instance, now.state, now.sentence)
+                state = State.PAUSED if paused else seen.known.state if seen.known else State.STOPPED
+                sentence = seen.known.sentence if seen.known and seen.is_alive else f"{seen.state}{paused}"
+                task.show(self.task_instance, state, sentence)
                 if time.monotonic() > settled_at_s:
                     if not seen.belongs:
                         yield TaskSuccessEvent()
                         return
                     if seen.given_up is not None:
                         await in_thread(partial(self._announce, seen.given_up))
-                        await task.conclude(self.task_instance, now.state, now.sentence)
+                        await task.conclude(self.task_instance, state, sentence)
                         yield TriggerEvent({"reason": seen.given_up.reason})  # type: ignore[no-untyped-call]
                         return
             except Exception as error:  # a silent catalog or a full disk must not end the task: no stream ended
@@ -122,9 +124,16 @@ class HostedStreamTrigger(FollowingTrigger):
             desired.resume(by=BY, reason=f"the task of run {instance.run_id} was cleared")
 
     def _look(self) -> Seen:
+        from frazil.home import run_folder  # noqa: PLC0415
         from frazil.host.given_up import standing_given_up  # noqa: PLC0415 - needed by a running trigger only
         from frazil.host.launchers import open_launcher  # noqa: PLC0415
+        from frazil.host.records import read_notes  # noqa: PLC0415
         from frazil.spec.application import find_application  # noqa: PLC0415
+        from frazil.status.derive import of_writer, sentence_of  # noqa: PLC0415
+        from frazil.status.state import StreamState  # noqa: PLC0415
+        from frazil.supervise.decide import decide  # noqa: PLC0415
+        from frazil.supervise.observed import Declared, Desired, Observed  # noqa: PLC0415
+        from frazil.supervise.policy import Policy  # noqa: PLC0415
 
         application = find_application(Path(self.streams), self.application)
         if application is None or all(spec.name != self.stream for spec in application.streams):
@@ -138,11 +147,19 @@ class HostedStreamTrigger(FollowingTrigger):
         given_up = standing_given_up(self.stream, seen)
         held = "; given up: when that is mended, clear this task" if given_up else ""
         said = f"{seen.process}{ended}{held}"
+        declared = next(spec.fingerprint() for spec in application.streams if spec.name == self.stream)
+        # Whether it is paused is read only where no writer runs.
+        desired = Desired(generation=seen.launch.generation if seen.launch else 0)
+        observed = Observed(seen, Declared(declared), desired, read_notes(run_folder(self.stream)))
+        now_ms = clock.now_ms()
+        decision = decide(observed, now_ms=now_ms, policy=Policy())
+        known = of_writer(StreamState(self.stream), observed, decision, now_ms=now_ms)
         if not seen.process.is_alive:
-            return Seen(said, given_up=given_up)
-        state = state_of(seen.heartbeat)
+            return Seen(said, known=known, given_up=given_up)
         return Seen(
-            said, shown=Shown(state, sentence_of(state, seen.heartbeat, otherwise=_progress(seen))), is_alive=True
+            said,
+            known=replace(known, sentence=sentence_of(known.state, seen.heartbeat, otherwise=_progress(seen))),
+            is_alive=True,
         )
 
     def _paused(self, seen: Seen) -> str:

@@ -27,6 +27,7 @@ from frazil.timetext import utc
 
 if TYPE_CHECKING:
     from frazil.host.heartbeat import Stall
+    from frazil.status.state import StreamState
     from frazil.supervise.supervisor import Step, Supervisor
 
 PROGRESS_SECONDS = 3_600.0
@@ -159,8 +160,8 @@ class WriterTrigger(FollowingTrigger):
             self._show(step)
             if step.decision.action == "give up":
                 await in_thread(partial(self._announce, step))
-                if step.shown is not None:
-                    await self._shown.conclude(self.task_instance, step.shown.state, step.shown.sentence)
+                now = self._state(step)
+                await self._shown.conclude(self.task_instance, now.state, now.sentence)
                 await asyncio.sleep(max(settled_at_s - time.monotonic(), 0))
                 yield TriggerEvent(_event(step))  # type: ignore[no-untyped-call]
                 return
@@ -186,8 +187,15 @@ class WriterTrigger(FollowingTrigger):
             self._show(step)
 
     def _show(self, step: Step) -> None:
-        if step.shown is not None:
-            self._shown.show(self.task_instance, step.shown.state, step.shown.sentence)
+        now = self._state(step)
+        self._shown.show(self.task_instance, now.state, now.sentence)
+
+    def _state(self, step: Step) -> StreamState:
+        from frazil.status.derive import of_writer  # noqa: PLC0415 - loads PyIceberg, which the supervisor has loaded
+        from frazil.status.state import StreamState  # noqa: PLC0415 - as above
+
+        known = StreamState(self.stream)
+        return of_writer(known, step.observed, step.decision, now_ms=step.at_ms, problem=step.problem)
 
     def _begin(self) -> None:
         """Record on this host what the worker that deferred the task may have recorded on another."""
@@ -213,7 +221,7 @@ class WriterTrigger(FollowingTrigger):
                 step.decision.subject,
                 run_id=instance.run_id,
                 reason=step.decision.reason,
-                table_fingerprint=step.table_fingerprint,
+                table_fingerprint=step.observed.table_fingerprint,
             )
         except OSError as error:  # the run fails nevertheless, and the next one perhaps for the same reason
             self.log.warning("%s: cannot record that its writer was given up on: %s", self.stream, error)
@@ -226,6 +234,7 @@ class WriterTrigger(FollowingTrigger):
         return self._supervisor
 
     def _supervise(self, loop: asyncio.AbstractEventLoop) -> Supervisor:
+        import frazil.status.derive  # noqa: F401, PLC0415 - so that the event loop never waits for this import
         from frazil.supervise.supervised import ApplicationProgram, WriterProgram  # noqa: PLC0415 - loads PyIceberg
         from frazil.supervise.supervisor import Supervisor  # noqa: PLC0415 - loads PyIceberg
 
@@ -242,7 +251,7 @@ class WriterTrigger(FollowingTrigger):
 
         for level, line in self._lines.telling(leveled(step.writer_log), now_s=time.monotonic()):
             self.log.log(level, "writer | %s", line)
-        self._tell_stall(step.stall)
+        self._tell_stall(step.observed.stall)
         decision = step.decision
         if decision.action is WriterAction.START:
             self._lines.begin()
@@ -283,7 +292,7 @@ def _event(step: Step) -> dict[str, Any]:
         "cause": str(decision.cause),
         "reason": decision.reason,
         "subject": decision.subject,
-        "table_fingerprint": step.table_fingerprint,
+        "table_fingerprint": step.observed.table_fingerprint,
     }
 
 

@@ -60,7 +60,7 @@ function numbers(view) {
 /** Since when they count, and how many a replay or a discard left; unsaid where error classes do not tell of all. */
 function left(view) {
   const { rejected_last_day: rejected, rejected_since_ms: since } = view.line;
-  const when = since === null ? "in the last day" : `since ${moment(since, view.at_ms)}: older snapshots expired`;
+  const when = since === null ? "in the last day" : `since ${moment(since, view.at_ms)}: ${view.line.rejected_since_reset ? "it was reset then" : "older snapshots expired"}`;
   const there = view.rejected.reduce((sum, one) => sum + one.there, 0);
   const all = view.rejected.reduce((sum, one) => sum + one.count, 0);
   return there < all && all === rejected ? `${when}, ${count(there)} are left` : when;

@@ -8,9 +8,10 @@ import pytest
 
 from frazil.host.heartbeat import Heartbeat, Phase, Stall, StallKind
 from frazil.host.launcher import ProcessState
+from frazil.status.derive import of_writer
+from frazil.status.state import State, StreamState
 from frazil.supervise.decide import decide
 from frazil.supervise.observed import Declared, Observed, Removed, Unreadable
-from frazil.supervise.shown import Shown, State, shown
 from tests.unit.supervise.test_decide import (
     GIVEN_UP,
     MINUTE,
@@ -34,6 +35,12 @@ def well(**changes: object) -> Heartbeat:
     return dataclasses.replace(beat(), last_commit_at_ms=NOW - 1_000, **changes)
 
 
+def shown(observed: Observed, *, problem: str | None = None) -> StreamState:
+    """The state on the writer's task."""
+    decision = decide(observed, now_ms=NOW, policy=POLICY)
+    return of_writer(StreamState("s"), observed, decision, now_ms=NOW, problem=problem)
+
+
 @pytest.mark.parametrize(
     ("state", "observed", "words"),
     [
@@ -51,8 +58,8 @@ def well(**changes: object) -> Heartbeat:
         (State.STOPPING, alive(well(), desired=PAUSED), "paused by ana"),
         (State.STOPPING, alive(well(), declared=Declared("f2")), "the spec is f2"),
         (State.PAUSED, ended(exit_(0), desired=PAUSED), "frazil resume"),
-        (State.HELD, ended(exit_(1), desired=Unreadable("no catalog")), "no catalog"),
-        (State.HELD, ended(*crashes(2)), "2 in a row"),
+        (State.STOPPED, ended(exit_(1), desired=Unreadable("no catalog")), "no catalog"),
+        (State.STOPPED, ended(*crashes(2)), "2 in a row"),
         (State.CRASH_LOOPING, ended(*crashes(3)), "3 in a row"),
         (State.CRASH_LOOPING, ended(*crashes(9, code=20)), "9 in a row"),
         (State.GIVEN_UP, ended(*crashes(9)), "5 crashes|9 crashes"),
@@ -65,7 +72,7 @@ def well(**changes: object) -> Heartbeat:
     ],
 )
 def test_the_state_of_a_writer(state: State, observed: Observed, words: str) -> None:
-    found = shown(decide(observed, now_ms=NOW, policy=POLICY), observed, policy=POLICY)
+    found = shown(observed)
     assert found.state is state
     assert any(word in found.sentence for word in words.split("|")), found.sentence
 
@@ -80,23 +87,20 @@ def test_a_writer_that_starts_again_and_again_is_crash_looping_until_it_commits(
         heartbeat = dataclasses.replace(beat(), last_commit_at_ms=committed_ms)
         seen = alive(heartbeat, launch=since)
         seen = dataclasses.replace(seen, writer=dataclasses.replace(seen.writer, exits=crashes(4)))
-        assert shown(decide(seen, now_ms=NOW, policy=POLICY), seen, policy=POLICY).state is state
+        assert shown(seen).state is state
 
 
 def test_a_writer_that_cannot_be_launched_is_held_with_the_reason() -> None:
-    decision = decide(never(), now_ms=NOW, policy=POLICY)
-    assert shown(decision, never(), policy=POLICY, problem="SpecError: no such connection") == Shown(
-        State.HELD, "start fails, and is tried again: SpecError: no such connection"
-    )
+    found = shown(never(), problem="SpecError: no such connection")
+    assert found.state is State.STOPPED
+    assert found.sentence == "start fails, and is tried again: SpecError: no such connection"
 
 
 def test_the_old_lag_of_a_writer_whose_planner_is_silent_is_not_told() -> None:
     seen = alive(dataclasses.replace(well(), phase=Phase.WAITING, backpressure_ms=1_000, lag=None))
-    assert (
-        "record" not in shown(decide(seen, now_ms=NOW, policy=POLICY), seen, policy=POLICY).sentence.partition(";")[0]
-    )
+    assert "record" not in shown(seen).sentence.partition(";")[0]
 
 
 def test_a_desired_state_that_cannot_be_read_hides_no_running_writer() -> None:
     seen = alive(well(), desired=Unreadable("no catalog"))
-    assert shown(decide(seen, now_ms=NOW, policy=POLICY), seen, policy=POLICY).state is State.RUNNING
+    assert shown(seen).state is State.RUNNING

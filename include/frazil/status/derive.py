@@ -1,0 +1,292 @@
+"""Derives the state of a stream from what its supervisor decides, refined by what its table and Kafka show. Pure.
+
+`of_writer` follows the supervisor's decision, and `evaluated` adds the table, which never contradicts the decision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import timedelta
+
+from frazil.errors import RegistryUnavailable
+from frazil.host.heartbeat import Heartbeat, Phase
+from frazil.host.launcher import Observation, ProcessState
+from frazil.host.records import ExitRecord, LaunchKind
+from frazil.spec.model import StreamSpec
+from frazil.spec.units import counted
+from frazil.status.state import Level, State, StreamState, WriterProcess
+from frazil.supervise.decide import crash_row
+from frazil.supervise.decision import Cause, Decision, WriterAction
+from frazil.supervise.liveness import beating, known_lag
+from frazil.supervise.observed import Observed, error_name
+from frazil.supervise.policy import Policy
+from frazil.timetext import ago
+
+CRASHES = 3
+"""A writer that ended this often in a row without a commit is crash-looping: one failure is an accident."""
+STARTS_WITHIN_MS = Policy().longest_backoff_ms
+"""From the end of a writer, or the request for one, to its start: the longest that a supervisor waits."""
+MAX_ERROR_CHARACTERS = 1000
+"""Characters of a writer's last words."""
+MAX_REASON_CHARACTERS = 800
+"""Characters of an error within the sentence of an alert."""
+
+
+def of_writer(
+    known: StreamState, observed: Observed, decision: Decision, *, now_ms: int, problem: str | None = None
+) -> StreamState:
+    """The state as far as the supervisor knows it; `problem` is what failed while it carried out the decision."""
+    row, beat = crash_row(observed, decision, now_ms=now_ms, policy=Policy()), observed.heartbeat
+    state, said = _decided(decision, observed, len(row)), decision.reason
+    if problem is not None:
+        state, said = State.STOPPED, f"{decision.action} fails, and is tried again: {problem}"
+    level, rule = _RANKS[state]
+    given_up = observed.notes.given_up
+    reason = given_up.reason if given_up and given_up.subject == decision.subject else decision.reason
+    return replace(
+        known,
+        state=state,
+        level=level,
+        sentence=sentence_of(state, beat, otherwise=said),
+        rule=rule,
+        writer=writer_process(observed.writer, now_ms=now_ms),
+        crashes=len(row),
+        given_up=" ".join(reason.split())[:MAX_REASON_CHARACTERS] if decision.subject else None,
+        last_words=_last_words(observed.writer),
+        registry=bool(row) and row[0].code == RegistryUnavailable.exit_code,
+        stall=beat.stall if beat is not None and beating(observed.writer, now_ms=now_ms) else None,
+    )
+
+
+_RANKS: Mapping[State, tuple[Level, str]] = {
+    State.STARTING: (Level.QUIET, ""),
+    State.RUNNING: (Level.WELL, ""),
+    State.SLOW: (Level.TROUBLE, "lag"),
+    State.STALLED: (Level.TROUBLE, "stall"),
+    State.OUTAGE: (Level.TROUBLE, ""),
+    State.STOPPING: (Level.QUIET, ""),
+    State.PAUSED: (Level.QUIET, ""),
+    State.STOPPED: (Level.BROKEN, "writer"),
+    State.CRASH_LOOPING: (Level.BROKEN, "restarts"),
+    State.GIVEN_UP: (Level.BROKEN, "writer"),
+    State.REMOVED: (Level.QUIET, ""),
+    State.UNKNOWN: (Level.UNKNOWN, ""),
+    State.PAUSING: (Level.QUIET, ""),
+    State.RESTARTING: (Level.QUIET, ""),
+    State.SILENT: (Level.TROUBLE, "writer"),
+    State.LATE: (Level.TROUBLE, "freshness"),
+    State.PROBLEM: (Level.TROUBLE, ""),
+    State.NO_TABLE: (Level.BROKEN, "table"),
+    State.TABLE_UNREADABLE: (Level.BROKEN, "table"),
+    State.NO_WRITER: (Level.TROUBLE, "writer"),
+    State.ELSEWHERE: (Level.WELL, ""),
+    State.NOT_BEGUN: (Level.QUIET, ""),
+}
+"""How urgent each state is, and the alert whose entry in the runbook says what to do."""
+
+
+def _decided(decision: Decision, observed: Observed, crashes: int) -> State:
+    if decision.action is WriterAction.END or (decision.cause is Cause.REMOVED and not observed.process.is_alive):
+        return State.REMOVED
+    if observed.process.is_alive and (decision.action is not WriterAction.KEEP or decision.cause is Cause.STOPPING):
+        return State.STOPPING
+    if decision.cause is Cause.PAUSED:
+        return State.PAUSED
+    if decision.subject:
+        return State.GIVEN_UP
+    if crashes >= CRASHES:
+        return State.CRASH_LOOPING
+    ended = State.STARTING if decision.action is WriterAction.START else State.STOPPED
+    return live_state(observed.heartbeat) if observed.process.is_alive else ended
+
+
+def live_state(beat: Heartbeat | None) -> State:
+    """The state of a writer that runs, and should."""
+    if beat is None or beat.epoch is None:
+        return State.STARTING
+    if beat.stall is not None:
+        return State.STALLED
+    if beat.outage:
+        return State.OUTAGE
+    return State.SLOW if beat.backpressure_ms else State.RUNNING
+
+
+def sentence_of(state: State, beat: Heartbeat | None, *, otherwise: str) -> str:
+    """What a heartbeat says of such a state; what else is known of the writer where that says more."""
+    if beat is None:
+        return otherwise
+    if state is State.STALLED and beat.stall is not None:
+        return beat.stall.reason
+    if state is State.OUTAGE:
+        return beat.outage or otherwise
+    if state is State.SLOW:
+        lag = known_lag(beat)
+        waiting = "" if lag is None else f", and {counted(lag, 'record', 'waits|wait')}"
+        return f"a batch takes {ago(beat.backpressure_ms)} longer than its commit interval{waiting}; {otherwise}"
+    return otherwise
+
+
+def writer_process(observation: Observation, *, now_ms: int) -> WriterProcess:
+    """What an observation of the run folder says about the process."""
+    launch, beat = observation.launch, observation.heartbeat
+    if launch is None:
+        return WriterProcess(state=observation.process)
+    process, epoch = launch.writer or launch.parent, beat.epoch if beat else None
+    if observation.process.is_alive:
+        return WriterProcess(
+            state=observation.process,
+            pid=process.pid if process else None,
+            phase=beat.phase if beat else None,
+            heartbeat_at_ms=beat.written_at_ms if beat else None,
+            stale=beat is not None and beating(observation, now_ms=now_ms) is None,
+            epoch=epoch,
+        )
+    ended = WriterProcess(
+        state=observation.process,
+        application=launch.application if launch.kind is LaunchKind.HOSTED else None,
+        epoch=epoch,
+    )
+    end = next((e for e in reversed(observation.exits) if e.launch_id == launch.id), None)
+    if end is not None:
+        name = error_name(end.code) or None if end.code else None
+        return replace(ended, exit_code=end.code, exit_name=name, ended_at_ms=end.ended_at_ms, error=end.error)
+    if beat is None:
+        return ended
+    # Its process is about to record its end.
+    ended_well = beat.phase is Phase.ENDED and beat.error is None
+    return replace(ended, exit_code=0 if ended_well else None, ended_at_ms=beat.written_at_ms, error=beat.error)
+
+
+def _last_words(writer: Observation) -> str:
+    """The error of the writer that ended last on this host; its heartbeat has it before its exit is recorded."""
+    end: ExitRecord | None = next(reversed(writer.exits), None)
+    beat = writer.heartbeat
+    is_newer = beat is not None and beat.error and (end is None or beat.written_at_ms > end.ended_at_ms)
+    error = beat.error if beat is not None and is_newer else end.error if end is not None else None
+    return f"The last one said: {' '.join(error.split())[:MAX_REASON_CHARACTERS]}." if error else ""
+
+
+def promise_ms(spec: StreamSpec) -> int:
+    """How old the last commit may be while records wait."""
+    return spec.maintenance.stale_after_ms(spec.commit.longest_interval // timedelta(milliseconds=1))
+
+
+def freshness_ms(state: StreamState, *, now_ms: int) -> int | None:
+    """The age of the last commit; 0 where nothing waits in Kafka."""
+    if state.last_commit_at_ms is None:
+        return None
+    return 0 if state.lag == 0 else max(now_ms - state.last_commit_at_ms, 0)
+
+
+def evaluated(known: StreamState, spec: StreamSpec, *, now_ms: int) -> StreamState:
+    """The state with what the table and Kafka show.
+
+    The first that applies: what stops the stream, what holds it back, then whether it runs.
+    """
+    found = (
+        _final(known)
+        or _stopped(known)
+        or _without_writer(known, now_ms=now_ms)
+        or _held_back(known, spec, now_ms=now_ms)
+        or _as_it_should(known, spec, now_ms=now_ms)
+    )
+    level, rule = _RANKS[found[0]]
+    if found[0] is State.STARTING and known.writer.pid is not None:
+        level = Level.WELL
+    return replace(known, state=found[0], level=level, sentence=found[1], rule=rule)
+
+
+_Found = tuple[State, str]
+
+
+def _final(known: StreamState) -> _Found | None:
+    """A state that nothing which the table shows replaces."""
+    if known.state is State.PAUSED:
+        return State.PAUSED, known.desired_reason or ""
+    if known.state is State.GIVEN_UP:
+        said = "; ".join(known.problems[: 2 if known.writer.error else 1]) or known.given_up
+        return State.GIVEN_UP, said or f"Fix the cause, then resume {known.name}"
+    if known.state is State.CRASH_LOOPING:
+        why = f"its writer ended {counted(known.crashes, 'time')} in a row without a commit"
+        return State.CRASH_LOOPING, next(iter(known.problems), why)
+    return None
+
+
+def _stopped(known: StreamState) -> _Found | None:
+    writer, first = known.writer, next(iter(known.problems), "")
+    if known.table_exists is None:
+        return State.TABLE_UNREADABLE, first
+    if known.missing is not None:
+        return State.NO_TABLE, known.missing
+    if writer.ended_at_ms is not None and writer.exit_code != 0:
+        return State.STOPPED, first or f"its last writer ended with {exit_words(writer)}"
+    return None
+
+
+def _without_writer(known: StreamState, *, now_ms: int) -> _Found | None:
+    """Where the last writer was one of this host, has ended, and no other host's has committed since."""
+    writer = known.writer
+    if writer.pid is not None or not writer.has_ended or known.commits_elsewhere:
+        return None
+    if abs(now_ms - max(writer.ended_at_ms or 0, known.desired_at_ms or 0)) <= STARTS_WITHIN_MS:
+        return State.STARTING, "its last writer has ended, and the next one has not started yet"
+    ended = f" {ago(now_ms - writer.ended_at_ms)} ago" if writer.ended_at_ms is not None else ""
+    waiting = f", and {counted(known.lag, 'record', 'waits|wait')}" if known.lag else ""
+    said = f"its last writer here ended{ended}, and no other has committed since{waiting}: does its DAG run in Airflow?"
+    return State.NO_WRITER, said
+
+
+def _held_back(known: StreamState, spec: StreamSpec, *, now_ms: int) -> _Found | None:
+    if known.stall is not None:
+        return State.STALLED, known.stall.reason
+    if known.writer.stale:
+        return State.SILENT, next(iter(known.problems), "its heartbeat is old")
+    if known.state is State.OUTAGE:
+        return State.OUTAGE, known.sentence
+    age_ms = freshness_ms(known, now_ms=now_ms)
+    if age_ms is not None and age_ms > promise_ms(spec) and (known.lag or known.writer.pid):
+        waiting = "records wait" if known.lag is None else f"{known.lag:,} records wait"
+        return State.LATE, f"no commit for {ago(age_ms)} while {waiting}"
+    if known.writer.pid is not None and known.backpressure_ms:
+        return State.SLOW, f"a batch takes {ago(known.backpressure_ms)} longer than its interval"
+    return (State.PROBLEM, known.problems[0]) if known.problems else None
+
+
+def _as_it_should(known: StreamState, spec: StreamSpec, *, now_ms: int) -> _Found:
+    if known.writer.pid is not None:
+        return _running(known)
+    age_ms = None if known.last_commit_at_ms is None else now_ms - known.last_commit_at_ms
+    if known.commits_elsewhere and age_ms is not None and age_ms <= promise_ms(spec):
+        return State.ELSEWHERE, ""
+    if known.last_commit_at_ms is None and known.writer.ended_at_ms is None:
+        return State.NOT_BEGUN, "Unpause the DAG of its writer to begin"
+    return State.NO_WRITER, "no writer runs on this host, and nothing was committed lately"
+
+
+def _running(known: StreamState) -> _Found:
+    if known.desired == "paused" and known.writer.state != ProcessState.FOREGROUND:
+        return State.PAUSING, "its writer stops after the current batch"
+    if known.state is State.STOPPING:
+        return State.RESTARTING, "its writer stops after the current batch, and then the next one starts"
+    return State.STARTING if known.state is State.STARTING else State.RUNNING, ""
+
+
+def exit_words(writer: WriterProcess) -> str:
+    """How the writer ended."""
+    if writer.exit_code is None and writer.error:
+        return "an error"
+    if writer.exit_code is None:
+        with_it = f", with the application {writer.application}" if writer.application else ""
+        return f"no exit code: it was killed{with_it}, its host went down, or its disk was full"
+    if writer.exit_code > 128:
+        return f"{writer.exit_code} (signal {writer.exit_code - 128})"
+    return f"{writer.exit_code} ({writer.exit_name})" if writer.exit_name else str(writer.exit_code)
+
+
+def shortened(words: str) -> str:
+    """At most as many of a writer's last words as are shown, and no part of a command."""
+    shown = words[:MAX_ERROR_CHARACTERS]
+    if shown == words:
+        return words
+    return f"{shown.rpartition('`')[0] if shown.count('`') % 2 else shown} ..."
