@@ -142,7 +142,7 @@ def table_properties(spec: StreamSpec) -> Iterator[Problem]:
         elif key in FOLDERS and (what := path_problem(value)):
             yield Problem(path, value, what)
         elif _WHOLE_NUMBERS.fullmatch(key) and not re.fullmatch(r"\d+", value):
-            yield Problem(path, value, "is not a whole number, as Iceberg requires")
+            yield Problem(path, value, "is not an integer, as Iceberg requires")
 
 
 def pages(spec: StreamSpec) -> Iterator[Problem]:

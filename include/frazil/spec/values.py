@@ -79,7 +79,7 @@ def _texts(value: object) -> object:
 def _no_switch(value: object) -> object:
     """Refuse `true`, which pydantic takes for 1."""
     if isinstance(value, bool):
-        raise ValueError("is not a whole number")  # noqa: TRY004
+        raise ValueError("is not an integer")  # noqa: TRY004
     return value
 
 

@@ -117,7 +117,7 @@ MISTAKES: list[tuple[str, dict[str, Any], list[str]]] = [
         [
             "source.bootstrap-servers: is a list; write one text, with commas: a:1,b:2",
             "source.properties.security: is not text; write the whole name as one key: security.protocol: …",
-            "partition-by.0: 'day' names 'day', which is no column; write day(column)",
+            "partition-by.0: 'day' refers to 'day', which is not a column; write day(column)",
         ],
     ),
     ("unknown key", {"comit": {"interval": "5s"}}, ["comit: is an unknown key; did you mean commit?"]),
