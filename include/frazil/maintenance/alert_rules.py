@@ -179,8 +179,8 @@ def _of_streams(health: TableHealth, settings: Maintenance, now_ms: int) -> Iter
                 stream.lag,
                 settings.alerts.lag,
                 f"{waiting} records wait",
+                f"stream {stream.name} of {health.table} lags: {waiting} records wait in Kafka, more than "
                 f"{settings.alerts.lag:,}. {status} shows whether it catches up, and how long its batches take. If it "
-                f"{settings.alerts.lag:,}. {status} says whether it catches up, and how long its batches take. If it "
                 "does not, give it more `resources.cores` or topic-partitions",
             )
 

@@ -246,6 +246,11 @@ def test_a_stream_is_stale_only_where_it_is_known_that_records_wait():
     assert value(7, None) is None
 
 
+def test_a_stream_that_lags_is_named_with_what_waits():
+    said = beyond(stream(lag=7), Maintenance(alerts=Alerts(lag=5)))["lag:s"]
+    assert said.startswith("stream s of demo.t lags: 7 records wait in Kafka, more than 5. `frazil status s` shows")
+
+
 def test_a_stream_that_commits_once_an_hour_as_declared_is_not_stale():
     def minutes_ago(minutes: int) -> TableHealth:
         return stream(lag=7, last_commit_at_ms=NOW_MS - minutes * MINUTE_MS, longest_interval_ms=60 * MINUTE_MS)
