@@ -1,9 +1,10 @@
-"""What a batch costs that touches many tables: `python -m bench.routes [TABLES] [--records N] [--batches N]`.
+"""What a batch costs that touches many tables: `python -m bench.routes [TABLES] [--records N] [--mode M]`.
 
 One stream with a route by a field whose values are even over TABLES tables that its template makes. Each batch goes
 through the writer's own parts in this process (stage as one task, journal, commit to home, commit to the routed
 tables), on the embedded catalog (SQLite, local files), without Kafka and Spark: records come from memory. Prints CPU
-and wall seconds of each part, and of the same batch without a route. No maintenance runs.
+and wall seconds of each part, and of the same batch without a route. No maintenance runs. With `--mode upsert` or
+`dedupe` each batch is merged into its tables, in this process; with `upsert` later batches change the first one's rows.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ import os
 import resource
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -22,8 +24,10 @@ from unittest import mock
 import numpy as np
 
 from frazil.commit.committer import Committer
-from frazil.commit.journal import Journal
+from frazil.commit.followers import Followers
+from frazil.commit.journal import NO_LETTERS, Journal
 from frazil.commit.marker import BatchKey, Marker
+from frazil.commit.merging import merging_of
 from frazil.commit.stream_tables import StreamTables
 from frazil.ingest import opened
 from frazil.ingest import stage as staging
@@ -33,6 +37,7 @@ from frazil.ingest.contract import OffsetRange, StageResult, StageTask
 from frazil.kafka.identity import SourceIdentity
 from frazil.spec.model import StreamSpec
 from frazil.stream.route import StreamRoute
+from frazil.stream.routed_tables import made_to_follow
 from frazil.stream.stage_context import stage_context
 from frazil.table.catalogs import load_catalog
 from frazil.table.tables import ensure_dead_letters, ensure_table
@@ -59,7 +64,14 @@ class Times:
         return f"{total:6.2f} core-s: {each}"
 
 
-def declared(limit: int, *, routed: bool) -> StreamSpec:
+MODES: Mapping[str, dict[str, Any]] = {
+    "append": {},
+    "upsert": {"mode": "upsert", "key": ["kind", "id"], "order-by": "at"},
+    "dedupe": {"dedupe": {"key": ["kind", "id"], "within": "1s"}},
+}
+
+
+def declared(limit: int, mode: str, *, routed: bool) -> StreamSpec:
     route = {"by": "field", "name": "kind", "template": "shop.of_{value}", "limit": limit}
     return StreamSpec.model_validate(
         {
@@ -68,13 +80,14 @@ def declared(limit: int, *, routed: bool) -> StreamSpec:
             "table": "shop.other" if routed else "shop.alone",
             "schema": {
                 "id": "long not null",
-                "kind": "string",
+                "kind": "string not null",
                 "at": "timestamptz not null",
                 "amount": "double",
                 "note": "string",
             },
             "event-time": "at",
             "partition-by": ["day(at)"],
+            **MODES[mode],
             **({"route": route} if routed else {}),
         }
     )
@@ -121,10 +134,16 @@ class Bench:
         self.count = sum(map(len, records))
         catalog = load_catalog(None)
         targets = {"main": ensure_table(catalog, spec), "dead-letters": ensure_dead_letters(catalog, spec)}
-        self.tables = StreamTables.of(spec.name, targets, clock_ms=lambda: time.time_ns() // 1_000_000)
-        self.committer = Committer.take_over(self.tables, source=SOURCE, initial=lambda: {("shop", 0): 0})
+        clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000  # noqa: E731
+        self.tables = StreamTables.of(spec.name, targets, clock_ms=clock_ms, merging=merging_of(spec))
+        self.committer = Committer.take_over(
+            self.tables,
+            source=SOURCE,
+            initial=lambda: {("shop", 0): 0},
+            following=partial(Followers.of, self.tables, make=partial(made_to_follow, spec, self.tables)),
+        )
         self.marker = self._marker()
-        self.route = StreamRoute.begin(spec, self.tables, self.marker, lambda _: None)
+        self.route = StreamRoute.begin(spec, self.tables, self.marker, self.committer.followers, lambda _: None)
 
     def _marker(self) -> Marker:
         found = self.tables.marker()
@@ -151,7 +170,16 @@ class Bench:
         ends = {("shop", 0): start + self.count}
         uuid = str(self.tables.main.current().metadata.table_uuid)
         journal = Journal(
-            "shop", key, uuid, self.tables.clock_ms(), SOURCE, result.progress, result.files, None, frozenset(), ends
+            "shop",
+            key,
+            uuid,
+            self.tables.clock_ms(),
+            SOURCE,
+            result.progress,
+            result.files,
+            NO_LETTERS,
+            frozenset(),
+            ends,
         )
         with times.of("journal"):
             assert self.tables.journals.put(journal)
@@ -159,7 +187,7 @@ class Bench:
             self.marker = self.committer.commit(journal)
         if self.route:
             with times.of("follow"):
-                self.route.decided(journal)
+                self.route.decided()
             assert not self.route.behind, self.route.followers.behind
         return len(journal.to_bytes())
 
@@ -178,6 +206,7 @@ def main() -> None:
     parser.add_argument("tables", type=int, nargs="?", default=2_000)
     parser.add_argument("--records", type=int, default=1_000_000)
     parser.add_argument("--batches", type=int, default=3)
+    parser.add_argument("--mode", choices=[*MODES], default="append")
     asked = parser.parse_args()
     records = chunks(asked.records, asked.tables)
     with tempfile.TemporaryDirectory(dir=os.environ.get("FRAZIL_BENCH_FOLDER")) as folder:
@@ -185,7 +214,7 @@ def main() -> None:
         Path(folder, "warehouse").mkdir()
         for routed in (False, True):
             print(f"{asked.records:,} records, {f'{asked.tables:,} tables' if routed else 'one table'}", flush=True)
-            bench = Bench(declared(max(asked.tables, 1), routed=routed), records)
+            bench = Bench(declared(max(asked.tables, 1), asked.mode, routed=routed), records)
             for number in range(asked.batches):
                 times = Times()
                 journal = bench.batch(times)

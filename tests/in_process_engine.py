@@ -8,15 +8,13 @@ What it does not have: executors that die, retries of tasks.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Self
 
 from pyspark import cloudpickle
 
-from frazil.merge.contract import MergeResult, MergeTask
 from frazil.stream.engine import TaskAnswer, read_answers, read_shuffled
-from frazil.stream.merge_tasks import MergeTasks, read_results
+from frazil.stream.merge_tasks import MergeTasks
 from frazil.stream.stage_rows import StageRows
 
 
@@ -58,9 +56,9 @@ class InProcessEngine:
             for answer in _arrived(shipped).write(writer, (item for item in sent if item[0] == writer))
         )
 
-    def merge(self, tasks: Sequence[MergeTask], work: MergeTasks) -> tuple[MergeResult, ...]:
+    def merge(self, plans: Sequence[str], work: MergeTasks) -> Sequence[str]:
         arrived: MergeTasks = cloudpickle.loads(cloudpickle.dumps(work))
-        return read_results(arrived(json.dumps(task.to_json()) for task in tasks))
+        return [*arrived(plans)]
 
 
 def _arrived(shipped: bytes) -> StageRows:

@@ -20,17 +20,17 @@ from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey, Marker
 from frazil.commit.marker_change import reset
 from frazil.commit.merging import Merging, in_process
+from frazil.commit.mode import UPSERTS, merge_rules
 from frazil.commit.reasons import Reasons
 from frazil.commit.reset import before_reset
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.sweep import batch_folder, sweep_batch
-from frazil.commit.target import change_target, target_table
+from frazil.commit.target import target_table
 from frazil.ingest.contract import RangeProgress, StagedFile, Target
 from frazil.ingest.write import TableWriter, file_namer
 from frazil.kafka.identity import SourceIdentity
 from frazil.partitions.open_windows import Alignment
 from frazil.spec.model import StreamSpec
-from frazil.stream.stage_context import merge_rules
 from frazil.table.catalogs import load_catalog
 from frazil.table.tables import ensure_dead_letters, ensure_table
 
@@ -175,7 +175,7 @@ class MadeStream:
         into = target_table(table, folder=folder or batch_folder(table, self.spec.name, key))
         changes = target == "main" and self.tables.merging is not None
         if changes:
-            into = change_target(into, self.spec.key)
+            into = UPSERTS.staged(into, self.spec.key)
         writer = TableWriter(into, target, io=table.io, file_name=file_namer(0, 0))
         writer.add(self._rows(writer.layout.arrow_schema, offsets, dead_letters=target == "dead-letters"))
         files = writer.finish()

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from frazil.commit.committer import Committer
 from frazil.commit.followers import Followers
 from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey, Marker
 from frazil.ingest.contract import RangeProgress, StagedFile, Target
 from frazil.spec.model import StreamSpec
-from frazil.stream.routed_tables import RoutedTables
+from frazil.stream.routed_tables import RoutedTables, made_to_follow
 from frazil.table.catalogs import load_catalog
 from tests.made_batches import MadeStream
 
@@ -46,13 +48,19 @@ class MadeRoute(MadeStream):
     absent: Collection[Target] = field(default=(), init=False)
     """Tables whose rows wait beside home."""
 
+    def begin(self) -> Committer:
+        """Take the stream over."""
+        committer = super().begin()
+        make = partial(made_to_follow, self.spec, self.tables)
+        self.followers = committer.followers = Followers.of(self.tables, self.home(), make)
+        return committer
+
     def begin_route(self, *values: str) -> RoutedTables:
         """Take the stream over, and make the tables of these values."""
         if self.spec.route is None:
             raise AssertionError("a stream without a route")
         self.begin()
         home = self.home()
-        self.followers = Followers.of(self.tables, home)
         routed = RoutedTables(self.spec, self.spec.route, load_catalog(self.spec.table.catalog), self.tables)
         routed.open(home)
         routed.make(values, home)
@@ -98,9 +106,7 @@ class MadeRoute(MadeStream):
         )
         if not self.tables.journals.put(journal):
             raise RuntimeError(f"batch {key} was journaled already")
-        self.committer.routed = self.followers.complete_through
         self.committer.commit(journal)
-        self.followers.add(journal)
         return journal
 
     def follow(self) -> None:

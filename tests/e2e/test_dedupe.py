@@ -61,6 +61,17 @@ def source(stream: Any) -> Source:
     return Source(stream, seed=2)
 
 
+def test_rows_that_are_shuffled_repeat_none(stream: Any, source: Source) -> None:
+    stream.declare(DEDUPE + "distribution: hash\n")
+    path = stream.streams / "events.yaml"
+    table = "table: {identifier: test.events, properties: {write.target-file-size-bytes: '1024'}}"
+    path.write_text(path.read_text().replace("table: test.events", table))  # a batch has several tasks
+    for count in (120, 80):
+        source.send(count)
+        stream.catch_up()
+        source.check()
+
+
 def repeated(stream: Any) -> int:
     told = [snapshot.summary for snapshot in stream.table().metadata.snapshots if snapshot.summary]
     return sum(int(one.get("frazil.repeated") or 0) for one in told)

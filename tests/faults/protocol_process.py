@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 from unittest import mock
 
 from pyroaring import BitMap64
 
 from frazil.commit.committer import Committer
+from frazil.commit.followers import Followers
 from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey, Marker
 from frazil.commit.settle import highest_epoch, settle
 from frazil.commit.sweep import give_back, sweep_batch
 from frazil.errors import Fenced
 from frazil.ingest.contract import RangeProgress
-from frazil.stream.route import StreamRoute, join_routed
+from frazil.stream.route import StreamRoute
+from frazil.stream.routed_tables import made_to_follow
 
 from .protocol_faults import Faults
 from .protocol_tables import BAD, NOW_MS, SOURCE, STREAM, TP, World
@@ -51,13 +54,15 @@ class Process:
             initial=lambda: {TP: 0},
             first_epoch=1 + highest_epoch(self.tables),
             after=self.epoch,
+            following=partial(Followers.of, self.tables, make=partial(made_to_follow, self.world.spec, self.tables)),
         )
-        join_routed(self.tables, self.committer)
         settle(self.tables, self.committer)
         marker = self.tables.marker()
         assert marker is not None
         with mock.patch("frazil.stream.route.load_catalog", return_value=self.catalog):
-            self.route = StreamRoute.begin(self.world.spec, self.tables, marker, lambda _: None)
+            self.route = StreamRoute.begin(
+                self.world.spec, self.tables, marker, self.committer.followers, lambda _: None
+            )
         self.marker = marker
 
     def stale(self) -> None:
@@ -104,8 +109,6 @@ class Process:
         """Home decides; the routed tables follow with the next step."""
         assert self.staged is not None
         assert self.committer is not None
-        if self.route:
-            self.committer.routed = self.route.followers.complete_through
         try:
             self.marker = self.committer.commit(self.staged)
         except Fenced:
@@ -116,6 +119,6 @@ class Process:
     def follow(self) -> None:
         assert self.staged is not None
         if self.route:
-            self.route.decided(self.staged)
+            self.route.decided()
         sweep_batch(self.tables, self.staged)
         self.staged, self.journaled, self.decided = None, False, False

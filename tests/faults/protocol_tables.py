@@ -6,7 +6,6 @@ catalog and its storage through its faults.
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -14,7 +13,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import pyarrow as pa
 from pyiceberg.catalog.sql import SqlCatalog
@@ -27,17 +26,17 @@ from pyiceberg.table.update import RemoveSnapshotsUpdate, SetSnapshotRefUpdate
 from frazil.commit.journal import Journal, JournalStore
 from frazil.commit.marker import BatchKey, Marker, read_marker
 from frazil.commit.merging import Merging, in_process
+from frazil.commit.mode import UPSERTS, merge_rules
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.swap import RetryPolicy, TableHandle
 from frazil.commit.sweep import bare_path, batch_folder
-from frazil.commit.target import change_target, target_table
+from frazil.commit.target import target_table
 from frazil.ingest.changes import CHANGE, DELETE, KEPT, UPSERT
 from frazil.ingest.contract import StagedFile, Target
 from frazil.ingest.write import TableWriter, file_namer
 from frazil.kafka.identity import SourceIdentity
 from frazil.merge.contract import MergeContext, MergeResult, MergeTask
 from frazil.spec.model import StreamSpec
-from frazil.stream.stage_context import merge_rules
 from frazil.table.atomic_commit import TableChange
 from frazil.table.atomic_sql import commit_by_sql
 from frazil.table.local_storage import LocalStore
@@ -45,8 +44,8 @@ from frazil.table.tables import ensure_dead_letters, ensure_table, state_locatio
 
 from .protocol_faults import Clock, Faults, ProcessIO, ProcessStore
 
-Kind = Literal["upserts", "upserts at once", "routes", "routes at once"]
-KINDS: tuple[Kind, ...] = ("upserts", "upserts at once", "routes", "routes at once")
+Kind = Literal["upserts", "upserts at once", "routes", "routes at once", "routed upserts", "routed upserts at once"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
 STREAM, HOME, DEAD, ORDERS, PAYMENTS = "shop", "demo.home", "demo.home_dead_letters", "demo.orders", "demo.payments"
 ROUTED = (ORDERS, PAYMENTS)
 TP = ("shop", 0)
@@ -65,17 +64,24 @@ PROCESS = "tests.process"
 
 
 def spec_of(kind: Kind) -> StreamSpec:
-    upserts = {"mode": "upsert", "key": "id", "partition-by": ["bucket(2, id)"]}
+    key = ["region", "id"] if "routed" in kind else "id"
+    upserts = {"mode": "upsert", "key": key, "partition-by": ["bucket(2, id)"]}
     routes = {"route": {"by": "field", "name": "region", "tables": {name: name for name in ROUTED}}}
     return StreamSpec.model_validate(
         {
             "name": STREAM,
             "source": {"topics": ["shop"], "format": "json", "bootstrap-servers": "nowhere:9092"},
             "table": HOME,
-            "schema": {"id": "long not null", "region": "string", "amount": "long", "at": "timestamptz not null"},
+            "schema": {
+                "id": "long not null",
+                "region": "string not null",
+                "amount": "long",
+                "at": "timestamptz not null",
+            },
             "event-time": "at",
             "commit": {"atomic": kind.endswith("at once")},
-            **(upserts if kind.startswith("upserts") else routes),
+            **(upserts if "upserts" in kind else {}),
+            **(routes if "route" in kind else {}),
         }
     )
 
@@ -161,7 +167,11 @@ class World:
 
     @property
     def routed(self) -> tuple[str, ...]:
-        return () if self.merges else ROUTED
+        return ROUTED if self.spec.route else ()
+
+    def table_of(self, key: int) -> str:
+        """The table that has the row of a key."""
+        return (HOME, *ROUTED)[key % 3] if self.routed else HOME
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -255,11 +265,11 @@ class World:
         """The offsets below the stream's position whose records belong to a table."""
         return {offset for offset, record in enumerate(self.log[: self.offset()]) if record == target}
 
-    def newest(self) -> dict[int, int | None]:
-        """What the changes below the stream's position come to."""
+    def newest(self, name: str, end: int) -> dict[int, int | None]:
+        """What the changes below an offset come to in a table."""
         found: dict[int, int] = {}
-        for record in self.log[: self.offset()]:
-            if isinstance(record, tuple):
+        for record in self.log[:end]:
+            if isinstance(record, tuple) and self.table_of(record[0]) == name:
                 key, amount = record
                 found.pop(key, None)
                 if amount is not None:
@@ -294,7 +304,8 @@ class World:
         by_target: dict[Target, list[int]] = {}
         for offset in offsets:
             record = self.log[offset]
-            target = "main" if isinstance(record, tuple) else {HOME: "main", BAD: "dead-letters"}.get(record, record)
+            name = self.table_of(record[0]) if isinstance(record, tuple) else record
+            target = {HOME: "main", BAD: "dead-letters"}.get(name, name)
             by_target.setdefault(target, []).append(offset)
         return tuple(
             file
@@ -304,23 +315,23 @@ class World:
 
     def _write(self, table: Table, key: BatchKey, target: Target, offsets: Sequence[int]) -> list[StagedFile]:
         layout = target_table(table, folder=batch_folder(table, STREAM, key))
-        changes = self.merges and target == "main"
+        changes = self.merges and target != "dead-letters"
         writer = TableWriter(
-            change_target(layout, ("id",)) if changes else layout,
+            UPSERTS.staged(layout, self.spec.key) if changes else layout,
             target,
             io=PyArrowFileIO(),
             file_name=file_namer(0, 0),
         )
         made = [self._letter(o) if target == "dead-letters" else self._row(o) for o in offsets]
         writer.add(pa.Table.from_pylist(made, schema=writer.layout.arrow_schema))
-        return [_as_changes(file) if changes else file for file in writer.finish()]
+        return writer.finish()
 
     def _row(self, offset: int) -> dict[str, Any]:
         record = self.log[offset]
         key, amount = record if isinstance(record, tuple) else (offset, None)
         place = {"kafka_topic": TP[0], "kafka_partition": TP[1], "kafka_offset": offset, "kafka_timestamp": None}
         change = {CHANGE: UPSERT if amount is not None else DELETE, KEPT: None}
-        return {"id": key, "region": None, "amount": amount, "at": AT, **place, **change}
+        return {"id": key, "region": "eu", "amount": amount, "at": AT, **place, **change}
 
     def _letter(self, offset: int) -> dict[str, Any]:
         said = {"error_class": "NotJson", "error": "it is not JSON", "rejected_at": AT, "stream": STREAM}
@@ -336,7 +347,7 @@ class World:
         self.foreign.add(key)
         place = {"kafka_topic": "none", "kafka_partition": 9, "kafka_offset": 0, "kafka_timestamp": None}
         table = self.load(HOME)
-        row = {"id": key, "region": None, "amount": 1, "at": AT, **place}
+        row = {"id": key, "region": "eu", "amount": 1, "at": AT, **place}
         table.append(pa.Table.from_pylist([row], schema=table.schema().as_arrow()))
         self._note_position()
 
@@ -377,7 +388,3 @@ class World:
         move = SetSnapshotRefUpdate(ref_name="main", type=SnapshotRefType.BRANCH, snapshot_id=snapshot_id)
         self.catalog.commit_table(table, (), (move,))
         return True
-
-
-def _as_changes(file: StagedFile) -> StagedFile:
-    return dataclasses.replace(file, content="changes")

@@ -234,7 +234,7 @@ class Tables(RuleBasedStateMachine):
         """`frazil reset`: where the stream stands, or, after a rollback of a table of upserts, where that stood."""
         if self.world.marker() is None:
             return
-        if back and self.world.merges and self.world.roll_back(HOME) is not None:
+        if back and self.world.merges and not self.world.routed and self.world.roll_back(HOME) is not None:
             self.world.foreign &= {row["id"] for row in self.world.rows(HOME)}
         head = self.world.load(HOME).current_snapshot()
         assert head is not None
@@ -295,11 +295,16 @@ class Tables(RuleBasedStateMachine):
             self._check_rows()
 
     def _check_keys(self) -> None:
-        rows = self.world.rows(HOME)
-        found = {row["id"]: row["amount"] for row in rows}
-        assert len(found) == len(rows), f"a key has two rows: {rows}"
-        assert {key: amount for key, amount in found.items() if key < FOREIGN} == self.world.newest()
-        assert found.keys() >= self.world.foreign, "somebody's rows are gone"
+        for name in (HOME, *(name for name in self.world.routed if self.world.there(name))):
+            rows, marker = self.world.rows(name), self.world.marker(name)
+            found = {row["id"]: row["amount"] for row in rows}
+            assert len(found) == len(rows), f"a key of {name} has two rows: {rows}"
+            ours = {key: amount for key, amount in found.items() if key < FOREIGN}
+            assert ours == self.world.newest(name, marker.offsets[TP] if marker else 0), name
+            if self.world.spec.commit.atomic:
+                assert ours == self.world.newest(name, self.world.offset()), "a reader sees a part of a batch"
+        foreign = {row["id"] for row in self.world.rows(HOME) if row["id"] >= FOREIGN}
+        assert foreign == self.world.foreign, "somebody's rows are gone"
 
     def _check_rows(self) -> None:
         assert self.world.offsets(HOME) == dict.fromkeys(self.world.records_of(HOME), 1)
@@ -368,6 +373,10 @@ class Tables(RuleBasedStateMachine):
         self.all_holds()
         assert self.world.offset() == len(self.world.log)
         for name in self.world.routed:
+            if self.world.merges:
+                newest = self.world.newest(name, self.world.offset())
+                assert {row["id"]: row["amount"] for row in self.world.rows(name)} == newest
+                continue
             assert self.world.records_of(name) == self.world.offsets(name).keys() | (
                 self.given_up[name] & self.world.records_of(name)
             )
@@ -394,7 +403,7 @@ class Tables(RuleBasedStateMachine):
             self._end_of(writer)
         except CommitUnavailable as error:
             by_fault = isinstance(error.__cause__, InjectedError | CommitFailedException)
-            if not (by_fault or self.trouble or (plan and not self.world.merges)):
+            if not (by_fault or self.trouble or (plan and (self.world.routed or not self.world.merges))):
                 raise
             self._end_of(writer)
         else:

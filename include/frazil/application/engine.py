@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, Self
 
 from frazil.application.daemon_threads import DaemonThreads
-from frazil.merge.contract import MergeResult, MergeTask
 from frazil.stream.engine import Engine, TaskAnswer
 from frazil.stream.merge_tasks import MergeTasks
 from frazil.stream.stage_rows import StageRows
@@ -54,10 +53,10 @@ class SharedEngine:
             return ()
         return self._jobs.submit(lambda: self._engine.run(plans, work)).result()
 
-    def merge(self, tasks: Sequence[MergeTask], work: MergeTasks) -> tuple[MergeResult, ...]:
-        if not tasks:
+    def merge(self, plans: Sequence[str], work: MergeTasks) -> Sequence[str]:
+        if not plans:
             return ()
-        return self._jobs.submit(lambda: self._engine.merge(tasks, work)).result()
+        return self._jobs.submit(lambda: self._engine.merge(plans, work)).result()
 
     def ready(self, until: Callable[[], bool]) -> bool:
         return self._engine.ready(until)
@@ -107,8 +106,8 @@ class _Part:
     def run(self, plans: Sequence[str], work: StageRows) -> tuple[TaskAnswer, ...]:
         return self._whole.run(plans, work)
 
-    def merge(self, tasks: Sequence[MergeTask], work: MergeTasks) -> tuple[MergeResult, ...]:
-        return self._whole.merge(tasks, work)
+    def merge(self, plans: Sequence[str], work: MergeTasks) -> Sequence[str]:
+        return self._whole.merge(plans, work)
 
     def check(self) -> None:
         self._whole.check()

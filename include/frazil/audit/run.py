@@ -128,7 +128,10 @@ class _Run:
         )
         if not routed:
             return found, notes
-        return found, (*notes, *compare_tables(found, (self.tables.main.identifier, home), routed, claimed, replays))
+        of_tables = compare_tables(found, (self.tables.main.identifier, home), routed, claimed, replays)
+        if self.drops_repeats:  # how many of them each table dropped is not known
+            of_tables = (finding for finding in of_tables if finding.kind is not FindingKind.MISCOUNTED)
+        return found, (*notes, *of_tables)
 
     def letters(self, claimed: Claims) -> Tallies:
         """The dead letters, without those of a published replay that have not left their table yet."""
@@ -184,12 +187,10 @@ def audit_stream(  # noqa: PLR0913 - what is audited, and by what
             break
     evidence = _looked_at_twice(run, claimed, evidence, compare)
     if drops_repeats:
-        notes = (
-            *notes,
-            *compare_repeats(
-                evidence, claimed.records, claimed.repeats, stream=tables.stream, by_source=replayed_from_source
-            ),
-        )
+        repeats = None if marker.routed else claimed.repeats  # routed tables drop some of their own
+        by_source = replayed_from_source
+        of_repeats = compare_repeats(evidence, claimed.records, repeats, stream=tables.stream, by_source=by_source)
+        notes = (*notes, *of_repeats)
     return _result(run, claimed, evidence, (*before, *notes, *(f for e in evidence for f in compare(e))))
 
 

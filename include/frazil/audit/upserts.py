@@ -25,17 +25,17 @@ from frazil.audit.claims import Claims, claims, window_claims
 from frazil.audit.compare import Finding, FindingKind
 from frazil.audit.ranges import by_topic_id, merged_ranges, read_again
 from frazil.audit.run import Audit, PartitionAudit, audit_letters, marker_of, standing_findings
+from frazil.audit.sinks import Sinks
 from frazil.audit.source import cut_logs
 from frazil.commit.marker import BatchKey, Marker
-from frazil.commit.merge_plan import plan_merge
+from frazil.commit.mode import MERGED, merge_rules
 from frazil.commit.opened import open_kafka
 from frazil.commit.period import Period
-from frazil.commit.repeats_plan import plan_repeats
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.target import target_table
 from frazil.errors import SpecError
 from frazil.home import make_folder, run_folder
-from frazil.ingest.contract import OffsetRange, StagedFile, StageTask
+from frazil.ingest.contract import OffsetRange, StageContext, StagedFile, StageResult, StageTask, Target
 from frazil.ingest.stage import stage
 from frazil.merge.contract import Counts, MergeContext, MergeResult, MergeTask
 from frazil.merge.table_files import Reader
@@ -44,7 +44,8 @@ from frazil.offsets.spans import TopicPartition
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import executors_kafka_properties
 from frazil.spec.units import counted
-from frazil.stream.stage_context import merge_rules, stage_context
+from frazil.stream.stage_context import stage_context
+from frazil.table.landed_offsets import Wanted, tally
 
 _Done = tuple[MergeTask, MergeResult]
 LATE_AFTER_DELETE = (
@@ -60,7 +61,7 @@ def audit_upserts(
     """Audit the table and its dead letters; without its source no row. Raises as `audit_stream` does."""
     letters = None
     while letters is None:
-        table, marker, claimed = _claimed(tables, window)
+        table, marker, claimed = _claimed(spec, tables, window)
         letters = audit_letters(tables, table, marker, claimed, window)
     findings = (*standing_findings(table, marker, claimed, window), *letters, *_read_again(claimed))
     if with_source:
@@ -73,17 +74,17 @@ def audit_upserts(
 
 def compared_with_source(spec: StreamSpec, tables: StreamTables, *, window: Period | None) -> Iterator[Finding]:
     """What the table lacks of Kafka's records, for a stream with dedupe. Raises as `audit_stream` does."""
-    table, marker, claimed = _claimed(tables, window)
+    table, marker, claimed = _claimed(spec, tables, window)
     yield from _compared(spec, tables, table, marker, claimed)
 
 
-def _claimed(tables: StreamTables, window: Period | None) -> tuple[Table, Marker, Claims]:
+def _claimed(spec: StreamSpec, tables: StreamTables, window: Period | None) -> tuple[Table, Marker, Claims]:
     table = tables.main.refresh()
     marker = marker_of(tables, table)
-    if marker.routed is not None:
+    if marker.routed is not None and spec.route is None:
         raise SpecError(
             f"stream {tables.stream!r} had a route: its records are in other tables than {tables.main.identifier} too, "
-            "and an audit by key does not know these"
+            "and without the route an audit by key does not know which. Declare it again to audit the stream"
         )
     if window is None:
         return table, marker, claims(tables.journals, marker, table.metadata)
@@ -150,7 +151,12 @@ def _compared(
     )
     ranges = tuple(r for r in ranges if r.start < r.end)
     if ranges:
-        yield from _differences(_Replay(spec, tables, table, found.identity.topic_ids, ranges))
+        sinks = Sinks.of(spec, tables, table, marker)
+        yield from sinks.findings
+        topics = {topic for topic, _ in starts}
+        letters = tally(tables.dead_letters.refresh(), Wanted(topics, None, marker.source.topic_ids, spec.name))
+        held = {tp: of.seen.serialize() for tp, of in letters.items() if of.seen}
+        yield from _differences(_Replay(spec, tables, sinks, found.identity.topic_ids, ranges, held))
 
 
 def _to_read_again(claimed: Claims, marker: Marker) -> int:
@@ -165,47 +171,64 @@ def _ids(topic_ids: Mapping[str, str], starts: Mapping[TopicPartition, int]) -> 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Replay:
-    """The records to read again, and the table that they are held against."""
+    """The records to read again, and the tables that they are held against."""
 
     spec: StreamSpec
     tables: StreamTables
-    table: Table
+    sinks: Sinks
     topic_ids: Mapping[str, str]
     ranges: tuple[OffsetRange, ...]
+    held: Mapping[TopicPartition, bytes]
+    """Records that are dead letters, whatever the declaration makes of them now."""
 
-    def staged(self, folder: Path) -> tuple[tuple[StagedFile, ...], MergeContext]:
-        """Change files of the records, and the context of a merge that writes beside them."""
+    def staged(self, folder: Path) -> tuple[StageResult, StageContext]:
+        """Files of the records, below a folder."""
         kafka = executors_kafka_properties(self.spec, os.environ)
         found = stage_context(self.spec, self.tables, BatchKey(0, 0), kafka_properties=kafka, topic_ids=self.topic_ids)
+        found = self.sinks.placed(self.spec, found)
         targets = {target: dataclasses.replace(of, folder=str(folder / target)) for target, of in found.targets.items()}
-        context = dataclasses.replace(found, targets=targets)
-        result = stage(context, StageTask(0, self.ranges), attempt=0, on_progress=lambda _: None)
-        # Only what a merge would write anew is of interest, and no file as a whole.
-        rules = dataclasses.replace(merge_rules(self.spec, self.table), how="merge-on-read", traced=False)
-        target = target_table(self.table, folder=str(folder / "merged"))
-        changes = tuple(file for file in result.files if file.target == "main")
-        return changes, MergeContext(self.spec.name, rules, context.main, target)
+        context = dataclasses.replace(found, targets=targets, dead_letters_held=self.held)
+        return stage(context, StageTask(0, self.ranges), attempt=0, on_progress=lambda _: None), context
+
+    def merge_context(self, staged: StageContext, target: Target, folder: Path) -> MergeContext:
+        """Of a merge into a table that writes nothing but what it would write anew."""
+        table = self.sinks.tables[target]
+        rules = dataclasses.replace(merge_rules(self.spec, table), how="merge-on-read", traced=False)
+        merged = target_table(table, folder=str(folder / "merged" / target))
+        return MergeContext(self.spec.name, rules, staged.targets[target], merged)
 
 
 def _differences(replay: _Replay) -> Iterator[Finding]:
     folder, stream = run_folder(replay.spec.name), replay.spec.name
     make_folder(folder)
     with TemporaryDirectory(dir=folder, prefix="audit-") as name:
-        changes, context = replay.staged(Path(name))
-        done = _merged(replay.table, changes, context)
-        counts = sum((result.counts for _, result in done), Counts())
-        keys = ChangedKeys() if context.rules.within_us is not None else _keys(done, context)
-    if replay.spec.dedupe is not None:
-        # A row without an event time repeats nothing, so that it is always inserted again.
-        event_time = replay.table.schema().find_field(context.rules.event_time or "").field_id
-        if missing := counts.inserted - sum(file.null_value_counts.get(event_time, 0) for file in changes):
-            what = f"{counted(missing, 'record')} of Kafka: no row has its key near its event time"
-            yield Finding(FindingKind.MISSING, missing, what, stream)
+        result, staged = replay.staged(Path(name))
+        if result.values:
+            sentence = f"records of {counted(len(result.values), 'value')} have no table: {sorted(result.values)[:3]}"
+            yield Finding(FindingKind.NOT_COMPARED, len(result.values), sentence, stream)
+        for target, table in replay.sinks.tables.items():
+            changes = tuple(file for file in result.files if file.target == target)
+            context = replay.merge_context(staged, target, Path(name))
+            subject = stream if target == "main" else target
+            yield from _differences_of(replay.spec, table, changes, context, subject)
+
+
+def _differences_of(
+    spec: StreamSpec, table: Table, changes: tuple[StagedFile, ...], context: MergeContext, subject: str
+) -> Iterator[Finding]:
+    done = _merged(table, changes, context)
+    counts = sum((result.counts for _, result in done), Counts())
+    if spec.dedupe is None:
+        yield from _of_keys(counts, _keys(done, context), spec, subject)
         return
-    yield from _of_keys(counts, keys, replay.spec)
+    # A row without an event time repeats nothing, so that it is always inserted again.
+    event_time = table.schema().find_field(context.rules.event_time or "").field_id
+    if missing := counts.inserted - sum(file.null_value_counts.get(event_time, 0) for file in changes):
+        what = f"{counted(missing, 'record')} of Kafka: no row has its key near its event time"
+        yield Finding(FindingKind.MISSING, missing, what, subject)
 
 
-def _of_keys(counts: Counts, keys: ChangedKeys, spec: StreamSpec) -> Iterator[Finding]:
+def _of_keys(counts: Counts, keys: ChangedKeys, spec: StreamSpec, subject: str) -> Iterator[Finding]:
     """What a merge of all records would change."""
     late = LATE_AFTER_DELETE if spec.order_by else ""
     for kind, count, which, what in (
@@ -230,7 +253,7 @@ def _of_keys(counts: Counts, keys: ChangedKeys, spec: StreamSpec) -> Iterator[Fi
     ):
         if count:
             sentence = f"{counted(count, 'key')}{_named(which, count)}: each {what}"
-            yield Finding(kind, count, sentence, spec.name, which)
+            yield Finding(kind, count, sentence, subject, which)
 
 
 def _named(keys: tuple[Key, ...], count: int) -> str:
@@ -244,10 +267,7 @@ def _merged(table: Table, changes: tuple[StagedFile, ...], context: MergeContext
     rules = context.rules
     if not changes:
         return []
-    if rules.within_us is not None:
-        plan = plan_repeats(table, changes, rules, parallelism=1)
-    else:
-        plan = plan_merge(table, changes, rules.key, parallelism=1)
+    plan = MERGED[context.changes.content].plan(table, changes, rules, parallelism=1)
     done = {task.index: (task, merge(context, task)) for task in plan.tasks}
     for last in plan.inserting:
         maps = [BitMap64.deserialize(m) for i in last.after if (m := done[i][1].matched)]

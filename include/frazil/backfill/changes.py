@@ -14,30 +14,27 @@ from pyiceberg.table import Table
 from pyroaring import BitMap64
 
 from frazil.commit.journal import Journal
-from frazil.commit.merging import MERGED_CONTENT, Merging
+from frazil.commit.merging import Merging
+from frazil.commit.mode import MERGED
 from frazil.ingest.contract import StagedFile
 from frazil.merge.contract import MergeRules
 from frazil.offsets.spans import Spans, TopicPartition, between
 from frazil.offsets.tally import OffsetTally, Tallies
-from frazil.spec.model import StreamSpec
-from frazil.stream.stage_context import merge_rules
 from frazil.table.landed_offsets import tally_files
 
 
-def merging_of(spec: StreamSpec) -> Merging | None:
-    """How dead letters of the stream are merged into its table; None where each is a row."""
-    if spec.mode != "upsert":
-        return None
+def replaying(merging: Merging) -> Merging:
+    """How dead letters are merged, which are older than what Kafka has after them."""
 
     def rules(table: Table) -> MergeRules:
-        return dataclasses.replace(merge_rules(spec, table), replays=True)
+        return dataclasses.replace(merging.rules(table), replays=True)
 
-    return Merging(rules)
+    return dataclasses.replace(merging, rules=rules)
 
 
 def changes_of(journals: Iterable[Journal]) -> tuple[StagedFile, ...]:
     """The files of a lane's chunks that a merge takes."""
-    return tuple(f for journal in journals for f in journal.staged_for("main") if f.content in MERGED_CONTENT)
+    return tuple(f for journal in journals for f in journal.staged_for("main") if f.content in MERGED)
 
 
 def tally_changes(table: Table, journals: Iterable[Journal]) -> dict[TopicPartition, OffsetTally]:

@@ -16,6 +16,7 @@ from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.table import Table
 from pyiceberg.table.update import SetPropertiesUpdate
 
+from frazil.backfill.changes import replaying
 from frazil.backfill.lane_rules import (
     check_fit,
     check_mine,
@@ -36,7 +37,8 @@ from frazil.commit.lane import Lane, LaneState, branch_name, lane_stream, proper
 from frazil.commit.lane_records import Record, chunks, lane_folder, lane_journals, record_of, record_path, topic_ids
 from frazil.commit.late_rows import WINDOWS, windows_summary
 from frazil.commit.marker import BatchKey, read_marker
-from frazil.commit.merging import MERGED_CONTENT, MergeWriter, Merging
+from frazil.commit.merging import MergeWriter
+from frazil.commit.mode import MERGED
 from frazil.commit.replayed_letters import failed_again, settled_letters
 from frazil.commit.row_changes import RowChangeWriter
 from frazil.commit.rules import check_same_source
@@ -111,8 +113,8 @@ class LaneCommitter:
         self.lane = commit_snapshots((staged,), retry_policy=self.tables.retry_policy)
         return self.lane
 
-    def publish(self, record: Record, *, audited_at: int, merging: Merging | None = None) -> Lane:
-        """Append the branch's files to main in one commit, which ends the lane; or merge what was staged, if `merging`.
+    def publish(self, record: Record, *, audited_at: int) -> Lane:
+        """Append the branch's files to main in one commit, which ends the lane; or merge the changes that were staged.
 
         `audited_at` is the snapshot of main that was found to hold none of them. Every attempt checks that this still
         holds, and raises `StaleBatch` if it may not.
@@ -124,10 +126,10 @@ class LaneCommitter:
         check = self._check_publishable(journals, audited_at)
         summary = _summary(record, path)
         writer: SnapshotWriter | MergeWriter = SnapshotWriter(files)
-        if merging and files:
+        if files and files[0].content in MERGED and self.tables.merging:
             del summary[WINDOWS]  # the merge tells them
             # A task for each group: one whose files nobody touched is not done again where a round is lost.
-            each = dataclasses.replace(merging, parallelism=lambda: len(files))
+            each = dataclasses.replace(replaying(self.tables.merging), parallelism=lambda: len(files))
             writer = MergeWriter(self.tables.stream, files, each)
         try:
             self.lane = _publish(self.tables, self.tables.main, self.lane, written=writer, summary=summary, check=check)
@@ -165,7 +167,7 @@ class LaneCommitter:
             return change(mine)
 
         # Changes are merged where they land, and until then their journal has them.
-        rows = tuple(file for file in files if file.content not in MERGED_CONTENT)
+        rows = tuple(file for file in files if file.content not in MERGED)
         return _commit_of(self.tables, handle, decide, files=rows)
 
     def _fenced_letters(self, _: Table, found: Lane | None) -> Lane | Done[Lane]:

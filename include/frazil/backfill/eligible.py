@@ -26,13 +26,17 @@ def check_backfilled(spec: StreamSpec, *, routed: bool = False, table_has: bool 
             "does not know. Let a second stream with tables of its own read those records (source.start), and copy "
             "what is missing by an engine"
         )
-    _check_keeps_repeats(spec, "a backfill")
+    if spec.dedupe is not None:
+        raise SpecError(
+            f"stream {spec.name!r} has dedupe: a backfill looks for records that the table lacks, and would read all "
+            "repeats that were dropped. Nothing was changed. To read records again that Kafka still has, move the "
+            f"stream back: `frazil reset {spec.name}` drops those that the table has"
+        )
     check_coordinates(spec, table_has=table_has)
 
 
 def check_replayed(spec: StreamSpec, *, table_has: bool = True) -> None:
     """Check that dead letters of the stream can be decoded again. Raises SpecError."""
-    _check_keeps_repeats(spec, "a replay of dead letters")
     check_coordinates(spec, table_has=table_has)
 
 
@@ -55,14 +59,4 @@ def check_coordinates(spec: StreamSpec, *, table_has: bool = True) -> None:
         raise SpecError(
             f"stream {spec.name!r} keeps no Kafka coordinates ({where}): nothing can tell which records its "
             "table has, so it can neither be backfilled nor have its dead letters replayed"
-        )
-
-
-def _check_keeps_repeats(spec: StreamSpec, act: str) -> None:
-    """Check that the stream drops no records that `act` would bring back."""
-    if spec.dedupe is not None:
-        raise SpecError(
-            f"stream {spec.name!r} has dedupe: {act} looks for records that the table lacks, and would bring back the "
-            "repeats that were dropped. Nothing was changed. To read records again that Kafka still has, move the "
-            f"stream back: `frazil reset {spec.name}` drops those that the table has"
         )

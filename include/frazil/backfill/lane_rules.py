@@ -12,7 +12,7 @@ from frazil.backfill.request import BackfillRequest
 from frazil.commit.history import ancestors
 from frazil.commit.lane import Lane
 from frazil.commit.marker import Marker
-from frazil.commit.merging import MERGED_CONTENT
+from frazil.commit.mode import MERGED
 from frazil.commit.rules import files_fit
 from frazil.errors import AdoptionRequired, BackfillAbandoned, Fenced, SpecError, StaleBatch, WriterBusy
 from frazil.ingest.contract import StagedFile
@@ -156,13 +156,13 @@ def check_fit(table: Table, files: tuple[StagedFile, ...] | list[StagedFile], la
 
 def check_declared(files: Collection[StagedFile], *, merges: bool, lane: Lane) -> None:
     """Check that files hold changes where, and only where, the stream is declared to merge. Raises StaleBatch."""
-    if any((file.content in MERGED_CONTENT) != merges for file in files):
+    if any((file.content in MERGED) != merges for file in files):
         raise StaleBatch(f"backfill {lane.id} was staged when the stream was declared with another mode")
 
 
 def check_no_open_windows(marker: Marker | None, files: Collection[StagedFile], *, table: str) -> None:
     """Check that no rows wait on the stream's open branch, which a merge would not see. Raises SpecError."""
-    if marker and marker.open_snapshot_id is not None and any(file.content in MERGED_CONTENT for file in files):
+    if marker and marker.open_snapshot_id is not None and any(file.content in MERGED for file in files):
         raise SpecError(
             f"stream {marker.stream!r} has rows on its open branch from when it was declared with commit.align: table "
             f"{table} has them after the writer's next batch with mode: upsert. Replay the dead letters then"

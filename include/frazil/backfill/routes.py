@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterable
 from pyiceberg.table import Table
 from pyiceberg.table.update import SetPropertiesUpdate
 
+from frazil.backfill.changes import replaying
 from frazil.commit.beside_home import written_anew
 from frazil.commit.followers import check_routed_not_rolled_back
 from frazil.commit.journal import Journal
@@ -22,6 +23,8 @@ from frazil.commit.lacking import lacking
 from frazil.commit.lane import Lane, has_lane, lane_stream, property_name, read_lane
 from frazil.commit.lane_records import given_up
 from frazil.commit.marker import BatchKey, Marker, read_marker
+from frazil.commit.merging import MergeWriter
+from frazil.commit.mode import MERGED
 from frazil.commit.rules import files_fit
 from frazil.commit.snapshot import SnapshotWriter
 from frazil.commit.stream_tables import StreamTables
@@ -167,7 +170,9 @@ def _follow(tables: StreamTables, lane: Lane, target: Target, files: list[Staged
     _check_followed(table, tables.stream, target)
     folder = f"{data_location(table)}/{lane_stream(tables.stream, lane.id)}/{lane.epoch:08d}/{1:08d}"
     written = written_anew(tables, table, files, target, folder=folder)
-    writer = SnapshotWriter(written)
+    writer: SnapshotWriter | MergeWriter = SnapshotWriter(written)
+    if written and written[0].content in MERGED and tables.merging:
+        writer = MergeWriter(tables.stream, written, replaying(tables.merging))
     summary = {
         "frazil.operation": "replay",
         "frazil.backfill": lane.id,

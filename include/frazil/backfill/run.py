@@ -24,7 +24,7 @@ from frazil import clock
 from frazil.audit.claims import Claims, claims
 from frazil.backfill import audit as backfill_audit
 from frazil.backfill.audit import Staged, spans_of
-from frazil.backfill.changes import gone, merging_of, settled_meanwhile, tally_changes
+from frazil.backfill.changes import gone, settled_meanwhile, tally_changes
 from frazil.backfill.commit import LaneCommitter, abandon, clear_ended
 from frazil.backfill.eligible import check_backfilled, check_coordinates
 from frazil.backfill.files import FileSource
@@ -43,6 +43,7 @@ from frazil.commit.lane import Lane, LaneState, branch_name, read_lane
 from frazil.commit.lane_records import Record
 from frazil.commit.lane_records import chunks as staged_chunks
 from frazil.commit.marker import BatchKey, Marker, open_branch, read_marker
+from frazil.commit.mode import merging_mode
 from frazil.commit.opened import OpenStream, open_kafka, open_stream, read_stream
 from frazil.commit.rules import check_same_source
 from frazil.commit.stream_tables import StreamTables
@@ -181,7 +182,7 @@ class Backfill:
                     return committer.lane
                 routed = {target: seen(of) for target, of in audited.routed.items()}
                 record = Record(committer.lane, self._late(), seen(audited.replayed), routed)
-                return committer.publish(record, audited_at=audited.at, merging=merging_of(self.spec))
+                return committer.publish(record, audited_at=audited.at)
             except StaleBatch as stale:
                 log.warning("%s", stale)
                 if attempt == ATTEMPTS - 1:
@@ -252,8 +253,8 @@ class Backfill:
 
     @property
     def _merges(self) -> bool:
-        """Whether the records are changes, which are merged where they land."""
-        return self.spec.mode == "upsert"
+        """Whether the records are merged where they land."""
+        return merging_mode(self.spec) is not None
 
     @property
     def _by_letters(self) -> bool:
@@ -310,7 +311,7 @@ class Backfill:
     ) -> Tallies:
         """What a replay staged: rows on the branch, changes, and rows for tables of the route."""
         if self._merges:
-            return tally_changes(table, journals)
+            return together([tally_changes(table, journals), *routed.values()])
         topics = named(self.spec.source.reads, marker.source.topic_ids)
         home = tally(table, Wanted(topics, branch=branch_name(self.spec.name)))
         return together([home, *routed.values()])

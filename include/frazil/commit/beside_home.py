@@ -23,6 +23,7 @@ from pyiceberg.table import Table
 
 from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey
+from frazil.commit.mode import MERGED
 from frazil.commit.rules import files_fit
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.sweep import bare_path
@@ -103,7 +104,10 @@ def written_anew(
     """
     from frazil.ingest.routed_writers import fitted  # noqa: PLC0415 - loads Numba, which commands that look do not need
 
-    layout = target_table(table, folder=folder)
+    if tables.merging and files[0].content in MERGED:
+        layout = tables.merging.staged(table, folder=folder)
+    else:
+        layout = target_table(table, folder=folder)
     writer = TableWriter(layout, target, io=table.io, file_name=file_namer(0, 0))
     home = tables.main.current()
     homes = f"{bare_path(data_location(home))}/"

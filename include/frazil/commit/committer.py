@@ -8,17 +8,17 @@ lock.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from collections.abc import Callable, Mapping
 
 from pyiceberg.table import Table
 from pyroaring import BitMap64
 
 from frazil.commit.adoption import check_adopted
+from frazil.commit.followers import Followers
 from frazil.commit.held_letters import held_letters, reach
 from frazil.commit.journal import NO_LETTERS, Journal
-from frazil.commit.late_rows import WINDOWS, windows_summary
-from frazil.commit.marked_update import OPEN_SNAPSHOT, MarkedUpdate
+from frazil.commit.late_rows import windows_summary
+from frazil.commit.marked_update import append, commit_of, merge_of, preview
 from frazil.commit.marker import (
     NO_TRANSACTION,
     BatchKey,
@@ -28,7 +28,6 @@ from frazil.commit.marker import (
     of_same_topics,
     read_marker,
 )
-from frazil.commit.merging import MERGED_CONTENT, MergeWriter
 from frazil.commit.open_branch import BranchChange, aligned, check_aligned, released
 from frazil.commit.reasons import reasons_summary
 from frazil.commit.rules import (
@@ -43,31 +42,26 @@ from frazil.commit.rules import (
 )
 from frazil.commit.snapshot import MAX_SUMMARY_CHARACTERS
 from frazil.commit.stream_tables import StreamTables
-from frazil.commit.swap import Change, Done, TableCommit, TableHandle, commit_snapshots, swap
-from frazil.errors import SpecError, StaleBatch
+from frazil.commit.swap import Done, TableCommit, TableHandle, commit_snapshots
+from frazil.errors import StaleBatch
 from frazil.ingest.contract import StagedFile
 from frazil.kafka.identity import SourceIdentity
 from frazil.offsets.spans import TopicPartition
 from frazil.partitions.watermark import watermark_us
 
-Decide = Callable[[Table, Marker | None], "Marker | Done[Marker]"]
-"""From a table and its marker to the marker to write next, or to the answer if there is nothing to write."""
-
 
 class Committer:
     """Commits one epoch of one stream."""
 
-    def __init__(self, tables: StreamTables, epoch: int) -> None:
+    def __init__(self, tables: StreamTables, epoch: int, followers: Followers | None = None) -> None:
         self._tables = tables
         self.epoch = epoch
+        self.followers = followers
+        """None for a stream that never has routed tables."""
         self._held: dict[TopicPartition, BitMap64] | None = None
-        self.routed: BatchKey | None = None
-        """What the marker says of routed tables from the next commit on; None to say what it said before."""
-        self.together: Callable[[Journal], Sequence[TableCommit[Marker]]] = lambda _: ()
-        """The commits of a batch to routed tables, where they are in one step with its others."""
 
     @classmethod
-    def take_over(
+    def take_over(  # noqa: PLR0913 - keywords, each of one caller
         cls,
         tables: StreamTables,
         *,
@@ -75,6 +69,7 @@ class Committer:
         initial: Callable[[], Mapping[TopicPartition, int]],
         first_epoch: int = 1,
         after: int | None = None,
+        following: Callable[[Marker], Followers] | None = None,
     ) -> Committer:
         """Begin the next epoch. Once that has landed, no commit of an earlier epoch can land in either table.
 
@@ -100,7 +95,9 @@ class Committer:
 
         tables.main.forget()
         taken = append(tables, tables.main, decide, summary={"frazil.operation": "take-over"})
-        return cls(tables, taken.at.epoch)._fence_dead_letters(source)
+        committer = cls(tables, taken.at.epoch)._fence_dead_letters(source)
+        committer.followers = following(taken) if following else None
+        return committer
 
     def _fence_dead_letters(self, source: SourceIdentity) -> Committer:
         """Write the epoch to the dead-letter table too; else a paused writer could commit files that we discard."""
@@ -131,7 +128,7 @@ class Committer:
         `CommitUnavailable`.
         """
         main, align, files = self._tables.main, self._tables.align, journal.staged_for("main")
-        merge = self._merge_of(journal)
+        merge = merge_of(self._tables, journal, files)
 
         def decide(table: Table, found: Marker | None) -> Marker | Done[Marker]:
             marker = check_fence(found, stream=self._tables.stream, epoch=self.epoch)
@@ -142,7 +139,7 @@ class Committer:
                 return Done(marker)
             _check_stageable(table, journal, verdict, files, at=marker)
             check_aligned(table.metadata, align, table=main.identifier, files=files)
-            return _routed(advanced(marker, journal), before=marker, journal=journal, complete=self.routed)
+            return self._routed(advanced(marker, journal), before=marker, journal=journal)
 
         def branch_change(table: Table, marker: Marker) -> BranchChange | None:
             if align is not None:
@@ -160,26 +157,19 @@ class Committer:
         batch = commit_of(
             self._tables, main, decide, files=files, merge=merge, summary=summary, branch_change=branch_change
         )
-        commits = (self._dead_letters_of(journal), *self.together(journal), batch)
-        return commit_snapshots(commits, retry_policy=self._tables.retry_policy, at_once=self._tables.at_once)
+        together = self.followers.together(journal) if self.followers else ()
+        commits = (self._dead_letters_of(journal), *together, batch)
+        committed = commit_snapshots(commits, retry_policy=self._tables.retry_policy, at_once=self._tables.at_once)
+        if self.followers and committed.settled == journal.key:
+            self.followers.add(journal)
+        return committed
 
-    def _merge_of(self, journal: Journal) -> MergeWriter | None:
-        """The merge of a batch of changes, or of candidates; None for a batch of rows.
-
-        Raises SpecError if the stream is not declared as it was when the batch was staged.
-        """
-        files, merging = journal.staged_for("main"), self._tables.merging
-        staged = tuple(file for file in files if file.content in MERGED_CONTENT)
-        if not staged:
-            return None
-        needs = MERGED_CONTENT[staged[0].content]
-        if merging is None or merging.declared != needs:
-            raise SpecError(
-                f"batch {journal.key} of stream {journal.stream!r} was staged for {needs}, with which the stream is "
-                "not declared any more. Declare it so again until the batch is committed, then start again"
-            )
-        traced = bool(journal.rejected) or self.letters_seen() != NO_LETTERS
-        return MergeWriter(journal.stream, staged, merging, traced)
+    def _routed(self, marker: Marker, *, before: Marker, journal: Journal) -> Marker:
+        """The marker with the last batch that all routed tables have, from a stream's first routed batch on."""
+        if before.routed is None and not journal.routed:
+            return marker
+        complete = self.followers.complete_through if self.followers else before.routed or before.settled
+        return dataclasses.replace(marker, routed=complete or BatchKey(0, 0))
 
     def _release_open_windows(self) -> None:
         """Move to main what the stream, when it was declared otherwise, kept on its open branch."""
@@ -279,51 +269,6 @@ class Committer:
         }
 
 
-def preview(tables: StreamTables, handle: TableHandle, decide: Decide) -> Marker | Done[Marker]:
-    """What `decide` returns for the table as last seen. Changes nothing."""
-    return swap(
-        handle,
-        lambda table: Done(decide(table, read_marker(table.metadata.properties, tables.stream))),
-        retry_policy=tables.retry_policy,
-    )
-
-
-def append(tables: StreamTables, handle: TableHandle, decide: Decide, *, summary: Mapping[str, str]) -> Marker:
-    """Commit the marker that `decide` returns, with an empty snapshot."""
-    commit = commit_of(tables, handle, decide, files=(), summary=summary)
-    return commit_snapshots((commit,), retry_policy=tables.retry_policy)
-
-
-def commit_of(  # noqa: PLR0913 - the contents and the place of a commit
-    tables: StreamTables,
-    handle: TableHandle,
-    decide: Decide,
-    *,
-    files: tuple[StagedFile, ...],
-    summary: Mapping[str, str],
-    merge: MergeWriter | None = None,
-    branch_change: Callable[[Table, Marker], BranchChange | None] | None = None,
-) -> TableCommit[Marker]:
-    """The commit of one snapshot with `files`, or with what `merge` makes of them, and the marker of `decide`.
-
-    `branch_change` says which files go to the stream's open branch and which leave it; without it all go to main.
-    """
-    update = MarkedUpdate(tables.stream, files, merge)
-
-    def propose(table: Table) -> Done[Marker] | Change[Marker]:
-        found = read_marker(table.metadata.properties, tables.stream)
-        marker = decide(table, found)
-        if isinstance(marker, Done):
-            return marker
-        change = branch_change(table, marker) if branch_change else None
-        said = {**_position(marker), **summary}
-        if change or merge:  # it brings main other rows than the batch's
-            said.pop(WINDOWS, None)
-        return update.prepare(table, marker, change, summary=said, now_ms=tables.clock_ms())
-
-    return TableCommit(handle, propose, update.written)
-
-
 def _check_in_table(table: Table, marker: Marker, handle: TableHandle) -> None:
     """Check that main and the open branch still have the stream's last commit. Raises `RolledBack`."""
     check_ancestry(table.metadata, marker, table=handle.identifier)
@@ -358,13 +303,6 @@ def advanced(marker: Marker, journal: Journal) -> Marker:
     )
 
 
-def _routed(marker: Marker, *, before: Marker, journal: Journal, complete: BatchKey | None) -> Marker:
-    """The marker with the last batch that all routed tables have, from a stream's first routed batch on."""
-    if complete is None and before.routed is None and journal.routed:
-        complete = before.settled or BatchKey(0, 0)
-    return marker if complete is None else dataclasses.replace(marker, routed=complete)
-
-
 def _check_stageable(
     table: Table, journal: Journal, verdict: Verdict, files: tuple[StagedFile, ...], *, at: Marker
 ) -> None:
@@ -378,27 +316,3 @@ def _check_stageable(
         raise StaleBatch(
             f"{where} was staged for a schema or partition spec that the table gave up; it is staged again"
         )
-
-
-def _position(marker: Marker) -> dict[str, str]:
-    """The position in a snapshot's summary, for people and other tools; small however many partitions there are."""
-    position = {
-        "frazil.stream": marker.stream,
-        "frazil.epoch": str(marker.at.epoch),
-        "frazil.batch-id": str(marker.at.batch),
-    }
-    if marker.watermark_us is not None:
-        position["frazil.watermark-ms"] = str(marker.watermark_us // 1000)
-    if marker.max_event_times_us:
-        position["max-event-time"] = iso_utc(max(marker.max_event_times_us.values()))
-    if marker.open_snapshot_id is not None:
-        position[OPEN_SNAPSHOT] = str(marker.open_snapshot_id)
-    return position
-
-
-def iso_utc(us: int) -> str:
-    """Microseconds since the epoch as ISO 8601, or as the bare number outside the calendar's range."""
-    try:
-        return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=us)).isoformat()
-    except OverflowError:
-        return f"{us} us"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -29,10 +29,11 @@ from frazil.commit.beside_home import (
     notes,
     some_beside,
 )
-from frazil.commit.committer import commit_of
 from frazil.commit.journal import Journal, later_journals
+from frazil.commit.marked_update import commit_of, merge_of
 from frazil.commit.marker import BatchKey, Fate, Marker, merged_identity, read_marker
 from frazil.commit.members import never_had
+from frazil.commit.mode import MERGED
 from frazil.commit.rules import check_ancestry, files_fit
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.swap import Done, RetryPolicy, TableCommit, TableHandle, commit_snapshots
@@ -50,6 +51,8 @@ NOTHING = BatchKey(0, 0)
 """Before the first batch."""
 AT_ONCE = 16
 """So many tables are committed side by side."""
+MERGES_AT_ONCE = 64
+"""The same for tables whose merges share the engine's jobs, and mostly wait for them."""
 RETRY_TIMEOUT_S = 30.0
 """How long a commit to one table is tried again while the others wait for it."""
 RETRY_TIMEOUT_BEHIND_S = 3.0
@@ -123,23 +126,31 @@ class Followers:
     """The tables that lack rows, since their last commit failed."""
     refused: dict[Target, str] = field(default_factory=dict)
     """Why the last commit to each table failed, also of one that was dropped when it had all rows."""
-    inherited: set[Target] = field(default_factory=set)
-    """The tables whose files were staged by earlier writers."""
     make: Make | None = None
     """Who only looks makes no table."""
+    epoch: int = 0
+    """Files of earlier epochs were staged by other writers."""
+    atomic: bool | frozenset[Target] = False
+    """Whether a batch is committed to its tables in one step with the default table; or to which of them."""
 
     @classmethod
-    def of(cls, tables: StreamTables, marker: Marker, make: Make | None = None) -> Followers:
-        """What earlier writers may have left, by home's marker and the journals after what it says of all tables."""
+    def of(
+        cls, tables: StreamTables, marker: Marker, make: Make | None = None, *, atomic: bool | Collection[str] = True
+    ) -> Followers:
+        """What earlier writers may have left, by home's marker and the journals after what it says of all tables.
+
+        `atomic` is as the stream declares it; it counts only where the catalog commits to several tables in one step.
+        """
+        in_one_step = tables.at_once is not None and (atomic if isinstance(atomic, bool) else frozenset(atomic))
+        found = cls(tables, marker.settled or NOTHING, make=make, epoch=marker.at.epoch, atomic=in_one_step)
         if marker.routed is None or marker.settled is None:
-            return cls(tables, marker.settled or NOTHING, make=make)
-        found = cls(tables, marker.routed, make=make)
+            return found
+        found.through = marker.routed
         for journal in reversed([*decided_journals(tables, marker)]):
             found.add(journal)
         known = {note.target: note for note in notes(tables)} if found.waiting else {}
         waiting = {target: not_given_up(journals, known.get(target)) for target, journals in found.waiting.items()}
         found.waiting = {target: journals for target, journals in waiting.items() if journals}
-        found.inherited = set(found.waiting)
         return found
 
     @property
@@ -150,6 +161,8 @@ class Followers:
 
     def add(self, journal: Journal) -> None:
         """Home has committed this batch."""
+        if journal.key <= self.through:
+            return
         for target in journal.routed:
             self.waiting.setdefault(target, []).append(journal)
         self.through = journal.key
@@ -159,12 +172,12 @@ class Followers:
         targets = sorted(self.waiting)
         if not targets:
             return
-        with ThreadPoolExecutor(min(AT_ONCE, len(targets)), thread_name_prefix="followers") as pool:
+        at_once = MERGES_AT_ONCE if self.tables.merging else AT_ONCE
+        with ThreadPoolExecutor(min(at_once, len(targets)), thread_name_prefix="followers") as pool:
             failures = dict(zip(targets, pool.map(self._tried, targets), strict=True))
         for target, failed in failures.items():
             if failed is None:
                 del self.waiting[target]
-                self.inherited.discard(target)
                 self.refused.pop(target, None)
                 if self.behind.pop(target, None):
                     log.warning("table %s has all rows again", target)
@@ -178,14 +191,15 @@ class Followers:
             else:
                 self.behind.pop(target, None)
 
-    def together(self, journal: Journal, *, only: frozenset[Target] | None = None) -> tuple[TableCommit[Marker], ...]:
-        """The commits of a batch to its routed tables, for one step with home's: all tables have it, or none does.
+    def together(self, journal: Journal) -> tuple[TableCommit[Marker], ...]:
+        """The commits of a batch to its `atomic` tables, for one step with home's: all of them have it, or none does.
 
-        With `only` those of these tables; the others follow.
         Rows of earlier batches come first. Raises `CommitUnavailable` while one of its tables lacks some.
         """
+        if self.atomic is False:
+            return ()
         self.commit()
-        targets = sorted(journal.routed if only is None else journal.routed & only)
+        targets = sorted(journal.routed if self.atomic is True else journal.routed & self.atomic)
         if lacks := [str(self.behind.get(t) or f"{t}: {self.refused[t]}") for t in targets if t in self.waiting]:
             raise CommitUnavailable(
                 f"batch {journal.key} of stream {journal.stream!r} is committed to several tables in one step, and "
@@ -211,7 +225,7 @@ class Followers:
                 return None  # a person gave them up
             self._made(target, journals)
             waited = 0
-            if again or target in self.inherited:
+            if again or self._is_inherited(target):
                 _check_there(self.tables, handle, journals, target=target)
                 waited = _rows(lacked(self.tables, handle.current(), journals), target)
             follow(self.tables, handle, journals, self._files, target=target, retry_policy=retry_policy)
@@ -226,12 +240,16 @@ class Followers:
     def _failed(self, target: Target, error: Exception) -> _Failed:
         """A table that was dropped had some of what an earlier writer left; each other lacks all of it, or may."""
         lacks: Sequence[Journal] = self.waiting[target]
-        if target in self.inherited and isinstance(error, NoSuchTableError | TableLost):
+        if self._is_inherited(target) and isinstance(error, NoSuchTableError | TableLost):
             try:
                 lacks = never_had(self.tables, target, lacks)
             except Exception:  # as above: what cannot be looked up is not known to have been there
                 log.debug("what table %s had is not known", target, exc_info=True)
         return _Failed(told_error(error, self.tables.stream, target), lacks)
+
+    def _is_inherited(self, target: Target) -> bool:
+        """Whether an earlier writer staged files that the table may lack."""
+        return any(journal.key.epoch < self.epoch for journal in self.waiting[target])
 
     def _made(self, target: Target, journals: Sequence[Journal]) -> None:
         """Let the table be there whose rows wait beside home."""
@@ -276,7 +294,10 @@ def follow(  # noqa: PLR0913 - the place and the contents of a commit
     target: Target,
     retry_policy: RetryPolicy,
 ) -> Marker:
-    """Commit the files that these journals, in order, have for a table, as far as it lacks them, in one snapshot.
+    """Commit the files that these journals, in order, have for a table, as far as it lacks them.
+
+    Rows of several batches are one snapshot. What is merged is one for each batch: a batch is merged into what the one
+    before it left.
 
     Raises `RolledBack`, `SchemaIncompatible`, `AccessDenied`, `CommitUnavailable`, and what the storage raises.
     """
@@ -286,6 +307,8 @@ def follow(  # noqa: PLR0913 - the place and the contents of a commit
         lacking = later_journals(marker, journals)
         if not lacking:
             return marker
+        if any(file.content in MERGED for journal in lacking for file in journal.staged_for(target)):
+            lacking = lacking[:1]
         commit = _commit(tables, handle, lacking, files_of(target, lacking), target=target)
         with suppress(_MadeAgain):
             commit_snapshots((commit,), retry_policy=retry_policy)
@@ -323,7 +346,8 @@ def _commit(
     }
     if len(journals) > 1:
         summary[FIRST_RECORD] = tables.journals.path(journals[0].key)
-    return commit_of(tables, handle, decide, files=files, summary=summary)
+    merge = merge_of(tables, journals[0], files)
+    return commit_of(tables, handle, decide, files=files, merge=merge, summary=summary)
 
 
 def _with(marker: Marker, journal: Journal) -> Marker:

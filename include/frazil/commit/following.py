@@ -11,9 +11,9 @@ from frazil.commit.beside_home import (
     note_of,
     write_note,
 )
-from frazil.commit.committer import commit_of
 from frazil.commit.followers import NOTHING
 from frazil.commit.journal import Journal
+from frazil.commit.marked_update import commit_of
 from frazil.commit.marker import BatchKey, Marker, read_marker
 from frazil.commit.marker_change import change_marker
 from frazil.commit.stream_tables import StreamTables

@@ -4,8 +4,9 @@ branch. The requirements cover both."""
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from typing import TypeVar
 
 from pyiceberg.table import Table
@@ -19,11 +20,16 @@ from pyiceberg.table.update import (
 
 from frazil.commit.adoption import forgotten
 from frazil.commit.branch_end import BranchEnd
-from frazil.commit.marker import Marker, open_branch, property_name
+from frazil.commit.journal import NO_LETTERS, Journal
+from frazil.commit.late_rows import WINDOWS
+from frazil.commit.marker import Marker, open_branch, property_name, read_marker
 from frazil.commit.merging import MergeWriter
+from frazil.commit.mode import MERGED
 from frazil.commit.open_branch import BranchChange
 from frazil.commit.snapshot import Base, Prepared, SnapshotWriter
-from frazil.commit.swap import Change, Written
+from frazil.commit.stream_tables import StreamTables
+from frazil.commit.swap import Change, Done, TableCommit, TableHandle, Written, commit_snapshots, swap
+from frazil.errors import SpecError
 from frazil.ingest.contract import StagedFile
 from frazil.table.branches import head_of
 
@@ -120,3 +126,95 @@ class MarkedUpdate:
         end = BranchEnd(open_branch(self.stream), also=of_the_branch)
         self.written.append(end)
         return end
+
+
+Decide = Callable[[Table, Marker | None], "Marker | Done[Marker]"]
+"""From a table and its marker to the marker to write next, or to the answer if there is nothing to write."""
+
+
+def preview(tables: StreamTables, handle: TableHandle, decide: Decide) -> Marker | Done[Marker]:
+    """What `decide` returns for the table as last seen. Changes nothing."""
+    return swap(
+        handle,
+        lambda table: Done(decide(table, read_marker(table.metadata.properties, tables.stream))),
+        retry_policy=tables.retry_policy,
+    )
+
+
+def append(tables: StreamTables, handle: TableHandle, decide: Decide, *, summary: Mapping[str, str]) -> Marker:
+    """Commit the marker that `decide` returns, with an empty snapshot."""
+    commit = commit_of(tables, handle, decide, files=(), summary=summary)
+    return commit_snapshots((commit,), retry_policy=tables.retry_policy)
+
+
+def commit_of(  # noqa: PLR0913 - the contents and the place of a commit
+    tables: StreamTables,
+    handle: TableHandle,
+    decide: Decide,
+    *,
+    files: tuple[StagedFile, ...],
+    summary: Mapping[str, str],
+    merge: MergeWriter | None = None,
+    branch_change: Callable[[Table, Marker], BranchChange | None] | None = None,
+) -> TableCommit[Marker]:
+    """The commit of one snapshot with `files`, or with what `merge` makes of them, and the marker of `decide`.
+
+    `branch_change` says which files go to the stream's open branch and which leave it; without it all go to main.
+    """
+    update = MarkedUpdate(tables.stream, files, merge)
+
+    def propose(table: Table) -> Done[Marker] | Change[Marker]:
+        found = read_marker(table.metadata.properties, tables.stream)
+        marker = decide(table, found)
+        if isinstance(marker, Done):
+            return marker
+        change = branch_change(table, marker) if branch_change else None
+        said = {**_position(marker), **summary}
+        if change or merge:  # it brings main other rows than the batch's
+            said.pop(WINDOWS, None)
+        return update.prepare(table, marker, change, summary=said, now_ms=tables.clock_ms())
+
+    return TableCommit(handle, propose, update.written)
+
+
+def merge_of(tables: StreamTables, journal: Journal, files: Sequence[StagedFile]) -> MergeWriter | None:
+    """The merge of files that a batch staged for one table; None if they become the table's as they are.
+
+    Raises SpecError if the stream is not declared as it was when the batch was staged.
+    """
+    merging = tables.merging
+    staged = tuple(file for file in files if file.content in MERGED)
+    if not staged:
+        return None
+    needs = MERGED[staged[0].content].declared
+    if merging is None or merging.mode.declared != needs:
+        raise SpecError(
+            f"batch {journal.key} of stream {journal.stream!r} was staged for {needs}, with which the stream is "
+            "not declared any more. Declare it so again until the batch is committed, then start again"
+        )
+    traced = bool(journal.rejected) or journal.letters_seen != NO_LETTERS
+    return MergeWriter(journal.stream, staged, merging, traced)
+
+
+def _position(marker: Marker) -> dict[str, str]:
+    """The position in a snapshot's summary, for people and other tools; small however many partitions there are."""
+    position = {
+        "frazil.stream": marker.stream,
+        "frazil.epoch": str(marker.at.epoch),
+        "frazil.batch-id": str(marker.at.batch),
+    }
+    if marker.watermark_us is not None:
+        position["frazil.watermark-ms"] = str(marker.watermark_us // 1000)
+    if marker.max_event_times_us:
+        position["max-event-time"] = iso_utc(max(marker.max_event_times_us.values()))
+    if marker.open_snapshot_id is not None:
+        position[OPEN_SNAPSHOT] = str(marker.open_snapshot_id)
+    return position
+
+
+def iso_utc(us: int) -> str:
+    """Microseconds since the epoch as ISO 8601, or as the bare number outside the calendar's range."""
+    try:
+        return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=us)).isoformat()
+    except OverflowError:
+        return f"{us} us"

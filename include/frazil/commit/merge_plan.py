@@ -34,7 +34,7 @@ from frazil.commit.manifest_lists import manifests_of
 from frazil.commit.manifest_writing import FORMAT_VERSION
 from frazil.errors import SchemaIncompatible
 from frazil.ingest.contract import PartitionKey, StagedFile
-from frazil.merge.contract import DeleteFile, MergeTask, TableFile
+from frazil.merge.contract import DeleteFile, MergeRules, MergeTask, TableFile
 from frazil.table.branches import head_of
 
 PATH_FIELD_ID = 2147483546
@@ -79,7 +79,7 @@ class MergePlan:
 def plan_merge(
     table: Table,
     changes: Sequence[StagedFile],
-    key: Collection[str],
+    rules: MergeRules,
     *,
     parallelism: int,
     before: MergePlan | None = None,
@@ -94,7 +94,7 @@ def plan_merge(
     manifests = [m for m in manifests_of(head, table.io) if _is_live(m)] if head else []
     if not changes:
         return MergePlan((), (), {}, manifests, {})
-    wanted = _Wanted(table, tuple(changes), key_schema(table, key))
+    wanted = _Wanted(table, tuple(changes), key_schema(table, rules.key))
     read = {m.manifest_path: m.fetch_manifest_entry(table.io) for m in manifests if wanted.may_hold(m)}
     groups = _groups(wanted, manifests, read)
     tasks, inserting, bins = _tasks(groups, parallelism, before.bins if before else {})

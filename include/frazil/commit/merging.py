@@ -11,6 +11,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from pyiceberg.manifest import DataFile, ManifestFile
 from pyiceberg.table import Table
@@ -19,13 +20,14 @@ from pyroaring import BitMap64
 
 from frazil.commit.late_rows import windows_summary
 from frazil.commit.manifest_writing import metadata_folder, write_without
-from frazil.commit.merge_plan import MergePlan, plan_merge
-from frazil.commit.repeats_plan import plan_repeats
+from frazil.commit.merge_plan import MergePlan
+from frazil.commit.mode import UPSERTS, MergingMode, merge_rules, merging_mode
 from frazil.commit.snapshot import Base, Prepared, SnapshotWriter
-from frazil.commit.target import change_target, target_table
-from frazil.ingest.contract import Content, StagedFile
+from frazil.commit.target import target_table
+from frazil.ingest.contract import StagedFile, TargetTable
 from frazil.merge.contract import Counts, MergeContext, MergeResult, MergeRules, MergeTask
 from frazil.merge.task import merge
+from frazil.spec.model import StreamSpec
 from frazil.table.branches import head_of
 from frazil.table.storage import open_store
 
@@ -38,24 +40,30 @@ def in_process(context: MergeContext, tasks: Sequence[MergeTask]) -> list[MergeR
     return [merge(context, task) for task in tasks]
 
 
-MERGED_CONTENT: Mapping[Content, str] = {"changes": "mode: upsert", "candidates": "dedupe"}
-"""What files hold that are merged when they are committed, and what a stream declares that stages them."""
-REPEATED = "frazil.repeated"
-"""The summary's key for the number of a batch's rows that were dropped because they repeat others."""
-MERGED = "merged"
+FOLDER = "merged"
 """The folder of merged files, below that of their batch's change files."""
 
 
 @dataclass(frozen=True, slots=True)
 class Merging:
-    """What the commits of an upsert stream need beside its tables."""
+    """What commits that merge need besides the tables."""
 
     rules: Callable[[Table], MergeRules]
     """The stream's rules, by the names that the table's columns have now."""
     run: Run = in_process
     parallelism: Callable[[], int] = lambda: 1
     """How many tasks run at once."""
-    declared: str = MERGED_CONTENT["changes"]
+    mode: MergingMode = UPSERTS
+
+    def staged(self, table: Table, *, folder: str) -> TargetTable:
+        """How files are staged for a table of the stream."""
+        return self.mode.staged(target_table(table, folder=folder), self.rules(table).key)
+
+
+def merging_of(spec: StreamSpec, run: Run = in_process, parallelism: Callable[[], int] = lambda: 1) -> Merging | None:
+    """How what a stream stages is merged into its tables; None if they append."""
+    mode = merging_mode(spec)
+    return None if mode is None else Merging(partial(merge_rules, spec), run, parallelism, mode)
 
 
 @dataclass(slots=True)
@@ -100,7 +108,7 @@ class MergeWriter:
             writer = last.writer  # its answer is unknown: try the same again
         else:
             writer = self._merged(table, context, head)
-        told = _told(self._results_of(self._plan, context), context.rules)
+        told = self._counted(self._results_of(self._plan, context), context.rules)
         return writer.prepare(table, summary={**summary, **told}, now_ms=now_ms)
 
     def _context(self, table: Table) -> MergeContext:
@@ -110,9 +118,9 @@ class MergeWriter:
         properties = tuple(sorted(target.properties.items()))
         key = (rules, target.schema_json, target.spec_json, target.sort_order_json, properties)
         if key not in self._folders:
-            self._folders[key] = f"{self.changes[0].path.rsplit('/', 1)[0]}/{MERGED}/{uuid.uuid4()}"
+            self._folders[key] = f"{self.changes[0].path.rsplit('/', 1)[0]}/{FOLDER}/{uuid.uuid4()}"
         target = dataclasses.replace(target, folder=self._folders[key])
-        return MergeContext(self.stream, rules, change_target(target, rules.key), target)
+        return MergeContext(self.stream, rules, self.merging.mode.staged(target, rules.key), target)
 
     def _merged(self, table: Table, context: MergeContext, head: Snapshot | None) -> SnapshotWriter:
         self._plan = plan = self._planned(table, context.rules)
@@ -123,7 +131,7 @@ class MergeWriter:
         if files:  # they must outlive a loss of power, as the marker does
             open_store(files[0].path, table.io.properties).sync_files([file.path for file in files])
         gone = {path for result in results for path in (*result.replaced, *result.dropped_deletes)}
-        if context.rules.within_us is not None:
+        if self.merging.mode.adopts:
             files += tuple(dataclasses.replace(f, content="data") for f in self.changes if f.path not in gone)
             gone = set()  # none of them was in the table
         snapshot_id = table.metadata.new_snapshot_id()
@@ -134,9 +142,7 @@ class MergeWriter:
 
     def _planned(self, table: Table, rules: MergeRules) -> MergePlan:
         parallelism = self.merging.parallelism()
-        if rules.within_us is not None:
-            return plan_repeats(table, self.changes, rules, parallelism=parallelism)
-        return plan_merge(table, self.changes, rules.key, parallelism=parallelism, before=self._plan)
+        return self.merging.mode.plan(table, self.changes, rules, parallelism=parallelism, before=self._plan)
 
     def _run(self, context: MergeContext, tasks: Iterable[MergeTask]) -> None:
         folder = context.target.folder
@@ -159,6 +165,14 @@ class MergeWriter:
             return []
         tasks = [*plan.tasks, *self._inserting(context, plan)]
         return [self._results[context.target.folder, task] for task in tasks]
+
+    def _counted(self, results: Sequence[MergeResult], rules: MergeRules) -> dict[str, str]:
+        counts = sum((result.counts for result in results), Counts())
+        windows: Counter[int] = Counter()
+        for result in results:
+            windows.update(result.windows)
+        by_window = {} if rules.window_us is None else windows_summary(windows)
+        return {**self.merging.mode.counted(counts), **by_window}
 
     def delete_unused(self, table: Table) -> None:
         for attempt in self.attempts:
@@ -206,23 +220,3 @@ def _without(gone: set[str], plan: MergePlan, table: Table, head: Snapshot | Non
     if missing := gone - {file.file_path for file in left}:
         raise ValueError(f"a merge replaced files that its plan did not have: {sorted(missing)}")
     return Base(stays, left, head.summary if head else None, written)
-
-
-def _told(results: Sequence[MergeResult], rules: MergeRules) -> dict[str, str]:
-    """What became of the changes and of rows, as summary entries."""
-    counts = sum((result.counts for result in results), Counts())
-    windows: Counter[int] = Counter()
-    for result in results:
-        windows.update(result.windows)
-    rows_by_window = {} if rules.window_us is None else windows_summary(windows)
-    if rules.within_us is not None:
-        return {REPEATED: str(counts.repeated), **rows_by_window}
-    return {
-        "frazil.inserted": str(counts.inserted),
-        "frazil.updated": str(counts.updated),
-        "frazil.deleted": str(counts.deleted),
-        "frazil.stale": str(counts.stale),
-        "frazil.superseded": str(counts.superseded),
-        "frazil.unchanged": str(counts.unchanged),
-        **rows_by_window,
-    }

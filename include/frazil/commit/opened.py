@@ -10,6 +10,7 @@ from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 
 from frazil import clock
+from frazil.commit.merging import merging_of
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.swap import RetryPolicy, TableHandle
 from frazil.errors import SpecError, TableLost
@@ -81,7 +82,10 @@ def _own_table(spec: StreamSpec) -> Table:
 
 def _opened(spec: StreamSpec, targets: Mapping[Target, Table]) -> OpenStream:
     retry_policy = RetryPolicy(total_s=RETRY_TIMEOUT_S)
-    return OpenStream(spec, StreamTables.of(spec.name, targets, clock_ms=clock.now_ms, retry_policy=retry_policy))
+    return OpenStream(
+        spec,
+        StreamTables.of(spec.name, targets, clock_ms=clock.now_ms, retry_policy=retry_policy, merging=merging_of(spec)),
+    )
 
 
 def open_kafka(spec: StreamSpec, *, timeout_s: float = PERSON_WAITS_S) -> KafkaOffsets:

@@ -45,7 +45,14 @@ SHARE_BYTES = 32 * 2**20
 Span = tuple[int, int]
 
 
-def plan_repeats(table: Table, staged: Sequence[StagedFile], rules: MergeRules, *, parallelism: int) -> MergePlan:
+def plan_repeats(
+    table: Table,
+    staged: Sequence[StagedFile],
+    rules: MergeRules,
+    *,
+    parallelism: int,
+    before: MergePlan | None = None,  # noqa: ARG001 - each plan is its own
+) -> MergePlan:
     """The tasks for a batch's staged files against the table's head.
 
     Raises SchemaIncompatible for a table without the key's columns, or with deletes that cannot be read.

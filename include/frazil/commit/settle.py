@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from pyiceberg.table import Table
 
 from frazil.commit.adoption import forgotten_epoch
-from frazil.commit.committer import Committer, append
+from frazil.commit.committer import Committer
 from frazil.commit.journal import Journal
+from frazil.commit.marked_update import append
 from frazil.commit.marker import BatchKey, Fate, Marker, read_marker
 from frazil.commit.rules import check_fence
 from frazil.commit.stream_tables import StreamTables

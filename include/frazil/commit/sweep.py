@@ -16,10 +16,10 @@ from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot, Summary
 
-from frazil.commit.journal import Journal, Unusable
+from frazil.commit.journal import Journal, Unusable, later_journals
 from frazil.commit.lane import lane_stream
 from frazil.commit.marker import BatchKey, Fate, Marker, read_marker
-from frazil.commit.merging import MERGED_CONTENT
+from frazil.commit.mode import MERGED
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.swap import TableHandle
 from frazil.errors import words_of
@@ -215,9 +215,17 @@ def _kept(view: _View, side: _Side, key: BatchKey) -> Set[str] | None:
     return side.referenced if view.just_settled else None
 
 
-def _kept_of(record: Journal, side: _Side) -> Set[str]:
-    """The bare paths to keep of a committed batch: its changes are needed no more once they are merged."""
-    return side.merged(record.key) if _is_merged(record, side.target) else _files_of(record)
+def _kept_of(record: Journal, side: _Side) -> Set[str] | None:
+    """The bare paths to keep of a committed batch; None to skip its folder.
+
+    Its changes are needed no more once they are merged. Until a routed table has them, another writer may be merging
+    them: its files, which no journal names, may become the table's.
+    """
+    if not _is_merged(record, side.target):
+        return _files_of(record)
+    if is_routed(side.target) and (side.marker is None or later_journals(side.marker, [record])):
+        return None
+    return side.merged(record.key)
 
 
 def _closed(view: _View, key: BatchKey) -> bool:
@@ -282,6 +290,7 @@ def _sweep_folders(
     is_merged: bool = True,
 ) -> int:
     deleted = 0
+    kept: Set[str] | None
     if record is None or record.routed:  # what no table of a route was to have did not wait for it
         kept = _files_of(record) if record else frozenset()
         deleted = _delete_others(tables.store, tables.beside_home(key), kept)
@@ -290,6 +299,8 @@ def _sweep_folders(
         if table is not None:
             side = _Side(target, table, tables.stream)
             kept = frozenset() if record is None else _kept_of(record, side) if is_merged else _files_of(record)
+            if kept is None:
+                continue
             deleted += _delete_others(tables.store_of(target), batch_folder(table, tables.stream, key), kept)
     return deleted
 
@@ -311,7 +322,7 @@ def batch_folders(store: ObjectStore, table: Table, stream: str) -> Iterable[tup
 
 def _is_merged(record: Journal, target: Target) -> bool:
     """Whether a batch's files were merged into the table, which has none of them, or some, and others."""
-    return any(file.content in MERGED_CONTENT for file in record.staged_for(target))
+    return any(file.content in MERGED for file in record.staged_for(target))
 
 
 def _files_of(record: Journal) -> set[str]:

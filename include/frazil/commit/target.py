@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-
-from pyiceberg.schema import Schema
 from pyiceberg.table import Table, TableProperties
-from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 
 from frazil.commit.marker import PROPERTY_PREFIX
-from frazil.ingest.changes import change_schema
 from frazil.ingest.contract import TargetTable
 from frazil.table.object_store import file_io_properties
 
-METRICS = "write.metadata.metrics."
 TARGET_FILE_BYTES = 512 * 2**20
 """Iceberg's default of `write.target-file-size-bytes`."""
 
@@ -29,19 +23,6 @@ def target_table(table: Table, *, folder: str) -> TargetTable:
         folder=folder,
         target_file_bytes=target_file_bytes(table),
         io=file_io_properties(table.io.properties),
-    )
-
-
-def change_target(table: TargetTable, key: tuple[str, ...]) -> TargetTable:
-    """Where changes of a table go: files without order, with bounds of the key alone, and by the table's partitions."""
-    schema = change_schema(Schema.model_validate_json(table.schema_json), key)
-    kept = {name: text for name, text in table.properties.items() if not name.startswith(METRICS)}
-    bounds = {f"{METRICS}default": "none"} | {f"{METRICS}column.{name}": "full" for name in key}
-    return dataclasses.replace(
-        table,
-        schema_json=schema.model_dump_json(),
-        sort_order_json=UNSORTED_SORT_ORDER.model_dump_json(),
-        properties=kept | bounds,
     )
 
 

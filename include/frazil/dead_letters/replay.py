@@ -35,8 +35,6 @@ from frazil.ingest.contract import LETTERS, StageTask
 from frazil.ingest.record_files import LETTER_COLUMNS
 from frazil.ingest.sealing import Unsealer, place_of, unsealer_of
 from frazil.ingest.stage import stage
-from frazil.merge.contract import MergeResult, MergeTask
-from frazil.merge.task import merge
 from frazil.stream.engine import TaskAnswer
 from frazil.stream.merge_tasks import MergeTasks
 from frazil.stream.stage_rows import StageRows
@@ -196,8 +194,8 @@ class ThisProcess:
     def run(self, plans: Sequence[str], work: StageRows) -> tuple[TaskAnswer, ...]:
         return tuple(self._answer(StageTask.from_json(json.loads(plan)), work) for plan in plans)
 
-    def merge(self, tasks: Sequence[MergeTask], work: MergeTasks) -> tuple[MergeResult, ...]:
-        return tuple(merge(work.context, task) for task in tasks)
+    def merge(self, plans: Sequence[str], work: MergeTasks) -> Sequence[str]:
+        return [*work(plans)]
 
     @staticmethod
     def _answer(task: StageTask, work: StageRows) -> TaskAnswer:

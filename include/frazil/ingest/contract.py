@@ -90,6 +90,8 @@ class TargetTable:
     target_file_bytes: int
     io: Mapping[str, str] = field(default_factory=dict)
     """PyIceberg FileIO properties for this table only: vended credentials open no other table's files."""
+    content: Content = "data"
+    """What the files hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,9 +187,7 @@ class StageContext:
     reference; `dead-letters`: omit, encrypt or keep.
     """
     changes: ChangeRules | None = None
-    """Rules of an upsert stream: records are changes, and change files go to "main"."""
-    drops_repeats: bool = False
-    """Whether the rows of "main" are candidates that may repeat others."""
+    """Rules of an upsert stream, whose records are changes of rows."""
     shuffle: Shuffle | None = None
     """How rows are shuffled between decoding and writing; None if each task writes what it reads."""
     destinations: Destinations | None = None
@@ -219,11 +219,6 @@ class StageContext:
     def beside(self) -> Mapping[str, str | None]:
         """`beside_value` for the records that are read: files of a backfill have keys and headers as columns."""
         return self.beside_value if self._as_in_kafka else {}
-
-    @property
-    def main_content(self) -> Content:
-        """What the files of "main" hold."""
-        return "changes" if self.changes else "candidates" if self.drops_repeats else "data"
 
     @property
     def _as_in_kafka(self) -> bool:

@@ -25,7 +25,7 @@ from pyiceberg.types import IcebergType
 
 import frazil.pyiceberg_fixes.data_files  # noqa: F401 - writes bounds of texts
 from frazil.errors import SpecError
-from frazil.ingest.contract import PartitionKey, StagedFile, Target, TargetTable
+from frazil.ingest.contract import Content, PartitionKey, StagedFile, Target, TargetTable
 from frazil.ingest.encodings import Encodings
 from frazil.ingest.required import revealed
 
@@ -58,6 +58,7 @@ class FileLayout:
     column_ids: Mapping[str, int]
     """Field ids by the columns' paths in the file."""
     partition_types: tuple[IcebergType, ...]
+    content: Content
 
     def retained_bytes(self, written: int) -> int:
         """Approximate bytes that an open file keeps after a row group of `written` Arrow bytes: pages and dictionaries.
@@ -87,6 +88,7 @@ class FileLayout:
             statistics=compute_statistics_plan(schema, dict(properties)),
             column_ids=parquet_path_to_id_mapping(schema),
             partition_types=tuple(field.field_type for field in spec.partition_type(schema).fields),
+            content=table.content,
         )
 
 
@@ -194,6 +196,7 @@ class ParquetFile:
             lower_bounds=_encoded(statistics["lower_bounds"]),
             upper_bounds=_encoded(statistics["upper_bounds"]),
             split_offsets=tuple(statistics["split_offsets"]),
+            content=layout.content,
         )
 
 

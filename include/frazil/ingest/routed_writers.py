@@ -93,7 +93,7 @@ class RoutedWriters:
     def _layout(self, table: TargetTable, target: Target) -> FileLayout:
         """The layout of a table, parsed once for all similar tables: parsing costs more than writing a few rows."""
         properties = sorted((name, text) for name, text in table.properties.items() if not name.startswith("frazil."))
-        alike = (table.schema_json, table.spec_json, table.sort_order_json, *properties)
+        alike = (table.schema_json, table.spec_json, table.sort_order_json, table.content, *properties)
         if alike not in self._layouts:
             self._layouts[alike] = FileLayout.of(table, target)
         return self._layouts[alike]

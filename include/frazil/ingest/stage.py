@@ -338,9 +338,7 @@ class _Stage:
         )
 
     def finish(self, *, notices: tuple[str, ...]) -> StageResult:
-        main = self._main.finish()
-        main = [dataclasses.replace(file, content=self._context.main_content) for file in main]
-        files = (*main, *self._dead.finish(), *self._routed.finish())
+        files = (*self._main.finish(), *self._dead.finish(), *self._routed.finish())
         return StageResult(
             files,
             self.progress.result(),

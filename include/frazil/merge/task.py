@@ -39,7 +39,7 @@ def merge(
 
     `on_progress` is told again and again how many rows have been read so far; it may raise to end the task.
     """
-    if context.rules.within_us is not None:
+    if context.changes.content == "candidates":
         return drop_repeats(context, task, on_progress=on_progress)
     run = _Merge(context, task, on_progress)
     try:

@@ -15,6 +15,8 @@ from frazil.status.derive import freshness_ms, promise_ms
 from frazil.status.state import Level, State, StreamState
 from frazil.timetext import utc
 
+NOT_MEASURED = "not measured"
+"""Stands among the due actions of a table that could not be measured."""
 OF_TABLES = frozenset(
     {
         "manifest-list",
@@ -341,4 +343,6 @@ def health_of(
     if due is None:
         return None
     actions = dict.fromkeys(action for table in sorted(tables) for action in due.get(table, ()))
+    if NOT_MEASURED in actions:
+        return Health(Level.UNKNOWN, NOT_MEASURED)
     return Health(Level.QUIET, "maintenance due", tuple(actions)) if actions else Health(Level.WELL, "in shape")

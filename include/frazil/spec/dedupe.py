@@ -32,24 +32,8 @@ class Dedupe(Model):
 
 
 def problems(spec: StreamSpec) -> Iterator[Problem]:
-    """What is wrong with it, and what does not go with it."""
+    """What is wrong with its key."""
     if (dedupe := spec.dedupe) is None:
         return
     columns = {column.name: column for column in spec.columns}
     yield from key_problems(spec, "dedupe.key", dedupe.key, columns)
-    if spec.mode == "upsert":
-        yield Problem("dedupe", None, "is for mode: append; an upsert has one row of each key anyway. Leave it out")
-    if spec.route is not None:
-        yield Problem("dedupe", None, "does not go with a route yet; leave one of them out")
-    if spec.commit.align != "none":
-        what = "holds rows of open windows back on a branch, where dedupe does not look; leave one of them out"
-        yield Problem("commit.align", spec.commit.align, what)
-    if spec.has_lines:
-        what = "makes several rows of a record, which have no order among them; leave it out with dedupe"
-        yield Problem("source.format.lines", "true", what)
-    if not spec.coordinates:
-        what = "leaves nothing that tells which of two rows came first; keep the coordinates, or leave dedupe out"
-        yield Problem("coordinates", False, what)
-    if spec.evolution.mode == "full":
-        what = "may make a column of the key optional; use additive, or leave dedupe out"
-        yield Problem("evolution", spec.evolution.mode, what)

@@ -159,15 +159,6 @@ def problems(spec: StreamSpec) -> Iterator[Problem]:
         if identifier in own:
             yield Problem(f"route.tables.{value}", identifier, f"is {own[identifier]}; leave the value out")
     yield from _windows(spec, route)
-    for place, declared, sound, instead in (
-        ("mode", spec.mode, "append", "leave it out"),
-        ("commit.align", spec.commit.align, "none", "leave it out"),
-        ("evolution", spec.evolution.mode, "off", "leave it out, and declare new columns"),
-        ("distribution", spec.distribution, "none", "leave it out"),
-        ("source.format.lines", str(spec.has_lines).lower(), "false", "let each record be one row"),
-    ):
-        if declared != sound:
-            yield Problem(place, declared, f"is not possible with a route yet; {instead}")
 
 
 def _in_one_step(spec: StreamSpec) -> Iterator[Problem]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from frazil.spec import dedupe, layout_rules, property_rules, route, sensitive, upsert
+from frazil.spec import dedupe, layout_rules, property_rules, refused, route, sensitive, upsert
 from frazil.spec.coordinates import METADATA_COLUMNS, OF_ICEBERG, RESERVED
 from frazil.spec.formats import BytesFormat, CsvFormat, StringFormat
 from frazil.spec.inconsistent import Problem, did_you_mean
@@ -268,23 +268,16 @@ _RULES: tuple[tuple[Callable[[StreamSpec], Iterator[Problem]], tuple[str, ...]],
     (_evolution, ("evolution", "source.format")),
     (sensitive.problems, ("schema", "sensitive")),
     (
-        dedupe.problems,
-        ("schema", "mode", "dedupe", "commit", "sensitive", "source", "coordinates", "evolution", "route"),
+        refused.problems,
+        ("mode", "key", "dedupe", "route", "commit", "evolution", "distribution", "source.format", "coordinates"),
     ),
+    (dedupe.problems, ("schema", "dedupe", "sensitive")),
     (upsert.problems, ("schema", "mode", "key", "order-by", "delete", "merge", "sensitive", "source", "coordinates")),
     (
         route.problems,
         (
-            *(
-                "schema",
-                "sensitive",
-                "route",
-                "table.identifier",
-                "dead-letters",
-                "commit.align",
-                "mode",
-            ),
-            *("evolution", "distribution", "source.topics", "source.topic-pattern", "source.format"),
+            *("schema", "sensitive", "route", "table.identifier", "dead-letters", "commit"),
+            *("complete", "source.topics", "source.topic-pattern"),
         ),
     ),
     (layout_rules.partitioning, ("schema", "coordinates", "partition-by")),

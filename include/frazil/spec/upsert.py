@@ -73,7 +73,7 @@ def problems(spec: StreamSpec) -> Iterator[Problem]:
     yield from _delete(spec, columns)
     yield from _envelope(spec, columns)
     yield from _transactions(spec)
-    yield from _beside(spec)
+    yield from _reserved(spec)
 
 
 def key_problems(spec: StreamSpec, where: str, key: tuple[str, ...], columns: dict[str, Column]) -> Iterator[Problem]:
@@ -178,17 +178,8 @@ def _transactions(spec: StreamSpec) -> Iterator[Problem]:
         yield Problem(place, topic, what)
 
 
-def _beside(spec: StreamSpec) -> Iterator[Problem]:
-    """What does not go with an upsert."""
-    if spec.commit.align != "none":
-        what = "holds rows of open windows back, which an upsert could not change there; leave it out"
-        yield Problem("commit.align", spec.commit.align, what)
-    if spec.has_lines:
-        what = "makes several rows of a record, which have no order among them; leave it out with mode: upsert"
-        yield Problem("source.format.lines", "true", what)
-    if spec.distribution != "none":
-        what = "is of no use: the tasks that merge have whole partitions already; leave it out"
-        yield Problem("distribution", spec.distribution, what)
+def _reserved(spec: StreamSpec) -> Iterator[Problem]:
+    """Columns whose names a change needs for its record's coordinates."""
     if not spec.coordinates:
         for column in spec.columns:
             if column.name.lower() in RESERVED:

@@ -16,11 +16,12 @@ from itertools import islice
 from pathlib import Path
 
 from pyiceberg.schema import Schema
+from pyiceberg.table import Table
 
 from frazil.commit.committer import Committer
 from frazil.commit.history import changes_of
 from frazil.commit.journal import Journal
-from frazil.commit.marker import BatchKey, Marker, merged_identity
+from frazil.commit.marker import BatchKey, Marker, merged_identity, read_marker
 from frazil.commit.reasons import reasons_of
 from frazil.commit.rules import check_fence, check_same_source
 from frazil.commit.stream_tables import StreamTables
@@ -173,18 +174,25 @@ class BatchRunner:
                 stage_s=stage_s,
                 commit_s=commit_s,
                 bytes=sum(file.bytes for file in journal.files),
-                changes=self._changes(),
+                changes=self._changes(journal),
             )
         )
         if journal.future:
             most = max(journal.progress, key=lambda p: p.future).topic_partition
             self.emit(FutureEventTimes(key, journal.future, most, format_duration(self.spec.watermark.max_future)))
 
-    def _changes(self) -> dict[str, int]:
-        if self.spec.mode != "upsert" and not self.spec.dedupe:
+    def _changes(self, journal: Journal) -> dict[str, int]:
+        """What the merges of a batch came to, in all tables that have it."""
+        if self.tables.merging is None:
             return {}
-        made = self.tables.main.current().metadata.snapshot_by_id(self.marker.snapshot_id)
-        return changes_of(made.summary if made else None)
+        total = Counter(_merged(self.tables.main.current(), self.marker))
+        lack = self.route.followers.waiting.keys() if self.route else frozenset()
+        for target in journal.routed - lack:
+            table = self.tables.handle(target).current()
+            marker = read_marker(table.properties, self.spec.name)
+            if marker is not None and marker.settled == journal.key:
+                total.update(_merged(table, marker))
+        return dict(total)
 
     def _give_notices(self, answers: Sequence[TaskAnswer]) -> None:
         said = {notice for answer in answers for notice in answer.result.notices}
@@ -208,11 +216,9 @@ class BatchRunner:
             )
         self.emit(PhaseBegan(Phase.COMMITTING))
         committing = time.monotonic()
-        if self.route:
-            self.committer.routed = self.route.followers.complete_through
         self.marker = self.committer.commit(journal)
         if self.route:
-            self.route.decided(journal)
+            self.route.decided()
         return time.monotonic() - committing
 
     def _check_not_replaced(self, error: Exception) -> None:
@@ -442,6 +448,12 @@ class BatchRunner:
             self.emit(ThrottleEvaluated(now.reason, stretch=now.stretch, was_under_pressure=pressed))
         exchange = open_exchange(self.run_folder)
         write_rates(exchange, dataclasses.replace(read_rates(exchange), stretch=now.stretch))
+
+
+def _merged(table: Table, marker: Marker) -> dict[str, int]:
+    """What the merge of the marker's snapshot came to."""
+    made = table.metadata.snapshot_by_id(marker.snapshot_id)
+    return changes_of(made.summary if made else None)
 
 
 def _values(answers: Sequence[TaskAnswer]) -> set[str]:

@@ -13,7 +13,6 @@ from typing import Any, Protocol, Self
 
 from frazil import errors
 from frazil.ingest.contract import StagedFile, StageResult
-from frazil.merge.contract import MergeResult, MergeTask
 from frazil.stream.merge_tasks import MergeTasks
 from frazil.stream.stage_rows import StageRows
 
@@ -59,10 +58,10 @@ class Engine(Protocol):
         Raises the FrazilError that a task ended with (`read_answers`), or what the engine raises.
         """
 
-    def merge(self, tasks: Sequence[MergeTask], work: MergeTasks) -> tuple[MergeResult, ...]:
-        """Map `work` over the tasks of a merge, one engine's task for each; returns their results in order.
+    def merge(self, plans: Sequence[str], work: MergeTasks) -> Sequence[str]:
+        """Map `work` over plans of merges and return the answers in order. A task of the engine may take several plans.
 
-        Raises as `run` does.
+        Raises what the engine raises.
         """
 
     def check(self) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from concurrent.futures import Future
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from frazil import __version__, clock, errors
@@ -25,7 +27,8 @@ log = logging.getLogger(__name__)
 class MergeTasks:
     """The function that an engine ships to its executors. A FrazilError is an answer, as for `StageRows`."""
 
-    context: MergeContext
+    contexts: tuple[MergeContext, ...]
+    """One at least, of one stream: each plan names its own by its place."""
     progress: ProgressFolder
 
     def __call__(self, tasks: Iterable[str]) -> Iterator[str]:
@@ -33,17 +36,24 @@ class MergeTasks:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Nothing of ours is pickled but the name of one function, as for `StageRows`."""
-        work = {"version": __version__, "context": asdict(self.context), "progress": asdict(self.progress)}
+        contexts = [asdict(context) for context in self.contexts]
+        context = {"stream": self.stream}
+        work = {"version": __version__, "context": context, "contexts": contexts, "progress": asdict(self.progress)}
         return shipped_merge, (work,)
 
+    @property
+    def stream(self) -> str:
+        return self.contexts[0].stream
+
     def _answer(self, plan: str) -> str:
-        task = MergeTask.from_json(json.loads(plan))
+        found_plan = json.loads(plan)
+        context, task = self.contexts[found_plan["context"]], MergeTask.from_json(found_plan["task"])
         try:
-            return json.dumps(merge(self.context, task, on_progress=self._reporter(task.index)).to_json())
+            return json.dumps(merge(context, task, on_progress=self._reporter(found_plan["number"])).to_json())
         except FrazilError as error:
             found: FrazilError = error
         except OSError as error:
-            meant = staging_failure(self.context.target.folder, error)
+            meant = staging_failure(context.target.folder, error)
             if meant is None:
                 raise
             found = meant
@@ -63,21 +73,71 @@ class MergeTasks:
         return report
 
 
-@dataclass(frozen=True, slots=True)
-class MergeRun:
-    """Runs the tasks of merges on an engine, with a count of their progress that begins anew each time."""
+@dataclass(slots=True)
+class _Asked:
+    """The tasks of one merge, and what becomes of them."""
 
-    merge: Callable[[Sequence[MergeTask], MergeTasks], Sequence[MergeResult]]
+    context: MergeContext
+    tasks: Sequence[MergeTask]
+    results: Future[Sequence[MergeResult]] = field(default_factory=Future)
+
+
+@dataclass(slots=True)
+class MergeRun:
+    """Runs the tasks of merges on an engine, with a count of their progress that begins anew each time.
+
+    One job runs at a time. What several threads ask for meanwhile is the next one, so that a batch that is merged into
+    hundreds of tables takes a few jobs.
+    """
+
+    merge: Callable[[Sequence[str], MergeTasks], Sequence[str]]
     """Of an `Engine`."""
     progress: ProgressFolder
+    ran: Callable[[int, float], object] = lambda _tasks, _seconds: None
+    """Is called after each job, with the number of its tasks and its seconds."""
+    _waiting: list[_Asked] = field(default_factory=list)
+    _changing: threading.Lock = field(default_factory=threading.Lock)
+    """Is held while `_waiting` changes."""
+    _running: threading.Lock = field(default_factory=threading.Lock)
+    """Is held while a job runs."""
 
     def __call__(self, context: MergeContext, tasks: Sequence[MergeTask]) -> Sequence[MergeResult]:
-        progress = replace(self.progress, io=context.target.io, attempt=clock.now_ms())
+        asked = _Asked(context, tasks)
+        with self._changing:
+            self._waiting.append(asked)
+        with self._running:
+            with self._changing:
+                job, self._waiting = self._waiting, []
+            if job:  # else another thread's job had it
+                self._run(job)
+        return asked.results.result()
+
+    def _run(self, job: Sequence[_Asked]) -> None:
+        progress = replace(self.progress, io=job[0].context.target.io, attempt=clock.now_ms())
         try:
             progress.clear()
         except Exception as error:  # storages raise anything; the count is for people and the supervisor alone
             log.info("the progress of an earlier merge was left behind: %r", error)
-        return self.merge(tasks, MergeTasks(context, progress))
+        each = [(place, task) for place, asked in enumerate(job) for task in asked.tasks]
+        plans = [
+            json.dumps({"context": place, "number": number, "task": task.to_json()})
+            for number, (place, task) in enumerate(each)
+        ]
+        began = time.monotonic()
+        try:
+            answers = iter(self.merge(plans, MergeTasks(tuple(asked.context for asked in job), progress)))
+        except Exception as error:
+            if len(job) == 1:
+                job[0].results.set_exception(error)
+            for asked in job if len(job) > 1 else ():  # one table's trouble is no other's
+                self._run([asked])
+            return
+        self.ran(len(plans), time.monotonic() - began)
+        for asked in job:
+            try:
+                asked.results.set_result(read_results([next(answers) for _ in asked.tasks]))
+            except Exception as error:  # one table's trouble is no other's
+                asked.results.set_exception(error)
 
 
 @dataclass(frozen=True)
@@ -92,18 +152,21 @@ class MergeRefusal:
 
 def shipped_merge(work: Mapping[str, Any]) -> MergeTasks | MergeRefusal:
     """What a driver ships, where it arrives. Keep its name, and `version` and `context.stream` in what it gets."""
-    context = work["context"]
+    stream = work["context"]["stream"]
     try:
         if work["version"] == __version__:
-            changes, target = (TargetTable(**context[name]) for name in ("changes", "target"))
-            merging = MergeContext(context["stream"], MergeRules(**context["rules"]), changes, target)
-            return MergeTasks(merging, ProgressFolder(**work["progress"]))
+            return MergeTasks(tuple(map(_context, work["contexts"])), ProgressFolder(**work["progress"]))
         why = f"version {work['version']}, and version {__version__} was installed since"
     except (KeyError, TypeError) as error:
         why = f"other code of version {__version__} than is installed by now ({error})"
     return MergeRefusal(
-        f"the writer of stream {context['stream']!r} runs {why}: it ends, and the next start takes what is installed"
+        f"the writer of stream {stream!r} runs {why}: it ends, and the next start takes what is installed"
     )
+
+
+def _context(value: Mapping[str, Any]) -> MergeContext:
+    changes, target = (TargetTable(**value[name]) for name in ("changes", "target"))
+    return MergeContext(value["stream"], MergeRules(**value["rules"]), changes, target)
 
 
 def read_results(answers: Iterable[str]) -> tuple[MergeResult, ...]:

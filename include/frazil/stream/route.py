@@ -7,12 +7,9 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
 
 from frazil.commit.beside_home import sweep_beside
-from frazil.commit.committer import Committer
-from frazil.commit.followers import NOTHING, RETRY_TIMEOUT_S, Behind, Followers, Make
-from frazil.commit.journal import Journal
+from frazil.commit.followers import NOTHING, RETRY_TIMEOUT_S, Behind, Followers
 from frazil.commit.marker import BatchKey, Marker
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.sweep import sweep_routed
@@ -22,7 +19,7 @@ from frazil.ingest.contract import StageContext
 from frazil.spec.model import StreamSpec
 from frazil.spec.route import Route
 from frazil.spec.units import format_duration, shortened
-from frazil.stream.routed_tables import RoutedTables, made_to_follow
+from frazil.stream.routed_tables import RoutedTables
 from frazil.table.catalogs import load_catalog
 from frazil.timetext import utc
 
@@ -47,16 +44,20 @@ class StreamRoute:
 
     @classmethod
     def begin(
-        cls, spec: StreamSpec, tables: StreamTables, marker: Marker, emit: Callable[[StreamEvent], None]
+        cls,
+        spec: StreamSpec,
+        tables: StreamTables,
+        marker: Marker,
+        followers: Followers | None,
+        emit: Callable[[StreamEvent], None],
     ) -> StreamRoute | None:
         """Commit what earlier writers left to do, and open the tables. None if the stream never had a route.
 
         Also delete what they staged for these and nobody will commit. Raises RouteBehind, and what `RoutedTables.open`
         raises.
         """
-        if spec.route is None and marker.routed is None:
+        if followers is None or (spec.route is None and marker.routed is None):
             return None
-        followers = Followers.of(tables, marker, partial(made_to_follow, spec, tables))
         found = cls(spec, tables, followers, emit)
         ended = found._tried_for_long()
         sweep_beside(tables, followers.waiting, below_epoch=marker.at.epoch, complete=marker.routed or NOTHING)
@@ -115,9 +116,8 @@ class StreamRoute:
         if self.routed:
             self.routed.make(values, home)
 
-    def decided(self, journal: Journal) -> None:
+    def decided(self) -> None:
         """Home has committed a batch: its tables follow. After a commit in one step they have it already."""
-        self.followers.add(journal)
         self.tried = time.monotonic()
         self.followers.commit()
 
@@ -148,19 +148,6 @@ class StreamRoute:
                 f"{format_duration(self._lag)}. The rows are kept. Mend the table, then start again; or let it go on "
                 f"without them: `frazil route {self.spec.name} --give-up {behind[0].target}`"
             )
-
-
-def join_routed(
-    tables: StreamTables, committer: Committer, atomic: bool | Collection[str] = True, *, make: Make | None = None
-) -> None:
-    """Let a batch's tables, or those of them that `atomic` names, be committed to in one step with home.
-
-    Nothing changes for a stream that does not declare `commit.atomic`.
-    """
-    marker = tables.marker()
-    if tables.at_once is not None and marker is not None:
-        only = None if isinstance(atomic, bool) else frozenset(atomic)
-        committer.together = partial(Followers.of(tables, marker, make).together, only=only)
 
 
 def told(behind: Sequence[Behind]) -> str:

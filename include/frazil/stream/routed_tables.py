@@ -21,13 +21,13 @@ from frazil.commit.members import Member, member_names, member_of, write_member
 from frazil.commit.rules import check_fence
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.sweep import batch_folder
-from frazil.commit.target import target_table
 from frazil.errors import AdoptionRequired, Fenced, RouteBehind, SchemaIncompatible, TableLost, words_of
 from frazil.ingest.contract import Destinations, StageContext, Target, TargetTable
 from frazil.spec.model import StreamSpec
 from frazil.spec.route import Route, may_have_made, value_property
 from frazil.spec.units import counted
 from frazil.stream.dropped_tables import dropped_sentence, is_of_others, still_has
+from frazil.stream.stage_context import staged_target
 from frazil.table.catalogs import catalog_errors, load_catalog, words_of_table
 from frazil.table.declared import name_of
 from frazil.table.made_tables import made_for, named_like, routed_table
@@ -380,7 +380,7 @@ class RoutedTables:
         folder = batch_folder(table, self.tables.stream, key)
         location, layout = self._layouts.get(target, ("", None))
         if layout is None or location != table.metadata_location:
-            layout = target_table(table, folder=folder)
+            layout = staged_target(self.spec, table, folder)
             # Equal texts are one object, so that they are sent to the tasks once.
             layout = dataclasses.replace(
                 layout,

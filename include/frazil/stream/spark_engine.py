@@ -5,7 +5,6 @@ Imports as little as a JVM needs to start: see `frazil.stream.main`.
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 import threading
@@ -28,11 +27,12 @@ from frazil.stream.lost_executors import told_if_lost
 from frazil.stream.session import start_context
 
 if TYPE_CHECKING:
-    from frazil.merge.contract import MergeResult, MergeTask
     from frazil.stream.engine import TaskAnswer
     from frazil.stream.merge_tasks import MergeTasks
     from frazil.stream.stage_rows import StageRows
 
+MERGE_ROUNDS = 4
+"""A job of merges has at most this many tasks for each that runs at once."""
 log = logging.getLogger(__name__)
 
 UNTIL_CHECK_S = 0.2
@@ -153,17 +153,15 @@ class SparkEngine:
                 # Else Spark keeps the rows on its disks until the JVM collects garbage, which may take half an hour.
                 sent._jrdd.rdd().cleanShuffleDependencies(False)
 
-    def merge(self, tasks: Sequence[MergeTask], work: MergeTasks) -> tuple[MergeResult, ...]:
-        from frazil.stream.merge_tasks import read_results  # noqa: PLC0415 - see the module
-
-        if not tasks:
+    def merge(self, plans: Sequence[str], work: MergeTasks) -> Sequence[str]:
+        if not plans:
             return ()
-        spark, stream = self._context, work.context.stream
+        spark, stream = self._context, work.stream
         with task_failures(stream), self._executors_watched(stream):
             spark.setJobGroup(f"stream {stream}", f"stream {stream}: merge", interruptOnCancel=True)
             spark.setLocalProperty("spark.scheduler.pool", threading.current_thread().name)
-            plans = spark.parallelize([json.dumps(task.to_json()) for task in tasks], len(tasks))
-            return read_results(plans.mapPartitions(work).collect())
+            slices = min(len(plans), MERGE_ROUNDS * self.parallelism)  # many tables have a small plan each
+            return spark.parallelize(plans, slices).mapPartitions(work).collect()
 
     def check(self) -> None:
         with task_failures(self._spec.name):

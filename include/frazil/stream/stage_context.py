@@ -11,14 +11,13 @@ from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 
 from frazil.commit.marker import BatchKey
+from frazil.commit.mode import called_now, merge_rules, merging_mode
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.sweep import batch_folder
-from frazil.commit.target import change_target, target_table
-from frazil.ingest.contract import ChangeRules, StageContext
-from frazil.merge.contract import MergeRules
-from frazil.partitions.windows import Grain
+from frazil.commit.target import target_table
+from frazil.ingest.contract import ChangeRules, StageContext, TargetTable
 from frazil.spec.coordinates import COORDINATES, LINE
-from frazil.spec.formats import POSITION, carried_format, envelope_of
+from frazil.spec.formats import carried_format
 from frazil.spec.model import StreamSpec
 from frazil.spec.upsert import Delete, key_fields
 from frazil.table.catalogs import catalog_errors
@@ -45,12 +44,8 @@ def stage_context(
     check_stageable(now["main"], now["dead-letters"], spec)
     main = now["main"]
     other_names = aliases(main.schema(), former_columns(main.properties))
-    targets = {
-        target: target_table(table, folder=batch_folder(table, tables.stream, key)) for target, table in now.items()
-    }
+    letters = target_table(now["dead-letters"], folder=batch_folder(now["dead-letters"], tables.stream, key))
     changes = change_rules(spec, main.schema(), other_names)
-    if changes:
-        targets["main"] = change_target(targets["main"], changes.key)
     return StageContext(
         stream=spec.name,
         epoch=key.epoch,
@@ -59,7 +54,7 @@ def stage_context(
         format=carried_format(spec.value_format),
         event_time_column=spec.event_time.column,
         coordinates=spec.coordinates or changes is not None,
-        targets=targets,
+        targets={"main": staged_target(spec, main, batch_folder(main, tables.stream, key)), "dead-letters": letters},
         topic_ids=dict(topic_ids),
         units=_units(spec, main.schema(), other_names),
         aliases=other_names,
@@ -67,15 +62,20 @@ def stage_context(
         sensitive=sensitive_fields(spec, main.schema(), other_names),
         max_future_us=spec.watermark.max_future // timedelta(microseconds=1),
         changes=changes,
-        drops_repeats=spec.dedupe is not None,
     )
+
+
+def staged_target(spec: StreamSpec, table: Table, folder: str) -> TargetTable:
+    """How records of the stream are staged for one of its tables."""
+    target, mode = target_table(table, folder=folder), merging_mode(spec)
+    return target if mode is None else mode.staged(target, merge_rules(spec, table).key)
 
 
 def change_rules(spec: StreamSpec, table: Schema, other_names: Mapping[str, int]) -> ChangeRules | None:
     """How records change the table, by the names that its columns have; None where each is a row."""
     if spec.mode == "append":
         return None
-    delete, called = spec.delete or Delete.model_construct(), partial(_called, table, other_names)
+    delete, called = spec.delete or Delete.model_construct(), partial(called_now, table, other_names)
     key = tuple(map(called, spec.key))
     added = {*key, *COORDINATES, LINE}
     return ChangeRules(
@@ -86,26 +86,6 @@ def change_rules(spec: StreamSpec, table: Schema, other_names: Mapping[str, int]
         tombstones=delete.tombstones,
         key_fields=tuple(map(called, key_fields(spec))),
     )
-
-
-def merge_rules(spec: StreamSpec, table: Table) -> MergeRules:
-    """How changes of the stream are merged into the table as it is now, or which of its rows repeat others."""
-    schema, other_names = table.schema(), aliases(table.schema(), former_columns(table.properties))
-    called, envelope = partial(_called, schema, other_names), envelope_of(spec.source.format)
-    return MergeRules(
-        key=tuple(map(called, spec.dedupe.key if spec.dedupe else spec.key)),
-        order_by=None if spec.order_by is None else called(spec.order_by),
-        by_position=envelope is not None and envelope.metadata.get(spec.order_by or "") == POSITION,
-        ignored=tuple(COORDINATES) if spec.coordinates else (),
-        how=spec.merge,
-        event_time=called(spec.event_time.column),
-        window_us=None if spec.window is None else Grain(spec.window).us,
-        within_us=None if spec.dedupe is None else spec.dedupe.within // timedelta(microseconds=1),
-    )
-
-
-def _called(table: Schema, other_names: Mapping[str, int], name: str) -> str:
-    return current_name(table, other_names.get(name)) or name
 
 
 def sensitive_fields(spec: StreamSpec, table: Schema, other_names: Mapping[str, int]) -> dict[str, Any]:

@@ -8,8 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,9 +20,10 @@ from frazil import clock, errors
 from frazil.commit.accepted_rejects import accepted_offsets
 from frazil.commit.catalog_probe import check_can_hold
 from frazil.commit.committer import Committer
+from frazil.commit.followers import Followers
 from frazil.commit.marker import Marker, of_topics, property_name, read_marker
 from frazil.commit.marker_change import reset
-from frazil.commit.merging import MERGED_CONTENT, Merging
+from frazil.commit.merging import Merging, merging_of
 from frazil.commit.reset import before_reset
 from frazil.commit.rules import check_fence
 from frazil.commit.settle import highest_epoch, settle
@@ -46,7 +46,6 @@ from frazil.kafka.admin import KafkaOffsets, Topics
 from frazil.kafka.log_watch import find_cut
 from frazil.kafka.retention import check_no_gap, lost_ranges
 from frazil.kafka.truncation import check_not_cut
-from frazil.merge.contract import MergeContext, MergeResult, MergeTask
 from frazil.offsets.spans import TopicPartition
 from frazil.partitions.open_windows import Alignment
 from frazil.spec.model import StreamSpec
@@ -63,9 +62,8 @@ from frazil.stream.progress import ProgressFolder, cluster_period_s
 from frazil.stream.record_folding import RecordFolding
 from frazil.stream.recording import Recording, recorded
 from frazil.stream.reporter import Reporter
-from frazil.stream.route import StreamRoute, join_routed
+from frazil.stream.route import StreamRoute
 from frazil.stream.routed_tables import made_to_follow
-from frazil.stream.stage_context import merge_rules
 from frazil.stream.stall_history import Limits
 from frazil.table.catalogs import catalog_errors, load_catalog
 from frazil.table.lost import check_own_folder, gone_table, lost_table
@@ -237,18 +235,8 @@ class Writer:
         return tables, progress
 
     def _merging(self, progress: ProgressFolder, emit: Callable[[StreamEvent], None]) -> Merging | None:
-        if self.spec.mode == "append" and self.spec.dedupe is None:
-            return None
-        run = MergeRun(self.engine.merge, progress)
-
-        def timed(context: MergeContext, tasks: Sequence[MergeTask]) -> Sequence[MergeResult]:
-            began = time.monotonic()
-            results = run(context, tasks)
-            emit(ChangesMerged(len(tasks), time.monotonic() - began))
-            return results
-
-        declared = MERGED_CONTENT["candidates" if self.spec.dedupe else "changes"]
-        return Merging(partial(merge_rules, self.spec), timed, lambda: self.engine.parallelism, declared)
+        run = MergeRun(self.engine.merge, progress, lambda tasks, merge_s: emit(ChangesMerged(tasks, merge_s)))
+        return merging_of(self.spec, run, lambda: self.engine.parallelism)
 
     def _wait_outside_turn(self, emit: Callable[[StreamEvent], None], seconds: float) -> bool:
         """Wait during an outage, in which others may use this writer's turn; whether the writer is asked to end."""
@@ -343,9 +331,11 @@ class Epoch:
             initial=lambda: p.kafka.starts(p.spec.source.start, topics.partitions),
             first_epoch=1 + highest_epoch(p.tables),
             after=self.after,
+            following=partial(
+                Followers.of, p.tables, make=partial(made_to_follow, p.spec, p.tables), atomic=p.spec.commit.atomic
+            ),
         )
         self.number = committer.epoch
-        join_routed(p.tables, committer, p.spec.commit.atomic, make=partial(made_to_follow, p.spec, p.tables))
         settled = settle(p.tables, committer)
         marker = p.tables.marker()
         if marker is None:
@@ -364,7 +354,7 @@ class Epoch:
             progress=p.progress,
             wait=p.wait,
             rejects_accepted=accepted_offsets(p.tables, marker.source),
-            route=StreamRoute.begin(p.spec, p.tables, marker, p.emit),
+            route=StreamRoute.begin(p.spec, p.tables, marker, committer.followers, p.emit),
         )
         for journal in settled.committed:
             runner.report(journal)

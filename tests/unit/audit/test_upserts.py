@@ -25,7 +25,7 @@ from tests.unit.ingest.test_changes import ORDERS
 def test_a_row_that_an_older_change_brought_back_is_explained_where_there_is_an_order(order_by: str | None) -> None:
     spec = StreamSpec.model_validate({**ORDERS, "order-by": order_by})
     keys = ChangedKeys(inserted=({"ref": "a"},), deleted=({"ref": "b"}, {"ref": "c"}))
-    inserted, deleted = _of_keys(Counts(inserted=1, deleted=3), keys, spec)
+    inserted, deleted = _of_keys(Counts(inserted=1, deleted=3), keys, spec, "orders")
     assert (
         inserted.sentence == "1 key (ref a): each is not in the table, though Kafka's newest record of it is no delete"
     )
@@ -55,11 +55,13 @@ def test_a_log_that_was_cut_below_what_was_merged_is_off(monkeypatch: pytest.Mon
     """Older records in the place of newer ones change nothing by `order-by`, so a merge would not notice."""
     monkeypatch.setattr(upserts, "open_kafka", lambda _: nullcontext(StandInKafka()))
     monkeypatch.setattr(upserts, "_differences", lambda _: iter(()))
+    monkeypatch.setattr(upserts, "tally", lambda *_: {})
     marker: Any = SimpleNamespace(source=IDENTITY, offsets={T0: 60}, leader_epochs={T0: 1}, rewritten={})
     ranges = {T0: (CommittedRange(0, 60, 60, 0, "id-1", leader_epoch=1),)}
-    spec: Any = SimpleNamespace(name="orders")
-    tables: Any = None
-    (found,) = upserts._compared(spec, tables, tables, marker, Claims(ranges))
+    spec: Any = SimpleNamespace(name="orders", route=None)
+    tables: Any = SimpleNamespace(dead_letters=SimpleNamespace(refresh=lambda: None))
+    table: Any = None
+    (found,) = upserts._compared(spec, tables, table, marker, Claims(ranges))
     assert (found.kind, found.where) == (FindingKind.LOG_CUT, "t-0")
     assert "cut at offset 40" in found.sentence
 

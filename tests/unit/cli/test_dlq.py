@@ -192,11 +192,10 @@ def test_letters_whose_records_are_yet_to_be_read_again_are_left_to_the_writer(s
 
 
 def test_what_cannot_be_replayed_is_refused_before_it_is_counted(streams: Path) -> None:
-    keyed = STREAM.replace("{at: timestamptz}", "{at: timestamptz, id: long not null}")
-    (streams / "made.yaml").write_text(keyed + "dedupe: {key: [id], within: 1h}\n")
+    (streams / "made.yaml").write_text(STREAM + "coordinates: false\n")
     done = CliRunner().invoke(frazil, ["dlq", "replay", "made", "--dry-run", "--streams", str(streams)])
     assert isinstance(done.exception, SpecError)
-    assert "dedupe: a replay of dead letters" in str(done.exception)
+    assert "keeps no Kafka coordinates" in str(done.exception)
 
 
 def test_a_reason_is_a_word(streams: Path) -> None:

@@ -16,7 +16,8 @@ from pyiceberg.types import IntegerType, LongType, NestedField, StringType, Time
 from frazil.commit.committer import Committer
 from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey, Marker
-from frazil.commit.merging import MERGED_CONTENT, Merging, Run, in_process
+from frazil.commit.merging import Merging, Run, in_process
+from frazil.commit.mode import DEDUPLICATES
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.sweep import batch_folder, sweep_batch
 from frazil.commit.target import target_table
@@ -61,7 +62,7 @@ class RepeatedWorld(World):
             return self.run_tasks(context, tasks)
 
         rules = MergeRules(("id",), event_time="at", within_us=WITHIN_US, window_us=Grain.HOUR.us)
-        merging = Merging(lambda _: rules, run, lambda: self.parallelism, MERGED_CONTENT["candidates"])
+        merging = Merging(lambda _: rules, run, lambda: self.parallelism, DEDUPLICATES)
         return dataclasses.replace(super().view(), merging=merging)
 
     def arrive(self, committer: Committer, rows: Rows) -> Journal:

@@ -25,7 +25,6 @@ from frazil.commit.sweep import bare_path, discard_batch, sweep, sweep_batch, sw
 from frazil.errors import CommitUnavailable
 from frazil.ingest.contract import StagedFile
 from frazil.maintenance.orphans import Undecided
-from frazil.stream.route import join_routed
 from frazil.table.atomic_catalogs import commit_tables_of
 from frazil.table.atomic_commit import TableChange
 
@@ -55,7 +54,11 @@ class Routed:
         """Another process takes over."""
         self.world.tables = self.world.view()
         self.committer: Committer = self.world.begin()
-        self.followers = Followers.of(self.tables, self.world.marker())
+        return self.follow()
+
+    def follow(self, *, atomic: bool | Sequence[str] = True) -> Followers:
+        self.followers = Followers.of(self.tables, self.world.marker(), atomic=atomic)
+        self.committer.followers = self.followers
         return self.followers
 
     def stage(self, rows: Rows, end: int) -> Journal:
@@ -75,9 +78,7 @@ class Routed:
         """Journal a batch and commit it to home; its tables have not followed."""
         journal = self.stage(rows, end)
         assert self.tables.journals.put(journal)
-        self.committer.routed = self.followers.complete_through
         self.committer.commit(journal)
-        self.followers.add(journal)
         return journal
 
     def run(self, rows: Rows, end: int) -> Journal:
@@ -380,9 +381,8 @@ def test_all_tables_have_a_batch_or_none_has_where_the_catalog_commits_at_once(r
     def begin() -> None:
         routed.world.tables = dataclasses.replace(routed.world.view(), at_once=committed)
         routed.committer = routed.world.take_over()
-        join_routed(routed.tables, routed.committer)
+        routed.follow()
         routed.world.settle(routed.committer)
-        routed.followers = Followers.of(routed.tables, routed.world.marker())
 
     begin()
     rows = {"main": [0], ORDERS: [0], PAYMENTS: [0]}
@@ -409,7 +409,7 @@ def test_a_journal_of_an_earlier_writer_is_committed_in_one_step_too(routed: Rou
 
     routed.world.tables = dataclasses.replace(routed.world.view(), at_once=committed)
     routed.committer = routed.world.take_over()
-    join_routed(routed.tables, routed.committer)
+    routed.follow()
     routed.world.settle(routed.committer)
     assert steps == [3]
     assert routed.offsets(ORDERS) == routed.offsets(PAYMENTS) == routed.offsets("demo.events") == [0]
@@ -421,8 +421,7 @@ def test_in_one_step_a_table_gets_the_rows_of_earlier_batches_first(routed: Rout
     at_once = commit_tables_of(routed.world.catalog.inner)
     routed.world.tables = dataclasses.replace(routed.world.view(), at_once=at_once)
     routed.committer = routed.world.begin()
-    routed.followers = Followers.of(routed.tables, routed.world.marker())
-    routed.committer.together = routed.followers.together
+    routed.follow()
     with pytest.raises(CommitUnavailable, match=r"demo\.orders lacks 1 row of 1 batch: .*not yours"):
         routed.run({"main": [1], ORDERS: [2]}, 3)
     assert routed.offsets("demo.events") == []
@@ -488,9 +487,8 @@ def test_tables_that_are_listed_have_a_batch_in_one_step_with_home_and_the_other
     def begin() -> None:
         routed.world.tables = dataclasses.replace(routed.world.view(), at_once=committed)
         routed.committer = routed.world.take_over()
-        join_routed(routed.tables, routed.committer, (ORDERS, "demo.events"))
+        routed.follow(atomic=(ORDERS, "demo.events"))
         routed.world.settle(routed.committer)
-        routed.followers = Followers.of(routed.tables, routed.world.marker())
 
     begin()
     routed.world.catalog.next_fails_before(ForbiddenError("not yours"), PAYMENTS, times=2)
@@ -510,7 +508,7 @@ def test_the_trouble_of_a_listed_table_holds_the_batch_back_for_all(routed: Rout
     routed.run({ORDERS: [0]}, 1)
     routed.world.tables = dataclasses.replace(routed.world.view(), at_once=at_once)
     routed.committer = routed.world.begin()
-    join_routed(routed.tables, routed.committer, (ORDERS,))
+    routed.follow(atomic=(ORDERS,))
     with pytest.raises(CommitUnavailable, match=r"several tables in one step, and demo\.orders lacks 1 row"):
         routed.run({"main": [1], ORDERS: [2]}, 3)
     assert routed.offsets("demo.events") == []
@@ -525,6 +523,6 @@ def test_a_dropped_table_that_had_all_is_named_where_a_batch_of_several_in_one_s
     world.catalog.inner.drop_table(ORDERS)
 
     with pytest.raises(CommitUnavailable, match=f"in one step, and {ORDERS}: it is not in the catalog"):
-        routed.followers.together(journal)
+        dataclasses.replace(routed.followers, atomic=True).together(journal)
 
     assert routed.followers.behind == {}

@@ -36,16 +36,18 @@ from pyiceberg.types import (
 from frazil.commit import merge_plan
 from frazil.commit.manifest_writing import Layout, write_added
 from frazil.commit.merge_plan import PATH_FIELD_ID, plan_merge
+from frazil.commit.mode import UPSERTS
 from frazil.commit.snapshot import SnapshotWriter
-from frazil.commit.target import change_target, target_table
+from frazil.commit.target import target_table
 from frazil.errors import SchemaIncompatible
 from frazil.ingest.changes import CHANGE
 from frazil.ingest.contract import StagedFile
 from frazil.ingest.write import TableWriter, file_namer
+from frazil.merge.contract import MergeRules
 from tests.unit.commit.upserts import BY_REGION, WHOLE, upsert_world
 
-KEY = ("id",)
-BOTH = ("id", "region")
+KEY = MergeRules(("id",))
+BOTH = MergeRules(("id", "region"))
 
 
 def staged(number, region=None, *, keys=(0, 9), size=1_000, content="data", bounds=True):  # noqa: PLR0913
@@ -261,7 +263,7 @@ def test_deletes_that_a_merge_does_not_apply_are_refused(whole, more, said):
 
 def test_a_key_column_that_is_gone_is_refused(whole):
     with pytest.raises(SchemaIncompatible, match="lacks other, which the key"):
-        plan_merge(whole.load(), [change(0)], ("id", "other"), parallelism=1)
+        plan_merge(whole.load(), [change(0)], MergeRules(("id", "other")), parallelism=1)
 
 
 DAY = date(2013, 1, 2)
@@ -306,8 +308,8 @@ def test_keys_of_every_type_find_their_files(catalog, kind, one, other, transfor
     catalog.inner.commit_table(table, prepared.requirements, prepared.updates)
     table = catalog.inner.load_table("demo.keyed")
     found = {
-        value: sum(len(task.files) for task in plan_merge(table, write(changes, value), ["key"], parallelism=1).tasks)
-        for changes in [change_target(target, ("key",))]
+        value: sum(len(task.files) for task in plan_merge(table, write(changes, value), rules, parallelism=1).tasks)
+        for changes, rules in [(UPSERTS.staged(target, ("key",)), MergeRules(("key",)))]
         for value in (one, other)
     }
     # Other engines order UUIDs by halves with a sign; these two share a bucket.

@@ -8,10 +8,12 @@ import pyarrow as pa
 import pytest
 from pyiceberg.types import StringType
 
+from frazil.commit.marked_update import merge_of
 from frazil.commit.marker import BatchKey
 from frazil.commit.merging import Merging
+from frazil.commit.mode import UPSERTS
 from frazil.commit.sweep import batch_folder
-from frazil.commit.target import change_target, target_table
+from frazil.commit.target import target_table
 from frazil.errors import SchemaIncompatible
 from frazil.ingest.changes import CHANGE, UPSERT
 from frazil.ingest.write import TableWriter, file_namer
@@ -98,7 +100,9 @@ def test_a_batch_leaves_traces_in_unchanged_rows_once_a_stream_had_dead_letters(
     if had_letters:
         journal = bucketed.stage(committer, {0: (0, 1)}, rejected={0: {0}})
         bucketed.commit_dead_letters(committer, journal)
-    writer = committer._merge_of(bucketed.change(committer, FIRST))
+    journal = bucketed.change(committer, FIRST)
+    writer = merge_of(bucketed.tables, journal, journal.staged_for("main"))
+    assert writer is not None
     assert writer.traced is had_letters
 
 
@@ -240,7 +244,7 @@ def test_rows_that_waited_on_the_open_branch_are_in_main_before_a_merge(catalog,
     committer = world.begin()
     batch = BatchKey(committer.epoch, world.marker().at.batch + 1)
     table = world.load()
-    target = change_target(target_table(table, folder=batch_folder(table, world.stream, batch)), key)
+    target = UPSERTS.staged(target_table(table, folder=batch_folder(table, world.stream, batch)), key)
     writer = TableWriter(target, "main", io=table.io, file_name=file_namer(0, 0))
     change = {"ts": event_time(1), "name": "new", "kafka_topic": "events", "kafka_partition": 0, "kafka_offset": 1}
     writer.add(pa.Table.from_pylist([{**change, CHANGE: UPSERT}], schema=writer.layout.arrow_schema))

@@ -19,9 +19,10 @@ from frazil.commit.committer import Committer
 from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey, Marker
 from frazil.commit.merging import Merging, Run, in_process
+from frazil.commit.mode import UPSERTS
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.sweep import batch_folder, sweep_batch
-from frazil.commit.target import change_target, target_table
+from frazil.commit.target import target_table
 from frazil.ingest.changes import CHANGE, DELETE, KEPT, UPSERT
 from frazil.ingest.contract import StagedFile
 from frazil.ingest.write import TableWriter, file_namer
@@ -99,7 +100,7 @@ class UpsertWorld(World):
 
     def stage_changes(self, key: BatchKey, changes: Changes) -> tuple[StagedFile, ...]:
         table = self.load()
-        target = change_target(target_table(table, folder=batch_folder(table, self.stream, key)), ("id",))
+        target = UPSERTS.staged(target_table(table, folder=batch_folder(table, self.stream, key)), ("id",))
         found: list[StagedFile] = []
         made = [self._row(number, row) for number, row in changes]
         for rows in (made[::2], made[1::2]):

@@ -52,9 +52,10 @@ from frazil.backfill.commit import LaneCommitter
 from frazil.backfill.request import parse_request
 from frazil.commit.lane_records import Record
 from frazil.commit.marker import BatchKey, open_branch
-from frazil.commit.merging import MERGED_CONTENT, Merging
+from frazil.commit.merging import Merging
+from frazil.commit.mode import DEDUPLICATES, UPSERTS
 from frazil.commit.sweep import bare_path, batch_folder, sweep_batch
-from frazil.commit.target import change_target, target_table
+from frazil.commit.target import target_table
 from frazil.ingest.changes import CHANGE, DELETE, KEPT, UPSERT
 from frazil.ingest.contract import Content, RangeProgress, StagedFile
 from frazil.ingest.shape import least_truncatable
@@ -188,7 +189,7 @@ class ValuedWorld(World):
     def _merging(self) -> Merging:
         if self.drops_repeats:
             rules = MergeRules(self.key_columns, event_time="at", within_us=3_600_000_000)
-            return Merging(lambda _: rules, declared=MERGED_CONTENT["candidates"])
+            return Merging(lambda _: rules, mode=DEDUPLICATES)
         rules = MergeRules(self.key_columns, how=self.how)
         return Merging(lambda _: rules)
 
@@ -213,7 +214,7 @@ class ValuedWorld(World):
         table = self.load()
         target = target_table(table, folder=batch_folder(table, self.stream, key))
         if content == "changes":
-            target = change_target(target, self.key_columns)
+            target = UPSERTS.staged(target, self.key_columns)
         writer = TableWriter(target, "main", io=table.io, file_name=file_namer(0, 0))
         coordinates = {
             "kafka_topic": "events",

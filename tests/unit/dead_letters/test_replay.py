@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ from frazil.ingest.stage import stage
 from frazil.ingest.write import TableWriter, file_namer
 from frazil.kafka.identity import SourceIdentity
 from frazil.operations.abandoning import plan_abandon
+from frazil.spec.dedupe import Dedupe
 from frazil.spec.model import StreamSpec
 from frazil.spec.sensitive import Sensitive
 from frazil.table.catalogs import load_catalog
@@ -163,6 +164,18 @@ def test_what_is_accepted_today_becomes_rows_and_the_rest_keeps_its_history(
     assert row["value"] == b"no event 1"
     assert row["rejected_at"] == WHEN
     assert row["error"].count("; before, NotAnObject: it was so then") == 1
+
+
+@pytest.mark.usefixtures("in_this_process")
+@pytest.mark.parametrize(("key", "landed"), [("id", GOOD), ("note", ())])
+def test_letters_that_repeat_a_row_are_dropped_where_repeats_are(live: Any, key: str, landed: Sequence[int]) -> None:
+    """All letters have the note of the rows, and an event time less than a second away."""
+    spec = live.spec.model_copy(update={"dedupe": Dedupe(key=(key,), within=timedelta(seconds=1))})
+    (done,) = replay(open_stream(spec), Selection())
+    assert (done.landed, done.failed) == (len(GOOD), len(BAD))
+    assert live.ids() == sorted([*landed, *range(LETTERS, END)])
+    assert letters(live) == dict.fromkeys(BAD, ("NotAnObject", 1))
+    assert audit_stream(open_stream(spec).tables, drops_repeats=True).wrong == ()
 
 
 SECRET = "a secret of the tests"

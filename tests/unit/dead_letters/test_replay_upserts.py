@@ -29,11 +29,12 @@ from frazil.commit.lane_records import chunks
 from frazil.commit.late_rows import WINDOWS
 from frazil.commit.marker import BatchKey
 from frazil.commit.merging import MergeWriter, Merging
+from frazil.commit.mode import UPSERTS, merge_rules
 from frazil.commit.opened import open_stream
 from frazil.commit.reset import before_reset
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.sweep import batch_folder, sweep
-from frazil.commit.target import change_target, target_table
+from frazil.commit.target import target_table
 from frazil.dead_letters import replay as replaying
 from frazil.dead_letters.letters import Selection
 from frazil.dead_letters.replay import replay
@@ -46,14 +47,13 @@ from frazil.kafka.identity import SourceIdentity
 from frazil.maintenance.orphans import Undecided
 from frazil.spec.model import StreamSpec
 from frazil.status.stream import stream_state
-from frazil.stream.stage_context import merge_rules
 from frazil.table.catalogs import load_catalog
 from frazil.table.tables import data_location, ensure_table
 from tests.unit.dead_letters.test_replay import Killed, check_none_is_discarded_and_replayed, is_killed
 
 SOURCE = SourceIdentity("cluster", {"events": "topic"})
 BEGAN = datetime(2024, 1, 1, tzinfo=UTC)
-UPSERTS = """\
+DECLARED = """\
 mode: upsert
 key: [id]
 order-by: at
@@ -108,7 +108,7 @@ class World:
         tables, key = self.tables, BatchKey(self.epoch, self.batch)
         committer = Committer(tables, self.epoch)
         main, dead = tables.main.current(), tables.dead_letters.current()
-        changes = change_target(target_table(main, folder=batch_folder(main, "events", key)), ("id",))
+        changes = UPSERTS.staged(target_table(main, folder=batch_folder(main, "events", key)), ("id",))
         files = [
             dataclasses.replace(file, content="changes")
             for file in written(changes, "main", main, [_change(n, of) for n, of in records.items()])
@@ -216,7 +216,7 @@ def live(
     # A child process that decodes is another test's matter.
     monkeypatch.setattr(replaying, "stage", lambda *args, **more: stage(*args, **{**more, "attempt": 0}))
     stream = declared_stream(tmp_path, name="events", topic="events", bootstrap="127.0.0.1:1")
-    stream.declare(UPSERTS)
+    stream.declare(DECLARED)
     declaration = stream.streams / "events.yaml"
     declaration.write_text(declaration.read_text().replace("day(at)", partition))
     ensure_table(load_catalog(None), stream.spec)

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyiceberg.schema import Schema
 
-from frazil.commit.target import change_target
+from frazil.commit.mode import UPSERTS
 from frazil.ingest.changes import CHANGE, DELETE, KEPT, UPSERT
 from frazil.ingest.contract import OffsetRange, RecordFile, StageContext, StageResult, StageTask
 from frazil.ingest.stage import stage
@@ -52,7 +52,7 @@ def context(world: World) -> StageContext:
     schema = Schema.model_validate_json(plain.main.schema_json)
     rules = change_rules(world.spec, schema, {})
     assert rules
-    targets = {**plain.targets, "main": change_target(plain.main, rules.key)}
+    targets = {**plain.targets, "main": UPSERTS.staged(plain.main, rules.key)}
     return replace(plain, changes=rules, targets=targets, coordinates=True, beside_value=world.spec.beside_value)
 
 

@@ -17,7 +17,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 from pyroaring import BitMap64
 
-from frazil.commit.target import change_target
+from frazil.commit.mode import UPSERTS
 from frazil.ingest.changes import CHANGE, DELETE, KEPT, UPSERT
 from frazil.ingest.contract import StagedFile, TargetTable
 from frazil.ingest.write import TableWriter, file_namer
@@ -48,7 +48,7 @@ class MadeTable:
             str(self.folder / "data"),
             2**27,
         )
-        self.changes = dataclasses.replace(change_target(self.target, self.rules.key), folder=str(self.folder / "new"))
+        self.changes = dataclasses.replace(UPSERTS.staged(self.target, self.rules.key), folder=str(self.folder / "new"))
 
     def land(self, rows: Sequence[Row]) -> None:
         """Rows as another writer would bring them, in a file for each partition."""

@@ -381,3 +381,12 @@ def test_between_partitions_a_delete_without_an_order_is_ordered_by_kafkas_time(
     elsewhere = {**row, "version": 1, "kafka_partition": 1, "kafka_timestamp": at(1)}
     table.merge(table.stage([{**bare(), "kafka_timestamp": at(deleted_at)}, elsewhere]))
     assert [one["version"] for one in table.rows()] == ([1] if deleted_at == 0 else [])
+
+
+def test_a_value_that_was_sent_after_a_delete_without_an_order_replaces_that_of_the_row_before(tmp_path: Path) -> None:
+    table = made(tmp_path)
+    (row,) = rows(1, version=9, price=5.0)
+    table.merge(table.stage([row]))
+    later = {**row, "version": 2, "price": None, KEPT: [SCHEMA.find_field("price").field_id]}
+    table.merge(table.stage([bare(), {**row, "version": 1, "price": 2.0}, later]))
+    assert [(one["version"], one["price"]) for one in table.rows()] == [(2, 2.0)]

@@ -95,6 +95,6 @@ def test_a_record_repeats_no_row_that_a_delete_file_names(tmp_path: Path) -> Non
     deletes = write_position_deletes(load_file_io({}), file, np.array([2, 4]), folder=str(tmp_path))
     file = dataclasses.replace(file, deletes=(DeleteFile(deletes.path, 2, alone=True),))
     table.land([{**row, "kafka_topic": "t", "kafka_partition": 0, "kafka_offset": row["id"]} for row in rows])
-    context = MergeContext("s", table.rules, table.target, table.target)
+    context = MergeContext("s", table.rules, dataclasses.replace(table.target, content="candidates"), table.target)
     found = merge(context, MergeTask(0, (table.files[1].path,), (file,), inserts=False))
     assert list(BitMap64.deserialize(found.matched)) == [0, 1, 3, 5]

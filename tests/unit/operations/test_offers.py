@@ -37,7 +37,7 @@ HAS = {
     "append": {Act.BACKFILL, Act.REPLAY},
     "aligned": {Act.BACKFILL, Act.REPLAY},
     "upsert": {Act.REPLAY},
-    "dedupe": set(),
+    "dedupe": {Act.REPLAY},
     "route": {Act.REPLAY},
     "no coordinates": set(),
 }

@@ -13,8 +13,9 @@ import yaml
 from jsonschema import Draft202012Validator
 
 from frazil.errors import SpecError
-from frazil.spec import configuration_page, json_schema
+from frazil.spec import json_schema
 from frazil.spec.load import load_stream
+from tests import configuration_page
 
 VALIDATOR = Draft202012Validator(json_schema.stream_schema())
 
@@ -28,7 +29,7 @@ def test_the_exported_schema_is_current() -> None:
 
 def test_the_configuration_reference_is_current() -> None:
     file = Path("docs/reference/configuration.md")
-    assert file.read_text() == configuration_page.render(), f"run: python -m frazil.spec.configuration_page > {file}"
+    assert file.read_text() == configuration_page.render(), f"run: python -m tests.configuration_page > {file}"
 
 
 def test_the_schema_is_a_json_schema() -> None:

@@ -76,7 +76,7 @@ def test_a_number_that_no_record_has_as_it_is_written_is_refused(
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"mode": "upsert", "key": ["carrier"]}, "mode: 'upsert' is not possible with a route yet"),
+        ({"mode": "upsert", "key": ["departed"]}, "route.name: 'carrier' is not in the key"),
         ({"evolution": "additive"}, "evolution: 'additive' is not possible with a route yet"),
         ({"distribution": "hash"}, "distribution: 'hash' is not possible with a route yet"),
         (

@@ -85,7 +85,7 @@ class Shop(MadeRoute):
         self.__dict__["tables"] = dataclasses.replace(self.tables, retry_policy=retry_policy)
         settle(self.tables, self.begin())
         self.said: list[StreamEvent] = []
-        found = StreamRoute.begin(self.spec, self.tables, self.home(), self.said.append)
+        found = StreamRoute.begin(self.spec, self.tables, self.home(), self.followers, self.said.append)
         assert found is not None
         self.route, self.followers = found, found.followers
         return self

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import pickle
+import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -12,13 +16,13 @@ from pyiceberg.types import LongType, NestedField
 
 from frazil import clock
 from frazil.commit.marker import BatchKey
-from frazil.errors import VersionChanged
+from frazil.errors import FrazilError, SchemaIncompatible, VersionChanged
 from frazil.events import Events
 from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase
 from frazil.host.launcher import Observation, ProcessState
 from frazil.host.records import Launch, LaunchKind, ProcessMark
-from frazil.merge.contract import MergeContext, MergeResult, MergeRules, MergeTask
+from frazil.merge.contract import MergeContext, MergeRules, MergeTask
 from frazil.spec.model import StreamSpec
 from frazil.stream import merge_tasks
 from frazil.stream.attempt import Abandoned
@@ -31,6 +35,7 @@ from frazil.supervise.decision import Cause, Decision
 from frazil.supervise.liveness import hung
 from frazil.supervise.observed import Declared, Desired, Observed
 from frazil.supervise.policy import Policy
+from tests.polling import eventually
 from tests.unit.merge.made_table import MadeTable
 
 SCHEMA = Schema(NestedField(1, "id", LongType(), required=True), NestedField(2, "value", LongType(), required=False))
@@ -82,10 +87,10 @@ class MergingWriter:
         observed = Observed(writer, Declared("f"), Desired())
         return hung(observed, launch, now_ms=self.now_ms, policy=Policy.for_stream(SPEC))
 
-    def merge(self, tasks: Sequence[MergeTask], work: MergeTasks) -> tuple[MergeResult, ...]:
+    def merge(self, plans: Sequence[str], work: MergeTasks) -> Sequence[str]:
         """As an engine does."""
         arrived = pickle.loads(pickle.dumps(work))
-        return read_results(arrived(merge_tasks.json.dumps(task.to_json()) for task in tasks))
+        return [*arrived(plans)]
 
 
 @pytest.fixture
@@ -159,7 +164,50 @@ def test_a_task_that_nobody_waits_for_ends_and_leaves_no_file(writer: MergingWri
 
 
 def test_a_worker_with_other_code_refuses_a_merge_with_a_sentence(writer: MergingWriter):
-    shipped, (work,) = MergeTasks(writer.context, writer.progress).__reduce__()
+    shipped, (work,) = MergeTasks((writer.context,), writer.progress).__reduce__()
     for changed in ({**work, "version": "0"}, {name: value for name, value in work.items() if name != "progress"}):
         with pytest.raises(VersionChanged, match="the next start takes what is installed"):
             read_results(shipped(changed)(["{}"]))
+
+
+def test_merges_that_are_asked_for_while_a_job_runs_are_one_job(writer: MergingWriter):
+    jobs, gate = list[int](), threading.Event()
+
+    def merge(plans: Sequence[str], work: MergeTasks) -> Sequence[str]:
+        jobs.append(len(work.contexts))
+        assert gate.wait(60)
+        return writer.merge(plans, work)
+
+    run = MergeRun(merge, writer.progress)
+    with ThreadPoolExecutor(8) as pool:
+        asked = [pool.submit(run, writer.context, writer.tasks) for _ in range(8)]
+        eventually(lambda: len(run._waiting) == 7, within_s=60)
+        gate.set()
+        assert [one.result()[0].counts.updated for one in asked] == [FILES] * 8
+    assert jobs == [1, 7]
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError("gone"), SchemaIncompatible("not so")])
+def test_a_merge_that_fails_fails_no_other_of_its_job(writer: MergingWriter, error: Exception):
+    bad = dataclasses.replace(writer.context, stream="bad")
+    jobs, gate = list[int](), threading.Event()
+
+    def merge(plans: Sequence[str], work: MergeTasks) -> Sequence[str]:
+        jobs.append(len(work.contexts))
+        assert gate.wait(60)
+        if bad not in work.contexts:
+            return writer.merge(plans, work)
+        if isinstance(error, FrazilError) and len(work.contexts) > 1:
+            answers = [*writer.merge(plans, work)]
+            answers[work.contexts.index(bad)] = json.dumps({"error_type": "SchemaIncompatible", "error": "not so"})
+            return answers
+        raise error
+
+    run = MergeRun(merge, writer.progress)
+    with ThreadPoolExecutor(4) as pool:
+        contexts = [writer.context, writer.context, bad, writer.context]
+        asked = [pool.submit(run, context, writer.tasks) for context in contexts]
+        eventually(lambda: len(run._waiting) == 3, within_s=60)
+        gate.set()
+        ended = [one.exception() for one in asked]
+    assert [type(one) for one in ended] == [type(None), type(None), type(error), type(None)]

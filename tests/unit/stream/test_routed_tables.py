@@ -15,7 +15,7 @@ from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema
 
 from frazil.commit.committer import Committer
-from frazil.commit.followers import Behind
+from frazil.commit.followers import Behind, Followers
 from frazil.commit.marker import BatchKey, Marker, read_marker
 from frazil.commit.settle import settle
 from frazil.commit.stream_tables import StreamTables
@@ -110,7 +110,7 @@ def test_a_start_deletes_what_a_lost_batch_staged_for_the_routes_tables() -> Non
         file.touch()
     next_start = dataclasses.replace(shop.tables, routed={})
     settle(next_start, Committer.take_over(next_start, source=SOURCE, initial=dict))
-    StreamRoute.begin(shop.spec, next_start, shop.home(), lambda _: None)
+    StreamRoute.begin(shop.spec, next_start, shop.home(), Followers.of(next_start, shop.home()), lambda _: None)
     assert not (Path(bare_path(batch_folder(table, "shop", lost))) / "0.parquet").exists()
     assert (Path(bare_path(batch_folder(table, "shop", current))) / "0.parquet").exists()
 
@@ -123,7 +123,8 @@ def test_a_start_goes_on_although_one_of_the_routes_tables_cannot_be_swept(
 
     shop = Shop(tables={"a": "shop.a"})
     monkeypatch.setattr("frazil.commit.sweep.batch_folders", refused)
-    assert StreamRoute.begin(shop.spec, shop.tables, shop.home(), lambda _: None) is not None
+    followers = Followers.of(shop.tables, shop.home())
+    assert StreamRoute.begin(shop.spec, shop.tables, shop.home(), followers, lambda _: None) is not None
     assert "what failed batches left of table shop.a stays until the next start" in caplog.text
 
 

@@ -29,6 +29,7 @@ from frazil.maintenance.measure import measure
 from frazil.maintenance.tables import MaintainedTable, maintained_tables
 from frazil.maintenance.unmeasured import gone, unmeasured
 from frazil.operations.message import ALONE
+from frazil.operations.overview import NOT_MEASURED
 from frazil.spec.maintenance import Alerts
 from frazil.spec.units import rounded_bytes
 from frazil.table.catalogs import existing_catalog
@@ -89,13 +90,14 @@ def measure_all(
 
 
 def _due(found: Mapping[str, TableHealth | str | None], tables: Mapping[str, MaintainedTable]) -> dict[str, list[str]]:
-    """What maintenance has to do, by table, for people who look: it decides again when it comes."""
+    """Return the due actions of each table, for the page; maintenance decides again when it runs."""
     due_now = {
         name: [str(action) for action, answer in due(health, tables[name].settings).items() if answer.due]
         for name, health in found.items()
         if isinstance(health, TableHealth)
     }
-    return {name: actions for name, actions in due_now.items() if actions}
+    unmeasured = {name: [NOT_MEASURED] for name, health in found.items() if isinstance(health, str)}
+    return {name: actions for name, actions in due_now.items() if actions} | unmeasured
 
 
 @contextmanager

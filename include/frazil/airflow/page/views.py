@@ -275,6 +275,8 @@ def _notes(
     if found.value and dags.get(MAINTENANCE_DAG):
         yield f"The DAG {MAINTENANCE_DAG} is paused in Airflow: no table is maintained before you unpause it"
     measured = alerts.value
+    if alerts.problem:
+        yield f"Alerts are not known, because Airflow's store does not answer: {alerts.problem}"
     if measured is None or not found.value:
         return
     if measured.at_ms is None:

@@ -1,6 +1,6 @@
 """Generates docs/reference/configuration.md from the models, so that it cannot differ from what the loader accepts.
 
-`python -m frazil.spec.configuration_page > docs/reference/configuration.md` updates the page.
+`python -m tests.configuration_page > docs/reference/configuration.md` updates the page.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _INTRODUCTION = """\
 # Configuration
 
 Every key of a stream's file, `include/streams/<stream>.yaml`. [Declare a stream](../how-to/declare-a-stream.md) is the
-guide. Keys in `_defaults.yaml` hold for all streams of the folder. `python -m frazil.spec.configuration_page` generates
+guide. Keys in `_defaults.yaml` hold for all streams of the folder. `python -m tests.configuration_page` generates
 this page. A duration is `250ms`, `60s` or `1h30m`; a size `128MiB`, `1GB` or a number of bytes; a percentage `50%`; a
 time ISO 8601 with a zone.
 """

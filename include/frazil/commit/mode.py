@@ -1,0 +1,116 @@
+"""How a table takes the records that are staged for it: it appends rows, upserts changes, or drops repeated rows.
+
+A mode is known by what its staged files hold, so a journal alone tells how its files are committed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+
+from pyiceberg.schema import Schema
+from pyiceberg.table import Table
+from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
+
+from frazil.commit.merge_plan import MergePlan, plan_merge
+from frazil.commit.repeats_plan import plan_repeats
+from frazil.ingest.changes import change_schema
+from frazil.ingest.contract import Content, TargetTable
+from frazil.merge.contract import Counts, MergeRules
+from frazil.partitions.windows import Grain
+from frazil.spec.coordinates import COORDINATES
+from frazil.spec.formats import POSITION, envelope_of
+from frazil.spec.model import StreamSpec
+from frazil.table.renamed import aliases, current_name, former_columns
+
+Plan = Callable[..., MergePlan]
+"""As `plan_merge` and `plan_repeats`."""
+METRICS = "write.metadata.metrics."
+REPEATED = "frazil.repeated"
+"""The summary's key for the number of a batch's rows that were dropped because they repeat others."""
+
+
+@dataclass(frozen=True, slots=True)
+class MergingMode:
+    """A mode whose staged files are merged into the table when they are committed."""
+
+    content: Content
+    """What a staged file holds."""
+    declared: str
+    """How a stream declares it."""
+    staged: Callable[[TargetTable, tuple[str, ...]], TargetTable]
+    """How files are staged for a table with this key."""
+    plan: Plan
+    """The tasks that merge staged files into the table's head."""
+    adopts: bool
+    """Whether staged files become the table's own, unless the merge writes them again."""
+    counted: Callable[[Counts], Mapping[str, str]]
+    """What a commit's summary reports."""
+
+
+def _changes(table: TargetTable, key: tuple[str, ...]) -> TargetTable:
+    """Change files have no order, bounds of the key alone, and the table's partitions."""
+    schema = change_schema(Schema.model_validate_json(table.schema_json), key)
+    kept = {name: text for name, text in table.properties.items() if not name.startswith(METRICS)}
+    bounds = {f"{METRICS}default": "none"} | {f"{METRICS}column.{name}": "full" for name in key}
+    return dataclasses.replace(
+        table,
+        schema_json=schema.model_dump_json(),
+        sort_order_json=UNSORTED_SORT_ORDER.model_dump_json(),
+        properties=kept | bounds,
+        content="changes",
+    )
+
+
+UPSERTS = MergingMode(
+    content="changes",
+    declared="mode: upsert",
+    staged=_changes,
+    plan=plan_merge,
+    adopts=False,
+    counted=lambda counts: {
+        f"frazil.{name}": str(getattr(counts, name))
+        for name in ("inserted", "updated", "deleted", "stale", "superseded", "unchanged")
+    },
+)
+"""Staged files hold changes of rows. The table has one row for each key."""
+DEDUPLICATES = MergingMode(
+    content="candidates",
+    declared="dedupe",
+    staged=lambda table, _: dataclasses.replace(table, content="candidates"),
+    plan=plan_repeats,
+    adopts=True,
+    counted=lambda counts: {REPEATED: str(counts.repeated)},
+)
+"""Staged files hold rows. Those that repeat others are dropped when they are committed."""
+MERGED: Mapping[Content, MergingMode] = {mode.content: mode for mode in (UPSERTS, DEDUPLICATES)}
+"""The modes that merge, by what their staged files hold. Files of any other content are the table's as they are."""
+
+
+def merging_mode(spec: StreamSpec) -> MergingMode | None:
+    """The mode of a stream's tables; None if they append."""
+    return DEDUPLICATES if spec.dedupe else UPSERTS if spec.mode == "upsert" else None
+
+
+def merge_rules(spec: StreamSpec, table: Table) -> MergeRules:
+    """How changes of the stream are merged into the table as it is now, or which of its rows repeat others."""
+    schema, other_names = table.schema(), aliases(table.schema(), former_columns(table.properties))
+    called, envelope = partial(called_now, schema, other_names), envelope_of(spec.source.format)
+    return MergeRules(
+        key=tuple(map(called, spec.dedupe.key if spec.dedupe else spec.key)),
+        order_by=None if spec.order_by is None else called(spec.order_by),
+        by_position=envelope is not None and envelope.metadata.get(spec.order_by or "") == POSITION,
+        ignored=tuple(COORDINATES) if spec.coordinates else (),
+        how=spec.merge,
+        event_time=called(spec.event_time.column),
+        window_us=None if spec.window is None else Grain(spec.window).us,
+        within_us=None if spec.dedupe is None else spec.dedupe.within // timedelta(microseconds=1),
+    )
+
+
+def called_now(table: Schema, other_names: Mapping[str, int], name: str) -> str:
+    """The name that a declared column has in a table, which may have been renamed."""
+    return current_name(table, other_names.get(name)) or name

@@ -1,0 +1,92 @@
+"""Which features of a stream do not go together, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+from frazil.spec.inconsistent import Problem
+
+if TYPE_CHECKING:
+    from frazil.spec.model import StreamSpec
+
+
+class Refusal(NamedTuple):
+    """One feature and a value of another place that it does not go with."""
+
+    feature: str
+    place: str
+    values: tuple[str, ...]
+    why: str
+
+
+_FEATURES: Mapping[str, Callable[[StreamSpec], bool]] = {
+    "route": lambda spec: spec.route is not None,
+    "mode: upsert": lambda spec: spec.mode == "upsert",
+    "dedupe": lambda spec: spec.dedupe is not None,
+}
+_PLACES: Mapping[str, Callable[[StreamSpec], str]] = {
+    "commit.align": lambda spec: spec.commit.align,
+    "evolution": lambda spec: spec.evolution.mode,
+    "distribution": lambda spec: spec.distribution,
+    "source.format.lines": lambda spec: str(spec.has_lines).lower(),
+    "coordinates": lambda spec: str(spec.coordinates).lower(),
+    "mode": lambda spec: spec.mode,
+}
+_LINES = "makes several rows of a record, which have no order among them; leave it out with "
+REFUSED = (
+    Refusal("route", "commit.align", ("watermark",), "is not possible with a route yet; leave it out"),
+    Refusal(
+        "route",
+        "evolution",
+        ("additive", "full"),
+        "is not possible with a route yet; leave it out, and declare new columns",
+    ),
+    Refusal("route", "distribution", ("hash", "auto"), "is not possible with a route yet; leave it out"),
+    Refusal("route", "source.format.lines", ("true",), "is not possible with a route yet; let each record be one row"),
+    Refusal(
+        "mode: upsert",
+        "commit.align",
+        ("watermark",),
+        "holds rows of open windows back, which an upsert could not change there; leave it out",
+    ),
+    Refusal("mode: upsert", "source.format.lines", ("true",), f"{_LINES}mode: upsert"),
+    Refusal(
+        "mode: upsert",
+        "distribution",
+        ("hash", "auto"),
+        "is of no use: the tasks that merge have whole partitions already; leave it out",
+    ),
+    Refusal(
+        "dedupe",
+        "mode",
+        ("upsert",),
+        "has one row of each key anyway, so that dedupe is for mode: append; leave it out",
+    ),
+    Refusal(
+        "dedupe",
+        "commit.align",
+        ("watermark",),
+        "holds rows of open windows back on a branch, where dedupe does not look; leave one of them out",
+    ),
+    Refusal("dedupe", "source.format.lines", ("true",), f"{_LINES}dedupe"),
+    Refusal(
+        "dedupe",
+        "coordinates",
+        ("false",),
+        "leaves nothing that tells which of two rows came first; keep the coordinates, or leave dedupe out",
+    ),
+    Refusal(
+        "dedupe", "evolution", ("full",), "may make a column of the key optional; use additive, or leave dedupe out"
+    ),
+)
+
+
+def problems(spec: StreamSpec) -> Iterator[Problem]:
+    """What the stream declares together and cannot have."""
+    for feature, place, values, why in REFUSED:
+        if _FEATURES[feature](spec) and (declared := _PLACES[place](spec)) in values:
+            yield Problem(place, declared, why)
+    if spec.route and spec.mode == "upsert" and spec.route.by == "field" and spec.route.name not in spec.key:
+        what = "is not in the key: a record could move its key to another table, and its row would stay; add it there"
+        yield Problem("route.name", spec.route.name, what)

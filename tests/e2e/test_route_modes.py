@@ -1,0 +1,161 @@
+"""Routed tables that upsert, or drop repeats: through a real broker, by writers as users run them, without a JVM."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from pyiceberg.exceptions import ForbiddenError
+
+from frazil.audit.compare import FindingKind
+from frazil.audit.declared import audit
+from frazil.events import BatchCommitted, Event
+from frazil.table.catalogs import load_catalog
+from tests.polling import eventually
+
+UPSERT = """\
+mode: upsert
+key: [note, id]
+order-by: at
+"""
+ROUTE = "route: {by: field, name: note, tables: {a: test.a}, template: 'test.of_{value}', lag: 1h}\n"
+ATOMIC = "commit: {interval: 1s, atomic: true}\n"
+COMMIT = "commit: {interval: 1s}\n"
+
+
+def record(number: int, note: str | None, second: int) -> bytes:
+    return json.dumps({"id": number, "at": f"2024-01-01T00:00:{second:02d}Z", "note": note}).encode()
+
+
+def rows(identifier: str) -> list[tuple[int, int]]:
+    """Each row's id, and the second that it is of."""
+    found = load_catalog(None).load_table(identifier).scan(selected_fields=("id", "at")).to_arrow().to_pylist()
+    return sorted((row["id"], row["at"].second) for row in found)
+
+
+@pytest.fixture
+def declare(stream: Any) -> Any:
+    """The columns are those of `stream`, of which `note` is never null: it is of the key."""
+
+    def declared(more: str) -> None:
+        stream.declare(more)
+        path = stream.streams / f"{stream.name}.yaml"
+        path.write_text(path.read_text().replace("note: string", "note: string not null"))
+
+    return declared
+
+
+@pytest.mark.parametrize("commit", [COMMIT, ATOMIC])
+def test_each_routed_table_has_the_newest_row_of_each_key(stream: Any, declare: Any, commit: str) -> None:
+    declare(commit + UPSERT + ROUTE)
+    stream.produce([record(1, "a", 1), record(2, "b", 2), record(1, "b", 3), record(1, "a", 4)])
+    stream.catch_up()
+    assert (rows("test.a"), rows("test.of_b")) == ([(1, 4)], [(1, 3), (2, 2)])
+    stream.produce([record(1, "a", 3), record(2, "b", 9), record(7, "a", 5), record(1, "c", 1)])
+    seen = list[Event]()
+    writer = stream.writer(until_caught_up=True)
+    writer.sinks = (seen.append,)
+    writer.run()
+    merged = Counter[str]()
+    for event in seen:
+        if isinstance(event.what, BatchCommitted):
+            merged.update(event.what.changes)
+    assert (merged["inserted"], merged["updated"], merged["stale"]) == (2, 1, 1)
+    assert (rows("test.a"), rows("test.of_b"), rows("test.of_c")) == ([(1, 4), (7, 5)], [(1, 3), (2, 9)], [(1, 1)])
+    assert stream.ids() == []
+    assert audit(stream.spec, window=None, with_source=True).findings == ()
+    load_catalog(None).load_table("test.of_b").delete("id = 1")
+    found = audit(stream.spec, window=None, with_source=True).findings
+    assert [(f.kind, f.count, f.where) for f in found] == [(FindingKind.MISSING, 1, "test.of_b")]
+
+
+@pytest.mark.parametrize("commit", [COMMIT, ATOMIC])
+def test_each_routed_table_drops_the_records_that_repeat_a_row_of_its_own(
+    stream: Any, declare: Any, commit: str
+) -> None:
+    declare(commit + "dedupe: {key: id, within: 10s}\n" + ROUTE)
+    stream.produce([record(1, "a", 1), record(1, "a", 2), record(1, "b", 3), record(2, "a", 4)])
+    stream.catch_up()
+    stream.produce([record(1, "a", 5), record(1, "a", 40), record(2, "b", 5), record(1, "b", 4)])
+    stream.catch_up()
+    assert (rows("test.a"), rows("test.of_b")) == ([(1, 1), (1, 40), (2, 4)], [(1, 3), (2, 5)])
+    assert [*audit(stream.spec, window=None, with_source=True).wrong] == []
+    load_catalog(None).load_table("test.a").delete("id = 2")
+    found = audit(stream.spec, window=None, with_source=True).findings
+    assert [(f.kind, f.count, f.where) for f in found] == [(FindingKind.MISSING, 1, "test.a")]
+
+
+def test_a_table_behind_gets_the_changes_that_wait_in_order_from_a_later_writer(
+    stream: Any, declare: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    declare(COMMIT + UPSERT + ROUTE)
+    stream.produce([record(1, "a", 1), record(1, "b", 1)])
+    stream.catch_up()
+    catalog = type(load_catalog(None))
+    commit = catalog.commit_table
+
+    def refusing(self: Any, table: Any, *given: Any, **named: Any) -> Any:
+        if table.name()[-1] == "a":
+            raise ForbiddenError("not yours")
+        return commit(self, table, *given, **named)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(catalog, "commit_table", refusing)
+        with stream.writing():
+            for second in (2, 3):
+                stream.produce([record(1, "a", second), record(second, "a", second), record(1, "b", second)])
+                eventually(lambda second=second: rows("test.of_b") == [(1, second)], within_s=60)
+    assert rows("test.a") == [(1, 1)]
+    stream.produce([record(1, "b", 4)])
+    stream.catch_up()
+    assert (rows("test.a"), rows("test.of_b")) == ([(1, 3), (2, 2), (3, 3)], [(1, 4)])
+
+
+def test_an_upsert_is_not_routed_by_a_field_outside_its_key(stream: Any) -> None:
+    stream.declare("mode: upsert\nkey: id\n" + ROUTE)
+    with pytest.raises(Exception, match="is not in the key: a record could move its key to another table"):
+        _ = stream.spec
+
+
+def test_dead_letters_are_merged_into_the_routed_table_that_they_belong_to(
+    stream: Any, declare: Any, frazil: Callable[..., Any]
+) -> None:
+    template = "route: {by: field, name: note, template: 'test.of_{value}', allow: [%s]}\n"
+    declare(COMMIT + UPSERT + template % "b")
+    stream.produce([record(1, "c", 1), record(2, "c", 2), record(1, "b", 1)])
+    stream.catch_up()
+    declare(COMMIT + UPSERT + template % "b, c")
+    stream.produce([record(1, "c", 5), record(3, "c", 3)])
+    stream.catch_up()
+    assert rows("test.of_c") == [(1, 5), (3, 3)]
+    replayed = frazil("dlq", "replay", "events")
+    assert replayed.returncode == 0, replayed.stderr
+    assert rows("test.of_c") == [(1, 5), (2, 2), (3, 3)], "a letter is older than the row of its key"
+    assert (rows("test.of_b"), stream.ids()) == ([(1, 1)], [])
+
+
+def test_changes_wait_for_a_table_that_cannot_be_made(
+    stream: Any, declare: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    declare(COMMIT + UPSERT + ROUTE)
+    stream.produce([record(1, "b", 1)])
+    stream.catch_up()
+    catalog = type(load_catalog(None))
+    create = catalog.create_table
+
+    def refusing(self: Any, identifier: Any, *given: Any, **named: Any) -> Any:
+        if "of_c" in str(identifier):
+            raise ForbiddenError("not yours")
+        return create(self, identifier, *given, **named)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(catalog, "create_table", refusing)
+        with stream.writing():
+            for second in (2, 3):
+                stream.produce([record(1, "c", second), record(second, "c", second), record(1, "b", second)])
+                eventually(lambda second=second: rows("test.of_b") == [(1, second)], within_s=60)
+    stream.catch_up()
+    assert rows("test.of_c") == [(1, 3), (2, 2), (3, 3)]

@@ -1,0 +1,19 @@
+"""What does not go together is refused, and one table of the documentation has it all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from frazil.spec.refused import REFUSED
+
+PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "declare-a-stream.md"
+CALLED = {"source.format.lines": "JSON `lines`", "mode": "`mode: upsert`", "coordinates": "`coordinates: false`"}
+
+
+def test_the_documentation_has_each_pair_that_is_refused() -> None:
+    _, _, section = PAGE.read_text().partition("## What does not go together")
+    rows = [line.split(" | ")[:2] for line in section.splitlines() if line.startswith("| `")]
+    for feature, place, values, _ in REFUSED:
+        whole = len(values) > 1 or place == "commit.align"
+        named = CALLED.get(place, f"`{place}`" if whole else f"`{place}: {values[0]}`")
+        assert any(left == f"| `{feature}`" and named in right for left, right in rows), (feature, place)
