@@ -153,10 +153,7 @@ def _compared(
     if ranges:
         sinks = Sinks.of(spec, tables, table, marker)
         yield from sinks.findings
-        topics = {topic for topic, _ in starts}
-        letters = tally(tables.dead_letters.refresh(), Wanted(topics, None, marker.source.topic_ids, spec.name))
-        held = {tp: of.seen.serialize() for tp, of in letters.items() if of.seen}
-        yield from _differences(_Replay(spec, tables, sinks, found.identity.topic_ids, ranges, held))
+        yield from _differences(_Replay(spec, tables, sinks, found.identity.topic_ids, ranges))
 
 
 def _to_read_again(claimed: Claims, marker: Marker) -> int:
@@ -178,8 +175,6 @@ class _Replay:
     sinks: Sinks
     topic_ids: Mapping[str, str]
     ranges: tuple[OffsetRange, ...]
-    held: Mapping[TopicPartition, bytes]
-    """Records that are dead letters, whatever the declaration makes of them now."""
 
     def staged(self, folder: Path) -> tuple[StageResult, StageContext]:
         """Files of the records, below a folder."""
@@ -187,8 +182,14 @@ class _Replay:
         found = stage_context(self.spec, self.tables, BatchKey(0, 0), kafka_properties=kafka, topic_ids=self.topic_ids)
         found = self.sinks.placed(self.spec, found)
         targets = {target: dataclasses.replace(of, folder=str(folder / target)) for target, of in found.targets.items()}
-        context = dataclasses.replace(found, targets=targets, dead_letters_held=self.held)
+        context = dataclasses.replace(found, targets=targets, dead_letters_held=self._held())
         return stage(context, StageTask(0, self.ranges), attempt=0, on_progress=lambda _: None), context
+
+    def _held(self) -> dict[TopicPartition, bytes]:
+        """Records that are dead letters, whatever the declaration makes of them now."""
+        wanted = Wanted({of.topic for of in self.ranges}, None, self.topic_ids, self.spec.name)
+        letters = tally(self.tables.dead_letters.refresh(), wanted)
+        return {tp: of.seen.serialize() for tp, of in letters.items() if of.seen}
 
     def merge_context(self, staged: StageContext, target: Target, folder: Path) -> MergeContext:
         """Of a merge into a table that writes nothing but what it would write anew."""

@@ -59,9 +59,8 @@ def test_a_log_that_was_cut_below_what_was_merged_is_off(monkeypatch: pytest.Mon
     marker: Any = SimpleNamespace(source=IDENTITY, offsets={T0: 60}, leader_epochs={T0: 1}, rewritten={})
     ranges = {T0: (CommittedRange(0, 60, 60, 0, "id-1", leader_epoch=1),)}
     spec: Any = SimpleNamespace(name="orders", route=None)
-    tables: Any = SimpleNamespace(dead_letters=SimpleNamespace(refresh=lambda: None))
-    table: Any = None
-    (found,) = upserts._compared(spec, tables, table, marker, Claims(ranges))
+    tables: Any = None
+    (found,) = upserts._compared(spec, tables, tables, marker, Claims(ranges))
     assert (found.kind, found.where) == (FindingKind.LOG_CUT, "t-0")
     assert "cut at offset 40" in found.sentence
 
