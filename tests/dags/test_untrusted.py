@@ -11,7 +11,7 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from frazil.airflow.audits import dag as audits
 from frazil.airflow.health import dag as health
-from frazil.airflow.untrusted import extra_text, stored_mapping, stored_names, stored_number, told_of, told_pairs
+from frazil.airflow.untrusted import extra_text, sent_in, stored_mapping, stored_names, stored_number, told_pairs
 from frazil.maintenance.alerts import AlertState, AlertStates
 
 FOREIGN: list[Any] = [
@@ -50,7 +50,7 @@ def test_only_an_event_with_facts_of_its_own_key_tells_of_a_signal(caplog: pytes
     foreign += [Event(ours.extra, key) for key in (None, "", "2013-12-30", "x" * 100_000)]
     foreign += [Event({**ours.extra, "from_rest_api": True})]
     with caplog.at_level(logging.WARNING):
-        assert told_of([*foreign, ours], "demo.made") == {("2013-12-30T05", 7)}
+        assert sent_in([*foreign, ours], "demo.made") == {("2013-12-30T05", 7)}
     assert f"{len(foreign)} events of the asset demo.made are not frazil's" in caplog.text
     assert len(caplog.text) < 2_000, "however huge they are"
 

@@ -94,7 +94,7 @@ def test_frazil_doctor_asks_it(airflow: EmbeddedAirflow, tmp_path: Path) -> None
     without = {**airflow.environment(), "FRAZIL_SPARK_POOL": "nowhere", "FRAZIL_WRITER_QUEUE": "writers"}
     wrong = {one.subject: one for one in doctor.airflow(tmp_path, without) if one.state is State.WRONG}
     assert wrong.keys() == {"pool", "triggerer"}
-    assert wrong["pool"].mend == 'airflow pools set nowhere 1 "Spark applications"'
+    assert wrong["pool"].fix == 'airflow pools set nowhere 1 "Spark applications"'
 
 
 def test_a_wrong_password_is_refused(airflow: EmbeddedAirflow) -> None:

@@ -212,7 +212,7 @@ def test_a_topic_that_may_be_described_and_not_read_is_found_before_a_writer_sta
         f"events.yaml: source: AccessDenied: stream {asked.name}, brokers {asked.bootstrap}: Kafka refuses to let the "
         "stream read theirs. Grant Read on them"
     )
-    assert fault.mend.endswith("--operation Describe --operation Read --topic NAME")
+    assert fault.fix.endswith("--operation Describe --operation Read --topic NAME")
 
     whole, reads = JsonFormat(envelope=Envelope(transactions=source.of_others)), (source.topic,)
     told = spec.model_copy(update={"source": spec.source.model_copy(update={"topics": reads, "format": whole})})

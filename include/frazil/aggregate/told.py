@@ -16,7 +16,7 @@ from frazil import clock
 from frazil.aggregate.day_input import DayInput
 from frazil.aggregate.spec import AggregationSpec
 from frazil.commit.history import ancestors
-from frazil.lineage.facts import Told, Totals, dataset_of
+from frazil.lineage.facts import RunFacts, Totals, dataset_of
 from frazil.lineage.jobs import JobRun, Jobs
 
 log = logging.getLogger(__name__)
@@ -46,15 +46,15 @@ class DayRun:
             raise
         self._complete(run, before)
 
-    def _before(self) -> Told:
+    def _before(self) -> RunFacts:
         try:
             source = dataset_of(self.catalog.load_table(self.spec.source))
         except Exception as error:  # whatever the catalog raises; the run meets it too
             log.info("could not report the source to OpenLineage's backend: %r", error)
-            return Told(day=self.day)
-        return Told(inputs=(replace(source, snapshot_id=self.given.snapshot_id),), day=self.day)
+            return RunFacts(day=self.day)
+        return RunFacts(inputs=(replace(source, snapshot_id=self.given.snapshot_id),), day=self.day)
 
-    def _complete(self, run: JobRun, before: Told) -> None:
+    def _complete(self, run: JobRun, before: RunFacts) -> None:
         try:
             target = self.catalog.load_table(self.spec.target)
             snapshot = self._written(target)

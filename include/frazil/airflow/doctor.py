@@ -102,22 +102,22 @@ def _spark_connection(session: Session) -> Iterator[Finding]:
     from airflow.sdk.exceptions import AirflowNotFoundException  # noqa: PLC0415 - with what raises it
 
     del session  # the connection may be in the environment or a secrets backend
-    mend = "see `A project in Airflow` in docs/how-to/install.md"
+    fix = "see `A project in Airflow` in docs/how-to/install.md"
     try:
         found = Connection.get_connection_from_secrets(SPARK_CONNECTION)
     except (AirflowNotFoundException, KeyError):
-        yield Finding("connection", State.WRONG, f"Airflow has no connection {SPARK_CONNECTION!r}", mend)
+        yield Finding("connection", State.WRONG, f"Airflow has no connection {SPARK_CONNECTION!r}", fix)
         return
     properties = found.extra_dejson.get("properties-file")
     if not properties:
         yield Finding(
             "connection", State.WARNING, f"{SPARK_CONNECTION} names no properties-file: Spark finds Iceberg's runtime "
-            "only if its own spark-defaults.conf names it", mend,
+            "only if its own spark-defaults.conf names it", fix,
         )  # fmt: skip
     elif not Path(properties).is_file():
         yield Finding(
             "connection", State.WRONG, f"the properties-file of {SPARK_CONNECTION}, {properties}, is not on this host",
-            mend,
+            fix,
         )  # fmt: skip
     else:
         yield Finding("connection", State.OK, f"{SPARK_CONNECTION} submits to {found.host}")
@@ -127,7 +127,7 @@ def _import_errors(session: Session) -> Iterator[Finding]:
     errors = session.scalars(select(ParseImportError)).all()
     for error in errors:
         last = (error.stacktrace or "").strip().splitlines()[-1:] or ["no reason given"]
-        yield Finding("dags", State.WRONG, f"{error.filename} does not load: {last[0]}", "mend the file")
+        yield Finding("dags", State.WRONG, f"{error.filename} does not load: {last[0]}", "fix the file")
     if not errors:
         yield Finding("dags", State.OK, "all DAG files load")
 

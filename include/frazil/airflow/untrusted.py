@@ -28,7 +28,7 @@ class Store(Protocol):
     def set(self, key: str, value: Any) -> None: ...
 
 
-Told = frozenset[tuple[str, int]]
+SentSignals = frozenset[tuple[str, int]]
 """Signals, by partition key and number."""
 
 
@@ -42,7 +42,7 @@ class InletEvent(Protocol):
     def partition_key(self) -> str | None: ...
 
 
-def told_of(events: Iterable[InletEvent], asset: str) -> Told:
+def sent_in(events: Iterable[InletEvent], asset: str) -> SentSignals:
     """The signals that an asset's events report, by partition key and number.
 
     The partition key of frazil's own events matches the facts in their extra. An event made by hand reports no
@@ -60,7 +60,7 @@ def told_of(events: Iterable[InletEvent], asset: str) -> Told:
     return frozenset(told)
 
 
-def told_pairs(value: Any) -> Told:
+def told_pairs(value: Any) -> SentSignals:
     """The same, from a list of such pairs."""
     pairs = [pair for pair in value if isinstance(pair, list) and len(pair) == 2] if isinstance(value, list) else []
     numbered = ((key, _number(number, LARGEST)) for key, number in pairs if isinstance(key, str))

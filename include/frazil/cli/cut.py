@@ -31,7 +31,7 @@ from frazil.timetext import utc
 
 Engine = Literal["spark", "trino", "duckdb"]
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
-LOOKS = 3
+ATTEMPTS = 3
 """Times that the tables are loaded while backfills or replays are published."""
 
 
@@ -106,7 +106,7 @@ def _opened(names: Sequence[str], folder: Path, *, whole: bool) -> tuple[list[St
     With `whole`, raises TableLost or RouteBehind if rows are missing. Raises WriterBusy if each attempt met another
     publication.
     """
-    for _ in range(LOOKS):
+    for _ in range(ATTEMPTS):
         opened, histories, tables = _looked_at(names, folder, whole=whole)
         # Main tables are loaded first: what is published later is in the other tables, and in no main table.
         met = [of.stream for of in opened if _published_meanwhile(of, tables[of.main.identifier][0])]
@@ -114,7 +114,7 @@ def _opened(names: Sequence[str], folder: Path, *, whole: bool) -> tuple[list[St
             return histories, tables
     raise WriterBusy(
         f"while the tables of stream {met[0]!r} were loaded, a backfill or a replay of dead letters was published "
-        f"{LOOKS} times: no cut of them is complete. Cut again once these have ended"
+        f"{ATTEMPTS} times: no cut of them is complete. Cut again once these have ended"
     )
 
 

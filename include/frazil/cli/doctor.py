@@ -73,8 +73,8 @@ def doctor(streams_folder: Path, *, as_json: bool) -> None:
 def _show(one: Finding) -> None:
     sign, style = SIGNS[one.state]
     echo_line(f"{sign} {one.subject:<14} {one.said}", style=style, head=len(sign))
-    if one.mend:
-        echo(f"  {'':<14} → {one.mend}")
+    if one.fix:
+        echo(f"  {'':<14} → {one.fix}")
 
 
 def _of_dev() -> tuple[dict[str, str], dict[str, int], Mapping[str, int]]:

@@ -16,7 +16,7 @@ from frazil.spec.coordinates import RESERVED
 from frazil.spec.load import find_stream
 from frazil.spec.model import StreamSpec
 from frazil.spec.rules import NAMED_FIELDS
-from frazil.table.renamed import Asked, change_columns, laid_out_by
+from frazil.table.renamed import ColumnChanges, change_columns, laid_out_by
 
 
 class RenameText(click.ParamType[tuple[str, str]]):
@@ -60,7 +60,7 @@ def evolve(  # noqa: PLR0913 - one for each option
       frazil evolve flights --rename dep_delay=departure_delay
       frazil evolve flights --drop tailnum
     """
-    asked, teller = Asked(dict(renames), drops), Teller(as_json)
+    asked, teller = ColumnChanges(dict(renames), drops), Teller(as_json)
     if not (asked.renames or asked.drops):
         raise click.UsageError("give --rename or --drop")
     spec = find_stream(streams_folder, stream)
@@ -90,7 +90,7 @@ def evolve(  # noqa: PLR0913 - one for each option
     teller.end(stream=stream, table=spec.table.identifier, renamed=asked.renames, dropped=asked.drops)
 
 
-def _edits(asked: Asked, declared: set[str]) -> str:
+def _edits(asked: ColumnChanges, declared: set[str]) -> str:
     renames = [f"call {old} {new}" for old, new in asked.renames.items() if old in declared]
     return ", ".join([*renames, *(f"take out {name}" for name in asked.drops if name in declared)])
 

@@ -201,7 +201,7 @@ def _fields(one: StreamState, left: int | None, *, now_ms: int) -> dict[str, str
         "writer": _writer_words(one.writer, now_ms=now_ms),
         "epoch, batch": f"{one.epoch}, {one.batch}" if one.epoch is not None else "none yet",
         "lag": _lag_words(one),
-        "backpressure": _backpressure_words(one.backpressure_ms),
+        **({} if one.backpressure_ms is None else {"backpressure": _backpressure_words(one.backpressure_ms)}),
         "last commit": "none" if one.last_commit_at_ms is None else f"{ago(now_ms - one.last_commit_at_ms)} ago",
         "watermark": utc(one.watermark_ms),
         "snapshot": "none" if one.snapshot_id is None else str(one.snapshot_id),
@@ -228,9 +228,7 @@ def _counts_words(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{n:,} {what}" for what, n in counts.items() if n) or "none"
 
 
-def _backpressure_words(beyond_ms: int | None) -> str:
-    if beyond_ms is None:
-        return "unknown"
+def _backpressure_words(beyond_ms: int) -> str:
     if beyond_ms == 0:
         return "none"
     return f"a batch takes {ago(beyond_ms)} longer than its interval"

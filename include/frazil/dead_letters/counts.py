@@ -28,7 +28,7 @@ class Count:
     reason: str
     letters: int
     replayed: int
-    """Of them: decoded again, in vain."""
+    """Those that were decoded again in vain."""
     discarded: int
 
 
@@ -43,16 +43,16 @@ class Letter:
     error: str
     key: str | None
     value: str | None
-    """None of a tombstone."""
+    """The value; None for a tombstone."""
     headers: dict[str, list[str | None]]
     """Values by name, which may come more than once."""
     replays: int
     discarded: str | None
-    """By whom and why; None if nobody did."""
+    """The user who discarded it and the reason; None if it is not discarded."""
 
 
 def counts(table: Table, spec: StreamSpec, selection: Selection) -> list[Count]:
-    """By day and reason, in that order. Reads four narrow columns, a file at a time."""
+    """Count by day and reason, in that order. Reads four narrow columns, a file at a time."""
     found: dict[tuple[date, str], Counter[str]] = defaultdict(Counter)
     wanted = [([], "count_all"), ("replays", "count"), ("discarded_at", "count")]
     for rows in read(table, selection.row_filter(spec), ("error_class", "rejected_at", "replays", "discarded_at")):

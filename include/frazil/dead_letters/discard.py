@@ -33,7 +33,7 @@ MARKS = ("discarded_at", "discarded_by", "discard_reason")
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Who discards, and why."""
+    """The user who discards, and the reason."""
 
     by: str
     reason: str

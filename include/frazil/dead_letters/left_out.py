@@ -1,4 +1,4 @@
-"""Which dead letters a replay leaves out, and why."""
+"""Dead letters that a replay omits, with the reasons."""
 
 from __future__ import annotations
 

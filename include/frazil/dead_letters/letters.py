@@ -22,14 +22,14 @@ ErrorClass = Annotated[str, Field(pattern=ERROR_CLASS)]
 
 
 class Selection(Model):
-    """Which dead letters of a stream are meant. Times are those of the rejection, `[begin, end)`."""
+    """Selects dead letters of a stream. Times are those of the rejection, `[begin, end)`."""
 
     reasons: tuple[ErrorClass, ...] = ()
     """Error classes; all, if none is named."""
     begin: UtcMoment | None = None
     end: UtcMoment | None = None
     discarded: bool = False
-    """Also those that a person discarded."""
+    """Whether discarded dead letters are included."""
 
     def row_filter(self, spec: StreamSpec) -> str:
         """An Iceberg row filter."""

@@ -32,7 +32,7 @@ def airflow(streams: Path, environment: Mapping[str, str]) -> Iterator[Finding]:
         yield Finding("airflow", State.WRONG, f"Airflow cannot be asked: {last[0]}", "airflow db check")
         return
     for one in json.loads(ran.stdout.strip().splitlines()[-1]):
-        yield Finding(one["subject"], State(one["state"]), one["said"], one["mend"])
+        yield Finding(one["subject"], State(one["state"]), one["said"], one["fix"])
 
 
 def _is_set_up(environment: Mapping[str, str]) -> bool:

@@ -24,12 +24,12 @@ WRONG_MS = 60_000
 TIMEOUT_S = 5.0
 _HEADER_MS = 1_000
 """Uncertainty of the header's whole seconds."""
-_MEND = "let NTP (chrony, systemd-timesyncd) set the clock of both machines"
-_MEND_SILENCE = "let the server answer, then run `frazil doctor` again"
+_FIX = "let NTP (chrony, systemd-timesyncd) set the clock of both machines"
+_FIX_SILENCE = "let the server answer, then run `frazil doctor` again"
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class ServerTime:
     """A server's time, between two readings of ours; all in milliseconds since the epoch, UTC."""
 
     before_ms: int
@@ -46,13 +46,13 @@ class Told:
         return min(0, self.theirs_ms + self.precision_ms - self.before_ms)
 
 
-def evaluate(server: str, told: Told) -> Finding:
+def evaluate(server: str, told: ServerTime) -> Finding:
     """Compare the clocks by a server's time. Pure."""
     apart = told.apart_ms
     if abs(apart) < WARN_MS:
         return Finding("clock", State.OK, f"{server} has the same time")
     state = State.WRONG if abs(apart) >= WRONG_MS else State.WARNING
-    return Finding("clock", state, f"{server} is {ago(abs(apart))} {'ahead of' if apart > 0 else 'behind'} us", _MEND)
+    return Finding("clock", state, f"{server} is {ago(abs(apart))} {'ahead of' if apart > 0 else 'behind'} us", _FIX)
 
 
 def clocks(addresses: Iterable[str], databases: Mapping[str, Callable[[], int]]) -> Iterator[Finding]:
@@ -60,7 +60,7 @@ def clocks(addresses: Iterable[str], databases: Mapping[str, Callable[[], int]])
 
     A server whose time is unknown has a warning: its clock may be wrong.
     """
-    asked: dict[str, Callable[[], Told]] = {
+    asked: dict[str, Callable[[], ServerTime]] = {
         urlsplit(address).netloc: partial(_ask_http, address) for address in sorted(set(addresses))
     }
     asked |= {f"the database of catalog {name!r}": partial(_ask_database, ask) for name, ask in databases.items()}
@@ -69,7 +69,7 @@ def clocks(addresses: Iterable[str], databases: Mapping[str, Callable[[], int]])
             told = ask()
         except Exception as error:  # whatever the driver raises
             why = str(error) if isinstance(error, _Untimed) else type(error).__name__
-            yield Finding("clock", State.WARNING, f"the clock of {server} is not compared: {why}", _MEND_SILENCE)
+            yield Finding("clock", State.WARNING, f"the clock of {server} is not compared: {why}", _FIX_SILENCE)
         else:
             yield evaluate(server, told)
     if not asked:
@@ -80,12 +80,12 @@ class _Untimed(ValueError):
     """An answer without a time."""
 
 
-def _ask_database(ask: Callable[[], int]) -> Told:
+def _ask_database(ask: Callable[[], int]) -> ServerTime:
     before = clock.now_ms()
-    return Told(before, ask(), clock.now_ms())
+    return ServerTime(before, ask(), clock.now_ms())
 
 
-def _ask_http(address: str) -> Told:
+def _ask_http(address: str) -> ServerTime:
     """The server's time; a refusal has one too."""
     before = clock.now_ms()
     answer = requests.head(address, timeout=TIMEOUT_S, allow_redirects=False)
@@ -93,4 +93,4 @@ def _ask_http(address: str) -> Told:
         theirs = parsedate_to_datetime(answer.headers["Date"])
     except (KeyError, ValueError):
         raise _Untimed("its answer has no time") from None
-    return Told(before, int(theirs.timestamp() * 1000), clock.now_ms(), _HEADER_MS)
+    return ServerTime(before, int(theirs.timestamp() * 1000), clock.now_ms(), _HEADER_MS)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from frazil import clock
-from frazil.doctor.mends import LACKS, Place, mend_of
+from frazil.doctor.remedies import LACKS, Place, fix_of
 from frazil.errors import FrazilError, KafkaUnavailable, TopicMissing
 from frazil.extras import extras_named
 from frazil.offsets.spans import TopicPartition
@@ -24,7 +24,7 @@ class Fault:
     """One thing that does not work, and what to do about it, if `said` does not contain it."""
 
     said: str
-    mend: str = ""
+    fix: str = ""
 
 
 @dataclass(slots=True)
@@ -54,7 +54,7 @@ class Connections:
             try:
                 self.good.append(f"{spec.name}: {ask(spec)}")
             except FrazilError as error:
-                self.faults.append(Fault(f"{path}: {part}: {_said(error)}", mend_of(part, error)))
+                self.faults.append(Fault(f"{path}: {part}: {_said(error)}", fix_of(part, error)))
         # A location of its own may have other rights.
         place = (
             spec.table.catalog,
@@ -146,7 +146,7 @@ def _catalog_problems(spec: StreamSpec) -> list[Fault]:
                     commit_tables_of(catalog)
                 lacks = probe(catalog, spec, now_ms=clock.now_ms())
     except FrazilError as error:
-        return [Fault(_said(error), mend_of(Place.TABLE, error))]
+        return [Fault(_said(error), fix_of(Place.TABLE, error))]
     return [Fault(f"the catalog {catalog.name!r} cannot hold a stream: {lack}", LACKS) for lack in lacks]
 
 

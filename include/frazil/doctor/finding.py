@@ -30,7 +30,7 @@ class Finding:
     state: State
     said: str
     """What was found."""
-    mend: str = ""
+    fix: str = ""
     """What to do about it; empty if nothing is to be done, or `said` contains it."""
 
 

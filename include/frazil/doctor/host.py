@@ -123,18 +123,18 @@ def tasks_python() -> Iterator[Finding]:
     if not named or shutil.which(named) == sys.executable:
         yield Finding("tasks' python", State.OK, "tasks on this machine run on the same Python")
         return
-    mend = f"install frazil {__version__} there, or unset PYSPARK_PYTHON"
+    fix = f"install frazil {__version__} there, or unset PYSPARK_PYTHON"
     try:
         ran = subprocess.run([named, "-c", _WORKER], capture_output=True, text=True, timeout=60, check=False)
     except OSError as error:
-        yield Finding("tasks' python", State.WRONG, f"PYSPARK_PYTHON is {named}, which does not run: {error}", mend)
+        yield Finding("tasks' python", State.WRONG, f"PYSPARK_PYTHON is {named}, which does not run: {error}", fix)
         return
     wanted = f"{sys.version_info[0]} {sys.version_info[1]} {__version__}"
     if ran.returncode == 0 and ran.stdout.strip() == wanted:
         yield Finding("tasks' python", State.OK, f"{named} has the same Python and the same frazil")
         return
     found = ran.stdout.strip() or (ran.stderr.strip().splitlines() or ["it said nothing"])[-1]
-    yield Finding("tasks' python", State.WRONG, f"PYSPARK_PYTHON is {named}: it says {found!r}, not {wanted!r}", mend)
+    yield Finding("tasks' python", State.WRONG, f"PYSPARK_PYTHON is {named}: it says {found!r}, not {wanted!r}", fix)
 
 
 def ports(wanted: Mapping[str, int], ours: Mapping[str, int]) -> Iterator[Finding]:

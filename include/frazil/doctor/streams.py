@@ -54,7 +54,7 @@ def connections(streams: Mapping[Path, StreamSpec]) -> Iterator[Finding]:
         for good in found.good:
             yield Finding("connections", State.OK, good)
     for fault in found.faults:
-        yield Finding("connections", State.WRONG, fault.said, fault.mend)
+        yield Finding("connections", State.WRONG, fault.said, fault.fix)
 
 
 def clocks_of(streams: Mapping[Path, StreamSpec]) -> Iterator[Finding]:

@@ -25,7 +25,7 @@ MAX_WAITING = 20
 AGAIN_MS = 60_000
 
 
-class Told(StrEnum):
+class Acts(StrEnum):
     """Objects for actions of others than writers."""
 
     SUPERVISION = "supervision"
@@ -33,7 +33,7 @@ class Told(StrEnum):
     """Actions of users on the stream."""
 
 
-def read_told(objects: Objects, told: Told) -> tuple[list[Happened], list[str]]:
+def read_acts(objects: Objects, told: Acts) -> tuple[list[Happened], list[str]]:
     """Actions in such an object, oldest first, and what is wrong with it. Raises what the storage raises."""
     past = Past()
     data = objects.store.get(_path(objects, told))
@@ -48,7 +48,7 @@ def read_told(objects: Objects, told: Told) -> tuple[list[Happened], list[str]]:
 def tell_act(table: Table, stream: str, sentence: str, *, at_ms: int) -> None:
     """Record an action on a stream next to its loaded table. Never raises, so that it cannot fail the action."""
     try:
-        _add(Objects.of(table, stream), [Happened(at_ms, Kind.ACT, sentence)], Told.ACTS, now_ms=at_ms)
+        _add(Objects.of(table, stream), [Happened(at_ms, Kind.ACT, sentence)], Acts.ACTS, now_ms=at_ms)
     except Exception as error:  # storages raise anything
         log.info(
             "this is not in the history of stream %s, because it cannot be written: %s: %s", stream, sentence, error
@@ -94,7 +94,7 @@ class Supervision:
         try:
             objects = self.open()
             if objects is not None:
-                _add(objects, waiting, Told.SUPERVISION, now_ms=now_ms)
+                _add(objects, waiting, Acts.SUPERVISION, now_ms=now_ms)
         except Exception as error:  # catalogs and storages raise anything
             objects = None
             level = logging.INFO if self._failed_at_ms is None else logging.DEBUG
@@ -105,13 +105,13 @@ class Supervision:
                 self._waiting = [what for what in self._waiting if what not in waiting]
 
 
-def _add(objects: Objects, waiting: list[Happened], to: Told, *, now_ms: int) -> None:
-    past = Past(happened=read_told(objects, to)[0])
+def _add(objects: Objects, waiting: list[Happened], to: Acts, *, now_ms: int) -> None:
+    past = Past(happened=read_acts(objects, to)[0])
     for what in waiting:
         past.tell(what)
     past.age(now_ms)
     objects.store.put(_path(objects, to), encoded(past, Part.HAPPENED, objects.table_uuid))
 
 
-def _path(objects: Objects, told: Told) -> str:
+def _path(objects: Objects, told: Acts) -> str:
     return f"{objects.location}/{told}.json"

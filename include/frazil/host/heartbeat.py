@@ -71,7 +71,7 @@ class Heartbeat:
     in_transactions: int = 0
     """Offsets beyond these, which wait for transactions to end."""
     backpressure_ms: int = 0
-    """By how much the last batch exceeded the commit interval, or the current one already does; 0 once nothing waits
+    """Excess of the last batch's time over the commit interval, or the current one already does; 0 once nothing waits
     in Kafka.
     """
     last_commit_at_ms: int | None = None

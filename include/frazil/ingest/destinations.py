@@ -26,7 +26,7 @@ MAX_KNOWN = 100_000
 """Values remembered by a task: records may have endlessly many."""
 MAX_QUOTED = 100
 
-_Verdict = Target | Rejection | None
+_Destination = Target | Rejection | None
 """The table of a value's rows; a rejection without coordinates; or None if they wait for a table."""
 
 
@@ -61,13 +61,13 @@ class Divider:
         self._quote = quote
         self._to = destinations
         self._ranges = ranges
-        self._verdicts: dict[str | bytes | None, _Verdict] = {}
+        self._verdicts: dict[str | bytes | None, _Destination] = {}
         self.values: set[str] = set()
         """Values found so far that may get a table."""
 
     def __call__(self, chunk: Chunk, decoded: Decoded) -> Divided:
         codes, values = self._coded(chunk, decoded)
-        verdicts = [self._verdict(value) for value in values]
+        verdicts = [self._destination(value) for value in values]
         waits = np.array([verdict is None for verdict in verdicts], np.bool_)[codes]
         wrong = np.array([isinstance(verdict, Rejection) for verdict in verdicts], np.bool_)[codes]
         rejections = list(decoded.rejections)
@@ -97,7 +97,7 @@ class Divider:
         encoded = values.dictionary_encode(null_encoding="encode")
         return encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64), encoded.dictionary.to_pylist()
 
-    def _verdict(self, value: str | bytes | None) -> _Verdict:
+    def _destination(self, value: str | bytes | None) -> _Destination:
         if value not in self._verdicts:
             if len(self._verdicts) >= MAX_KNOWN:
                 self._verdicts.clear()
@@ -107,7 +107,7 @@ class Divider:
             self.values.add(_text(value))
         return found
 
-    def _found(self, value: str | bytes | None) -> _Verdict:
+    def _found(self, value: str | bytes | None) -> _Destination:
         if value is None:
             return MAIN if self._to.to_main else self._rejection("has no value")
         try:

@@ -98,7 +98,7 @@ def _number(properties: Mapping[str, str], name: str, default: int) -> int:
     except ValueError:
         value = 0
     if value <= 0:
-        raise SpecError(f"table property {name}: {properties[name]!r} is not a whole number above 0")
+        raise SpecError(f"table property {name}: {properties[name]!r} is not an integer above 0")
     return value
 
 

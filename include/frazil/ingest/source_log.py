@@ -32,7 +32,7 @@ MAX_FILE_CHARACTERS = 255
 """The longest binlog name that file systems allow."""
 _TIME_DIGITS = 13
 _DIGITS = 20
-"""Of each number in a position."""
+"""Digits of each number in a position."""
 _LAYOUT = (
     r"^(?:(?P<name>.*?)(?:\.[a-d]?[0-9]+)?/[0-9]+/[0-9]+|[0-9]+)"
     rf"@(?P<ms>[0-9]{{{_TIME_DIGITS}}})(?:#(?P<server>[0-9]{{1,18}}))?$"

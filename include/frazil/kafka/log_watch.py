@@ -40,7 +40,7 @@ class LogWatch:
     def poll(
         self, kafka: LogSource, offsets: Mapping[TopicPartition, int], epochs: Mapping[TopicPartition, int]
     ) -> Mapping[TopicPartition, int]:
-        """Where logs were cut below `offsets`, which the leaders of `epochs` had. Updates the ends of the other logs.
+        """Find where logs were truncated below `offsets`, of leaders `epochs`; update the ends of the other logs.
 
         Raises what `kafka` raises, and KafkaUnavailable if brokers stay outdated.
         """

@@ -30,7 +30,7 @@ from openlineage.client.facet_v2 import (
 from openlineage.client.uuid import generate_new_uuid
 
 from frazil import __version__
-from frazil.lineage.facts import Dataset, Settings, State, Told
+from frazil.lineage.facts import Dataset, RunFacts, Settings, State
 
 PRODUCER = f"https://pypi.org/project/frazil/{__version__}"
 
@@ -66,7 +66,7 @@ class Client:
         self._processing = "STREAMING" if streaming else "BATCH"
         self._client = OpenLineageClient()
 
-    def send(self, state: State, at_ms: int, told: Told) -> None:
+    def send(self, state: State, at_ms: int, told: RunFacts) -> None:
         """Send one event."""
         self._client.emit(
             RunEvent(
@@ -83,7 +83,7 @@ class Client:
     def close(self, timeout_s: float) -> None:
         self._client.close(timeout_s)
 
-    def _run(self, told: Told) -> Run:
+    def _run(self, told: RunFacts) -> Run:
         facets: dict[str, RunFacet] = {
             "processing_engine": processing_engine_run.ProcessingEngineRunFacet(version=__version__, name="frazil")
         }
@@ -130,7 +130,7 @@ def _of_table(table: Dataset) -> dict[str, DatasetFacet]:
     return facets
 
 
-def _output(table: Dataset, told: Told) -> OutputDataset:
+def _output(table: Dataset, told: RunFacts) -> OutputDataset:
     facets: dict[str, OutputDatasetFacet] = {}
     if (totals := told.totals) is not None:
         table = replace(table, snapshot_id=totals.snapshot_id)

@@ -59,7 +59,7 @@ class Totals:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class RunFacts:
     """The contents of one event."""
 
     inputs: tuple[Dataset, ...] = ()

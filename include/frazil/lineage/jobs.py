@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from frazil.lineage.facts import Settings, State, Told
+from frazil.lineage.facts import RunFacts, Settings, State
 from frazil.lineage.stream import Sender
 
 log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ class _Event:
     run: JobRun
     state: State
     at_ms: int
-    told: Told
+    told: RunFacts
 
 
 class JobRun:
@@ -51,10 +51,10 @@ class JobRun:
         self.sender: Sender | None = None
         """The client, used by the sending thread."""
 
-    def started(self, at_ms: int, told: Told) -> None:
+    def started(self, at_ms: int, told: RunFacts) -> None:
         self._put(_Event(self, State.START, at_ms, told))
 
-    def ended(self, at_ms: int, told: Told) -> None:
+    def ended(self, at_ms: int, told: RunFacts) -> None:
         """Record that it completed, or failed if it has an error."""
         self._put(_Event(self, State.COMPLETE if told.error is None else State.FAIL, at_ms, told))
 

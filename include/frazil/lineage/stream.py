@@ -15,7 +15,7 @@ from typing import Protocol
 from pyiceberg.table import Table
 
 from frazil.events import BatchCommitted, EpochBegan, Event, TableEvolved
-from frazil.lineage.facts import Dataset, Settings, State, Told, Totals, dataset_of, topics
+from frazil.lineage.facts import Dataset, RunFacts, Settings, State, Totals, dataset_of, topics
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ CLOSE_S = 2.0
 class Sender(Protocol):
     """OpenLineage's client for one run."""
 
-    def send(self, state: State, at_ms: int, told: Told) -> None: ...
+    def send(self, state: State, at_ms: int, told: RunFacts) -> None: ...
 
     def close(self, timeout_s: float) -> None: ...
 
@@ -109,7 +109,7 @@ class StreamLineage:
             output = self._output = dataset_of(self._load())
         if self._sender is None:
             self._sender = self._connect()
-        told = Told(inputs, output, totals)
+        told = RunFacts(inputs, output, totals)
         if self._sent is None:
             self._send(State.START, began_ms, replace(told, totals=Totals(snapshot_id=totals.snapshot_id)))
         if ended is not None:
@@ -120,7 +120,7 @@ class StreamLineage:
             self._send(State.RUNNING, now_ms, told)
             self._sent_ms = now_ms
 
-    def _send(self, state: State, at_ms: int, told: Told) -> None:
+    def _send(self, state: State, at_ms: int, told: RunFacts) -> None:
         if self._sender is None:
             return
         self._sender.send(state, at_ms, told)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from frazil import clock
-from frazil.lineage.facts import Told, dataset_of
+from frazil.lineage.facts import RunFacts, dataset_of
 from frazil.lineage.jobs import Jobs
 from frazil.maintenance.outcome import Ending, Outcome
 from frazil.maintenance.tables import MaintainedTable
@@ -28,14 +28,14 @@ def tell(jobs: Jobs | None, table: MaintainedTable, outcomes: Sequence[Outcome],
         log.info("could not report the maintenance of %s to OpenLineage's backend: %r", table.name, error)
         return
     failed = [f"{one.action}: {one.sentence}" for one in worth if one.ending is Ending.FAILED]
-    told = Told(
+    told = RunFacts(
         inputs=(found,),
         output=replace(found, snapshot_id=snapshot.snapshot_id if snapshot else None),
         error="; ".join(failed) or None,
         actions=tuple(_told(one) for one in worth),
     )
     run = jobs.run(f"maintenance.{table.name}")
-    run.started(began_ms, Told(inputs=(found,)))
+    run.started(began_ms, RunFacts(inputs=(found,)))
     run.ended(clock.now_ms(), told)
 
 

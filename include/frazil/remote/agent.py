@@ -28,7 +28,7 @@ from frazil.errors import Fenced, FrazilError
 from frazil.home import make_folder, run_folder
 from frazil.host.agents import KILL, record_agent
 from frazil.host.process_log import log_to_stderr
-from frazil.remote.driver_folder import DriverFolder, LogEnd, Order, Told, Wanted
+from frazil.remote.driver_folder import DriverFolder, DriverReport, LogEnd, Order, Wanted
 from frazil.remote.follow import KILLED, Act, Seen, Step, decide
 from frazil.remote.mirror import Mirror
 from frazil.remote.preparing import Prepared, prepare
@@ -56,7 +56,7 @@ def run_agent(spec: StreamSpec, streams: Path, *, program: Path, until_caught_up
     log_to_stderr()
     folder = run_folder(spec.name)
     make_folder(folder)
-    asked = Asked()
+    asked = Signals()
     asked.listen()
     with Mirror(spec, folder) as mirror:
         record_agent(folder)
@@ -72,7 +72,7 @@ def run_agent(spec: StreamSpec, streams: Path, *, program: Path, until_caught_up
 
 
 @dataclass(slots=True)
-class Asked:
+class Signals:
     """What signals asked this process to do."""
 
     stop: str | None = None
@@ -101,7 +101,7 @@ class Agent:
         prepared: Prepared,
         cluster: Submitter,
         mirror: Mirror,
-        asked: Asked,
+        asked: Signals,
         *,
         until_caught_up: bool = False,
         monotonic: Callable[[], float] = time.monotonic,
@@ -110,7 +110,7 @@ class Agent:
         self._folder: DriverFolder = prepared.folder
         self._until_caught_up, self._monotonic = until_caught_up, monotonic
         self._order: Order | None = None
-        self._told: Told | None = None
+        self._told: DriverReport | None = None
         self._told_at_s = self._ordered_at_s = monotonic()
         self._status, self._asked_at_s = _UNASKED, float("-inf")
         self._followed = False
@@ -151,7 +151,7 @@ class Agent:
             master=self._prepared.resources.master,
             order=self._order,
             told=self._told,
-            told_since_s=now_s - self._told_at_s,
+            report_age_s=now_s - self._told_at_s,
             ordered_since_s=now_s - self._ordered_at_s,
             status=self._status,
             found=self._find(self._order),

@@ -25,7 +25,7 @@ from frazil.home import run_folder
 from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat
 from frazil.host.process_log import FORM, SafeFormatter, log_to_stderr
-from frazil.remote.driver_folder import DriverFolder, Exit, LogEnd, Order, Told
+from frazil.remote.driver_folder import DriverFolder, DriverReport, Exit, LogEnd, Order
 from frazil.spec.load import validate_stream
 from frazil.stream.main import write
 from frazil.supervise.desired import DesiredStore
@@ -177,7 +177,7 @@ class Telling:
             self._logged = end.bytes
         self._number += 1
         beat = Heartbeat.read(self._exchange)
-        self._folder.tell(self._order.id, Told(self._number, beat, own_submission(), end.bytes, ended))
+        self._folder.tell(self._order.id, DriverReport(self._number, beat, own_submission(), end.bytes, ended))
 
 
 class LogTail(logging.Handler):

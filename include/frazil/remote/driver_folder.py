@@ -64,7 +64,7 @@ class Exit:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class DriverReport:
     """A driver's report; a new report has a new number."""
 
     number: int
@@ -107,15 +107,15 @@ class DriverFolder:
     def put_order(self, order: Order) -> None:
         self._write("order.json", dataclasses.asdict(order))
 
-    def told(self, driver: str) -> Told | None:
+    def told(self, driver: str) -> DriverReport | None:
         value = self._read(f"{driver}/status.json")
         if value is None:
             return None
         beat = Heartbeat.from_json(value["beat"]) if value.get("beat") else None
         ended = Exit(**_known(Exit, value["exit"])) if value.get("exit") else None
-        return Told(**{**_known(Told, value), "beat": beat, "exit": ended})
+        return DriverReport(**{**_known(DriverReport, value), "beat": beat, "exit": ended})
 
-    def tell(self, driver: str, told: Told) -> None:
+    def tell(self, driver: str, told: DriverReport) -> None:
         self._write(f"{driver}/status.json", dataclasses.asdict(told))
 
     def log_end(self, driver: str) -> LogEnd | None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from frazil.cluster.driver import DriverState, DriverStatus
-from frazil.remote.driver_folder import Order, Told, Wanted
+from frazil.remote.driver_folder import DriverReport, Order, Wanted
 
 UNHEARD_S = 60.0
 """After a submission without an answer: seconds to wait for its driver before another is submitted."""
@@ -44,9 +44,9 @@ class Seen:
     wanted: Wanted
     master: str
     order: Order | None
-    told: Told | None
+    told: DriverReport | None
     """The last report of the order's driver."""
-    told_since_s: float
+    report_age_s: float
     """Seconds since this agent saw something new in it."""
     ordered_since_s: float
     """Seconds since the driver was ordered or, if another agent ordered it, since this one started."""
@@ -93,10 +93,10 @@ def _over(seen: Seen) -> Step | None:
     """How the order's driver ended; None if it may run."""
     ended = seen.told.exit if seen.told else None
     state = seen.status.state
-    if ended is not None and (state.has_ended or seen.told_since_s >= LEAVES_S or seen.status.state is state.UNKNOWN):
+    if ended is not None and (state.has_ended or seen.report_age_s >= LEAVES_S or seen.status.state is state.UNKNOWN):
         how = f"it ended with exit code {ended.code}" if ended.code else "it ended in order"
         return Step(Act.END, ended.error or how, ended.code)
-    if not state.has_ended or (state is DriverState.GONE and seen.told and seen.told_since_s < FRESH_S):
+    if not state.has_ended or (state is DriverState.GONE and seen.told and seen.report_age_s < FRESH_S):
         return None
     if state is DriverState.SUCCEEDED:
         return Step(Act.END, seen.status.reason)
@@ -124,7 +124,7 @@ def _unanswered(seen: Seen, order: Order) -> Step:
     why = seen.stop or _differs(seen, order)
     if why is not None and order.stop is None:  # the cluster may start it after this agent has ended
         return Step(Act.ASK_TO_STOP, why)
-    if seen.told is not None and seen.told_since_s < FRESH_S:
+    if seen.told is not None and seen.report_age_s < FRESH_S:
         return Step(Act.WAIT, "the driver runs, and the cluster's name of it is not known")
     if seen.ordered_since_s < UNHEARD_S:
         return Step(Act.WAIT, "the cluster did not answer its submission, so it may start yet")

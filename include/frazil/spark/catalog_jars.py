@@ -9,7 +9,7 @@ from frazil.table.catalogs import spark_jar_sets
 
 
 def catalog_jars(*catalogs: str | None) -> list[Path]:
-    """The jars for these catalogs, after fetching what the cache lacks; None is the default catalog.
+    """The jars for these catalogs, after fetching missing ones into the cache; None is the default catalog.
 
     Raises EnvironmentUnusable (no network, no Java), and SpecError for a catalog that is not configured.
     """

@@ -44,7 +44,7 @@ class MavenCoordinates:
 
     @property
     def path(self) -> Path:
-        """Where a folder of jars keeps it: `organisation/name/version/name-version[-classifier].extension`."""
+        """The path of a jar in a folder of jars: `organisation/name/version/name-version[-classifier].extension`."""
         classifier = f"-{self.classifier}" if self.classifier else ""
         return Path(
             self.organisation, self.name, self.version, f"{self.name}-{self.version}{classifier}.{self.extension}"
@@ -133,7 +133,7 @@ def _descriptor(wanted: Sequence[MavenCoordinates], *, transitive: bool) -> str:
 
 
 def _artifact(wanted: MavenCoordinates) -> str:
-    """What is published beside a module's jar has to be named."""
+    """Files published next to a module's jar must be listed."""
     if not wanted.classifier:
         return ""
     kind = quoteattr(wanted.extension)

@@ -85,13 +85,13 @@ def locked(set_name: str, lock_file: Path = LOCK_FILE) -> tuple[LockedJar, ...]:
 
 
 def cache_folder() -> Path:
-    """Where the jars are kept; not created here."""
+    """The folder of the jars; not created here."""
     folder = os.environ.get("FRAZIL_JARS")
     return Path(folder).expanduser().absolute() if folder else home.cache_folder() / "jars"
 
 
 def ensure(set_name: str, lock_file: Path = LOCK_FILE) -> list[Path]:
-    """The jars of a set, each checked against its SHA-256, after fetching what the cache lacks.
+    """The jars of a set, each checked against its SHA-256, after fetching missing ones into the cache.
 
     Two processes may ask at once: one fetches, the other waits. Progress goes to standard error.
 
@@ -109,7 +109,7 @@ def ensure(set_name: str, lock_file: Path = LOCK_FILE) -> list[Path]:
 
 
 def _missing(jars: Sequence[LockedJar], folder: Path) -> list[LockedJar]:
-    """The jars that the cache lacks; one that is not what was pinned is named, deleted, and so missing."""
+    """The jars missing from the cache; one that is not what was pinned is named, deleted, and so missing."""
     missing = []
     for jar in jars:
         path = folder / jar.coordinates.path

@@ -56,7 +56,7 @@ class Registry(Model):
 
 MAX_SCHEMA_CHARACTERS = 2**20
 POSITION = "position"
-"""In `Envelope.metadata`: an event's position in the source's log, a text that sorts later events higher."""
+"""Value in `Envelope.metadata`: an event's position in the source's log, a text that sorts later events higher."""
 
 
 class Envelope(Model):

@@ -136,7 +136,7 @@ class DeadLetters(Model):
 
 
 class Evolution(Model):
-    """Which changes of records the table follows automatically; a mode alone, or a mapping."""
+    """Changes of records that the table follows automatically; a mode alone, or a mapping."""
 
     mode: Literal["off", "additive", "full"] = Field(
         default="off",

@@ -309,7 +309,7 @@ def _walked(location: Sequence[int | str]) -> tuple[tuple[int | str, ...], Any]:
 
 
 def _members(expected: Any) -> tuple[Any, ...]:
-    """The types of a union, beside None; of any other, itself."""
+    """The types of a union, without None; for any other type, the type itself."""
     if get_origin(expected) is Annotated:
         return _members(get_args(expected)[0])
     if get_origin(expected) not in {Union, UnionType}:

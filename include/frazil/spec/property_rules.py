@@ -39,7 +39,7 @@ JAVA_ONLY = {
     "fetch.max.wait.ms": "write fetch.wait.max.ms",
     "default.api.timeout.ms": "leave it out",
 }
-"""Properties of Kafka's Java client that librdkafka lacks, and what to write instead."""
+"""Properties of Kafka's Java client that librdkafka does not have, and what to write instead."""
 
 _WHOLE_NUMBERS = re.compile(r"write\..*-(bytes|limit)|.*-(ms|versions-max|num-retries)|commit\..*-count-to-merge")
 """Table properties whose value is a whole number (Iceberg's configuration page)."""
@@ -142,11 +142,11 @@ def table_properties(spec: StreamSpec) -> Iterator[Problem]:
         elif key in FOLDERS and (what := path_problem(value)):
             yield Problem(path, value, what)
         elif _WHOLE_NUMBERS.fullmatch(key) and not re.fullmatch(r"\d+", value):
-            yield Problem(path, value, "is not a whole number, as Iceberg requires")
+            yield Problem(path, value, "is not an integer, as Iceberg requires")
 
 
 def pages(spec: StreamSpec) -> Iterator[Problem]:
-    """Of newer pages, which compaction writes then, Spark's vectorised reader knows no booleans (Iceberg 1.12)."""
+    """Refuse newer pages for tables with booleans: Spark's vectorised reader cannot read them there (Iceberg 1.12)."""
     if spec.table.properties.get(PAGES) != "v2":
         return
     path, unread = f"table.properties.{PAGES}", "Spark's vectorised reader refuses booleans in pages of v2"

@@ -14,7 +14,7 @@ LOCAL = "local[*]"
 YARN = "yarn"
 KUBERNETES = "k8s://"
 IMAGES = frozenset({"spark.kubernetes.container.image", "spark.kubernetes.executor.container.image"})
-"""Properties of which one names the image of executors on Kubernetes."""
+"""Properties with the image of executors on Kubernetes; one of them is required."""
 _STANDALONE = re.compile(r"spark://[^\s,:/]+:\d{1,5}(,[^\s,:/]+:\d{1,5})*")
 _KUBERNETES = re.compile(r"k8s://(https?://)?[^\s,:/]+(:\d{1,5})?(/[^\s,]*)?")
 _MASTERS = f"{LOCAL} for this host, or spark://host:port, yarn or k8s://https://host:port of a cluster"
@@ -24,7 +24,7 @@ Cores = Annotated[int, Whole(1, 100_000)]
 
 
 class DeployMode(StrEnum):
-    """Where the driver of a writer with a cluster runs."""
+    """Location of the driver of a writer on a cluster."""
 
     CLIENT = "client"
     CLUSTER = "cluster"

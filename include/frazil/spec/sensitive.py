@@ -1,4 +1,4 @@
-"""Which values of a stream's records are sensitive, and what is kept of them."""
+"""Sensitive values of a stream's records, and what is kept of them."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def problems(spec: StreamSpec) -> Iterator[Problem]:
 
 
 def _lower(kind: types.Type) -> types.Type:
-    """With the names of its fields in lower case."""
+    """The type with its field names in lower case."""
     match kind:
         case types.Struct(fields):
             return types.Struct(tuple(types.Field(f.name.lower(), _lower(f.type), f.required) for f in fields))

@@ -1,4 +1,4 @@
-"""Where a declared stream's records come from."""
+"""The source of a declared stream's records."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from frazil.spec.values import Model, Properties, Start, YamlForm
 
 
 class Source(Model):
-    """Where records come from."""
+    """The source of records."""
 
     bootstrap_servers: str = Field(min_length=1, description="The brokers, `host:port` separated by commas.")
     topics: Annotated[tuple[str, ...], YamlForm("topic, or list of topics")] = Field(

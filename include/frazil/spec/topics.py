@@ -1,4 +1,4 @@
-"""Which topics a stream reads: some by their names, or all whose names match a pattern."""
+"""The topics that a stream reads: a list of names, or all whose names match a pattern."""
 
 from __future__ import annotations
 

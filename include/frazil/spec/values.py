@@ -79,7 +79,7 @@ def _texts(value: object) -> object:
 def _no_switch(value: object) -> object:
     """Refuse `true`, which pydantic takes for 1."""
     if isinstance(value, bool):
-        raise ValueError("is not a whole number")  # noqa: TRY004
+        raise ValueError("is not an integer")  # noqa: TRY004
     return value
 
 
@@ -103,7 +103,7 @@ class Whole:
 Count = Annotated[int, Whole()]
 Several = Annotated[int, Whole(least=2)]
 Records = Annotated[int, Whole(most=2**63 - 1)]
-"""As many as a Kafka partition can have offsets."""
+"""Up to the number of offsets in a Kafka partition."""
 Percentage = Annotated[int, Whole(most=100)]
 """Percent as a bare number; `Percent` may be written with its sign."""
 

@@ -133,7 +133,7 @@ _HINTS = {
     "undefined alias": "quote a value that begins with *",
     "constructor for the tag": "quote a value that begins with !",
     "another document": "declare one stream in each file, without --- between two",
-    "did not find expected key": "indent it like the keys beside it, which begin in {opened}",
+    "did not find expected key": "indent it like its neighbouring keys, which begin in {opened}",
     "did not find expected ','": "close the bracket that begins in {opened}, and quote a value that holds a bracket",
     "unexpected end of stream": "close the quote that begins in {opened}",
     "could not find expected ':'": "end a key with a colon and a space",

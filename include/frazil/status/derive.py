@@ -12,7 +12,7 @@ from datetime import timedelta
 from frazil.errors import RegistryUnavailable
 from frazil.host.heartbeat import Heartbeat, Phase
 from frazil.host.launcher import Observation, ProcessState
-from frazil.host.records import ExitRecord, LaunchKind
+from frazil.host.records import ExitRecord, GivenUp, LaunchKind
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import counted
 from frazil.status.state import Level, State, StreamState, WriterProcess
@@ -165,6 +165,25 @@ def _last_words(writer: Observation) -> str:
     is_newer = beat is not None and beat.error and (end is None or beat.written_at_ms > end.ended_at_ms)
     error = beat.error if beat is not None and is_newer else end.error if end is not None else None
     return f"The last one said: {' '.join(error.split())[:MAX_REASON_CHARACTERS]}." if error else ""
+
+
+def process_problems(known: StreamState, given_up: GivenUp | None, writer: Observation, *, now_ms: int) -> list[str]:
+    """What is wrong with the writer's process, or was when it ended."""
+    process, problems = known.writer, []
+    if process.stale and process.heartbeat_at_ms is not None:
+        silent = ago(now_ms - process.heartbeat_at_ms)
+        problems.append(f"pid {process.pid} is alive, but its heartbeat is {silent} old: its report is of that time")
+    if process.error:
+        # A writer that could not report why it ended left the end of its log, which may be long.
+        words = " ".join(process.error.split()).removeprefix(f"{process.exit_name}: ")
+        problems.append(f"the last writer ended with {exit_words(process)}: {shortened(words)}")
+    is_of_last = given_up is not None and (writer.launch is None or writer.launch.id == given_up.subject)
+    if known.state is State.GIVEN_UP and given_up is not None and is_of_last:
+        when = f"{ago(now_ms - given_up.at_ms)} ago"
+        problems.append(
+            f"the supervisor gave up {when}; once the cause is fixed, `frazil resume {known.name}` starts it"
+        )
+    return problems
 
 
 def promise_ms(spec: StreamSpec) -> int:

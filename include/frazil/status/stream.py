@@ -24,13 +24,13 @@ from frazil.home import run_folder
 from frazil.host.heartbeat import Heartbeat, StallKind
 from frazil.host.launcher import Observation, ProcessState
 from frazil.host.launchers import open_launcher
-from frazil.host.records import GivenUp, read_notes, read_watch
+from frazil.host.records import read_notes, read_watch
 from frazil.installed import outdated
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import kafka_properties
-from frazil.status.derive import evaluated, exit_words, of_writer, promise_ms, shortened
+from frazil.status.derive import evaluated, of_writer, process_problems, promise_ms, shortened
 from frazil.status.flow import Flow, flow_of
-from frazil.status.state import State, StreamState
+from frazil.status.state import StreamState
 from frazil.supervise.decide import decide
 from frazil.supervise.desired import DesiredStore, table_fingerprint
 from frazil.supervise.liveness import beating, has_committed, is_fenced, known_lag
@@ -41,7 +41,6 @@ from frazil.table.lost import missing_table
 from frazil.table.schema_update import undeclared_columns
 from frazil.table.storage import open_store
 from frazil.table.tables import check_fits, load_stream_table, state_location
-from frazil.timetext import ago
 
 log = logging.getLogger(__name__)
 
@@ -124,7 +123,7 @@ def _with_kafka(
 ) -> StreamState:
     """With what the live writer reports, what its table says, and what waits in Kafka."""
     beat, marker = beating(observed.writer, now_ms=now_ms), view.marker
-    problems = _of_process(known, observed.notes.given_up, observed.writer, now_ms=now_ms)
+    problems = process_problems(known, observed.notes.given_up, observed.writer, now_ms=now_ms)
     stall, throttle, outage = (beat.stall, beat.throttle, beat.outage) if beat else (None, None, None)
     problems += [said for said in (stall.reason if stall else None, throttle, outage) if said]
     writer, lag, silent = known.writer, known_lag(beat) if beat else None, None
@@ -204,25 +203,6 @@ def _alive(known: StreamState, spec: StreamSpec, view: TableView, *, now_ms: int
         return True
     unknown = view.exists is None or view.marker is not None or known.writer.state == "unknown"
     return None if unknown or committed_ms is not None else False
-
-
-def _of_process(known: StreamState, given_up: GivenUp | None, writer: Observation, *, now_ms: int) -> list[str]:
-    """What is wrong with the writer's process, or was when it ended."""
-    process, problems = known.writer, []
-    if process.stale and process.heartbeat_at_ms is not None:
-        silent = ago(now_ms - process.heartbeat_at_ms)
-        problems.append(f"pid {process.pid} is alive, but its heartbeat is {silent} old: its report is of that time")
-    if process.error:
-        # A writer that could not report why it ended left the end of its log, which may be long.
-        words = " ".join(process.error.split()).removeprefix(f"{process.exit_name}: ")
-        problems.append(f"the last writer ended with {exit_words(process)}: {shortened(words)}")
-    is_of_last = given_up is not None and (writer.launch is None or writer.launch.id == given_up.subject)
-    if known.state is State.GIVEN_UP and given_up is not None and is_of_last:
-        when = f"{ago(now_ms - given_up.at_ms)} ago"
-        problems.append(
-            f"the supervisor gave up {when}; once the cause is fixed, `frazil resume {known.name}` starts it"
-        )
-    return problems
 
 
 def _fenced(stream: str, beat: Heartbeat, marker: Marker) -> str:

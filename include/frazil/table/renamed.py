@@ -72,14 +72,14 @@ def _has(schema: Schema, name: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ColumnChanges:
     """Requested changes: new names by the old ones, and names of columns to drop."""
 
     renames: Mapping[str, str]
     drops: Sequence[str]
 
 
-def problems(asked: Asked, table: Schema, former: Sequence[Schema], *, fixed: Mapping[str, str]) -> list[str]:
+def problems(asked: ColumnChanges, table: Schema, former: Sequence[Schema], *, fixed: Mapping[str, str]) -> list[str]:
     """Why these columns cannot be renamed or dropped, one sentence each; `fixed` maps columns to why they cannot
     change.
     """
@@ -110,7 +110,7 @@ def problems(asked: Asked, table: Schema, former: Sequence[Schema], *, fixed: Ma
     return found
 
 
-def change_columns(table: Table, asked: Asked, *, fixed: Mapping[str, str]) -> Table:
+def change_columns(table: Table, asked: ColumnChanges, *, fixed: Mapping[str, str]) -> Table:
     """Rename and drop columns by field id, in one commit with the property. Returns the changed table.
 
     Raises SchemaIncompatible with all problems, CommitUnavailable, AccessDenied.

@@ -31,7 +31,7 @@ class Metric:
     """OpenTelemetry's, such as `frazil.records`."""
     sort: Sort
     unit: str
-    """In UCUM, as OpenTelemetry wants it: `s`, `By`, or what is counted, in braces."""
+    """Unit in UCUM, as OpenTelemetry requires: `s`, `By`, or what is counted, in braces."""
     means: str
     """A sentence."""
     labels: tuple[str, ...] = STREAM
@@ -143,7 +143,7 @@ class Times:
     """A histogram of seconds."""
 
     counts: list[int] = field(default_factory=lambda: [0] * (len(BOUNDS_S) + 1))
-    """By bucket, the last of which has no bound."""
+    """Counts by bucket; the last one has no bound."""
     total_s: float = 0.0
 
 
@@ -175,7 +175,7 @@ class Meters:
             observer(metric, labels, seconds)
 
     def forget(self, metric: Metric, labels: Labels) -> None:
-        """Remove the series whose labels begin so: nobody measures them any more."""
+        """Remove the series whose labels begin so: they are no longer measured."""
         with self._lock:
             for known in [known for known in self.values[metric] if known[: len(labels)] == labels]:
                 del self.values[metric][known]

@@ -30,7 +30,7 @@ class Otlp:
     def __init__(self, meters: Meters, *, instance: str, reader: MetricReader | None = None) -> None:
         """`instance` tells processes apart: `service.instance.id`."""
         resource = Resource.create({"service.instance.id": instance, "service.version": __version__})
-        if str(resource.attributes["service.name"]).startswith("unknown_service"):  # nobody declared one
+        if str(resource.attributes["service.name"]).startswith("unknown_service"):  # none is declared
             resource = resource.merge(Resource({"service.name": "frazil"}))
         buckets = ExplicitBucketHistogramAggregation(BOUNDS_S)
         times = View(instrument_name="frazil.*", instrument_type=Histogram, aggregation=buckets)
@@ -51,7 +51,7 @@ class Otlp:
         meters.observers.append(observe)
 
     def close(self) -> None:
-        """Send the last values, for as long as the end may take. A collector that hangs keeps nobody."""
+        """Send the last values, for as long as the end may take. A collector that hangs does not delay it."""
         ending = threading.Thread(target=partial(self._provider.shutdown, END_S * 1000), daemon=True)
         ending.start()
         ending.join(END_S)

@@ -1,4 +1,4 @@
-"""How a process is told to publish its numbers: variables of its environment, which the supervisor passes on."""
+"""Settings by which a process publishes its numbers: variables of its environment, which the supervisor passes on."""
 
 from __future__ import annotations
 

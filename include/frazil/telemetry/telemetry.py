@@ -33,7 +33,7 @@ class Telemetry:
 
     @classmethod
     def declared(cls, application: str, environment: Mapping[str, str] = os.environ) -> Telemetry:
-        """As the environment declares it."""
+        """Settings that the environment declares."""
         return cls(Settings.of(environment), application=application)
 
     def __enter__(self) -> Telemetry:

@@ -13,7 +13,7 @@ from pyiceberg.table import Table
 
 from frazil.aggregate.day_input import DayInput, lineage
 from frazil.aggregate.told import DayRun
-from frazil.lineage.facts import State, Told
+from frazil.lineage.facts import RunFacts, State
 from frazil.lineage.jobs import telling
 from frazil.table.catalogs import load_catalog
 from tests.unit.aggregate.test_day_input import DAY, SPEC
@@ -24,14 +24,14 @@ ON = {"OPENLINEAGE_URL": "http://127.0.0.1:1"}
 
 class Backend:
     def __init__(self) -> None:
-        self.events: list[tuple[State, Told]] = []
+        self.events: list[tuple[State, RunFacts]] = []
         self.job = ""
 
     def connect(self, _: object, job: str) -> Any:
         self.job = job
         return self
 
-    def send(self, state: State, at_ms: int, told: Told) -> None:  # noqa: ARG002
+    def send(self, state: State, at_ms: int, told: RunFacts) -> None:  # noqa: ARG002
         self.events.append((state, told))
 
     def close(self, timeout_s: float) -> None: ...

@@ -23,7 +23,7 @@ from frazil.commit.reset import before_reset
 from frazil.commit.sweep import batch_folder
 from frazil.errors import BackfillAbandoned, Fenced, FrazilError, StaleBatch, WriterBusy
 from frazil.history.objects import Objects
-from frazil.history.supervision import Told, read_told
+from frazil.history.supervision import Acts, read_acts
 from frazil.ingest.contract import RangeProgress
 from frazil.maintenance.expiry import ExpiryPlan, Pins, plan_expiry
 from frazil.partitions.completeness import Cursor
@@ -304,7 +304,7 @@ def test_what_a_run_dropped_stays_ended_once_a_person_abandons_it_too(live: Any)
     assert abandon(live.tables, lane, by="bob").abandoned_by == "ada", "who comes later changes nothing"
     for table in (live.load(), live.load_dead_letters()):
         assert read_lane(table.properties, "events").abandoned_by == "ada"
-    told, _ = read_told(Objects.of(live.load(), "events"), Told.ACTS)
+    told, _ = read_acts(Objects.of(live.load(), "events"), Acts.ACTS)
     said = ["begins, for the run dag/first", "was abandoned by ada"]
     assert sorted(act.sentence for act in told) == [f"backfill {lane.id} {words}" for words in said]
     with pytest.raises(BackfillAbandoned):

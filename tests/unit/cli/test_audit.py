@@ -56,11 +56,11 @@ def test_an_upsert_that_was_read_again_is_compared_as_a_whole(capsys: pytest.Cap
 
 
 @pytest.mark.parametrize(("kind", "clean", "exit_code"), [
-    (FindingKind.NOT_COMPARED, False, 0),
+    (FindingKind.NOT_COMPARED, False, 3),
     (FindingKind.UNCHECKED, True, 0),
     (FindingKind.MISSING, False, 1),
 ])  # fmt: skip
-def test_only_what_was_compared_and_agrees_is_clean_and_only_what_is_wrong_exits_with_1(
+def test_an_audit_is_clean_if_all_agrees_and_its_exit_code_tells_wrong_from_not_compared(
     kind: FindingKind, clean: bool, exit_code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     landed = PartitionAudit("orders", 0, 0, 5, 5, 5, 0, None, 0)

@@ -117,7 +117,7 @@ def test_a_pod_that_was_deleted_is_gone(api: Api, status: int) -> None:
         (failure(400, "bad"), "the Kubernetes API answered 400: bad"),
         (failure(429, "slow down"), "answered 429"),
         (failure(500, "etcd"), "answered 500"),
-        (Answer(200, "<html>Log in</html>"), "and not with JSON"),
+        (Answer(200, "<html>Log in</html>"), "instead of JSON"),
     ],
 )
 def test_no_answer_of_the_api_is_unknown_and_never_an_end(api: Api, answer: Answer, says: str) -> None:

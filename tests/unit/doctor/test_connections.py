@@ -12,7 +12,7 @@ from frazil.cli.main import frazil
 from frazil.doctor import connections, streams
 from frazil.doctor.connections import Connections
 from frazil.doctor.finding import Finding, State
-from frazil.doctor.mends import Place, mend_of
+from frazil.doctor.remedies import Place, fix_of
 from frazil.errors import (
     AccessDenied,
     FrazilError,
@@ -141,8 +141,8 @@ def test_a_registry_is_asked_and_each_fault_says_how_it_is_mended(
     (away, no_catalog) = connections_of(file)
     assert "source.format.registry: RegistryUnavailable: the schema registry http://127" in away.said
     assert away.state is State.WRONG
-    assert away.mend == "start the registry, let this host reach it, or correct its url and credentials"
-    assert no_catalog.mend == "start catalog and storage, let this host reach them, or correct .pyiceberg.yaml"
+    assert away.fix == "start the registry, let this host reach it, or correct its url and credentials"
+    assert no_catalog.fix == "start catalog and storage, let this host reach them, or correct .pyiceberg.yaml"
 
 
 def connections_of(file: Path) -> list[Finding]:
@@ -162,8 +162,8 @@ def connections_of(file: Path) -> list[Finding]:
     ],
 )
 def test_the_mend_is_of_the_kind_of_fault(place: Place, error: FrazilError, said: str) -> None:
-    assert said in mend_of(place, error)
-    assert mend_of(place, MissingExtra("pip install")) == ""
+    assert said in fix_of(place, error)
+    assert fix_of(place, MissingExtra("pip install")) == ""
 
 
 def test_a_warehouse_that_may_not_be_written_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

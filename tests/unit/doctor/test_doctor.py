@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from frazil import installed
 from frazil.cli.main import frazil
 from frazil.doctor import airflow, connections, host
-from frazil.doctor.clocks import WARN_MS, WRONG_MS, Told, clocks, evaluate
+from frazil.doctor.clocks import WARN_MS, WRONG_MS, ServerTime, clocks, evaluate
 from frazil.doctor.finding import Check, Finding, State, findings
 from frazil.doctor.streams import declarations
 from frazil.errors import EnvironmentUnusable
@@ -75,9 +75,9 @@ def test_findings_come_in_the_order_of_their_checks_whatever_each_does() -> None
     ],
 )
 def test_a_clock_is_judged_by_how_far_it_is_apart(apart_ms: int, state: State) -> None:
-    found = evaluate("server", Told(NOW, NOW + apart_ms, NOW))
+    found = evaluate("server", ServerTime(NOW, NOW + apart_ms, NOW))
     assert found.state is state
-    assert bool(found.mend) == (state is not State.OK)
+    assert bool(found.fix) == (state is not State.OK)
     if apart_ms <= -WARN_MS:
         assert "behind us" in found.said
 
@@ -86,7 +86,7 @@ def test_a_clock_is_judged_by_how_far_it_is_apart(apart_ms: int, state: State) -
 def test_no_delay_makes_clocks_look_further_apart_than_they_are(skew: int, there: int, back: int, cut: int) -> None:
     """A server reads its clock after the request took its way, and a header leaves out part of a second."""
     theirs = NOW + there + skew - cut
-    told = Told(NOW, theirs, NOW + there + back, precision_ms=1_000)
+    told = ServerTime(NOW, theirs, NOW + there + back, precision_ms=1_000)
     assert abs(told.apart_ms) <= abs(skew)
     assert abs(told.apart_ms) >= abs(skew) - there - back - 1_000
 
@@ -162,7 +162,7 @@ def test_jars_that_are_missing_are_fetched_later_and_only_warned_of(
 ) -> None:
     monkeypatch.setenv("FRAZIL_JARS", str(tmp_path))
     (found,) = host.jars_of_spark()
-    assert (found.state, found.mend) == (State.WARNING, "python -m frazil.spark.jars fetch spark")
+    assert (found.state, found.fix) == (State.WARNING, "python -m frazil.spark.jars fetch spark")
 
 
 def disk_with_room(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
@@ -216,7 +216,7 @@ def test_a_tasks_python_that_is_not_there_is_wrong(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("PYSPARK_PYTHON", "/no/such/python")
     (found,) = host.tasks_python()
     assert found.state is State.WRONG
-    assert "unset PYSPARK_PYTHON" in found.mend
+    assert "unset PYSPARK_PYTHON" in found.fix
 
 
 @pytest.mark.usefixtures("frazil_home")
@@ -236,7 +236,7 @@ def test_an_api_server_under_which_frazil_was_changed_is_named_until_it_is_resta
     assert found().state is State.OK
     (package / "one.py").write_text("a = 10")
     changed = found()
-    assert (changed.state, changed.mend) == (State.WARNING, "restart Airflow's API server")
+    assert (changed.state, changed.fix) == (State.WARNING, "restart Airflow's API server")
     assert f"(process {os.getpid()})" in changed.said
     page_servers.announce()
     assert found().state is State.OK

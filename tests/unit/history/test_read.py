@@ -13,7 +13,7 @@ from frazil.history.objects import Objects
 from frazil.history.past import MINUTES_MS, Part, Past
 from frazil.history.points import MINUTE_MS, TEN_MS, Happened, History, Kind, Point
 from frazil.history.read import history_of, read_history
-from frazil.history.supervision import AGAIN_MS, MAX_WAITING, Supervision, Told, read_told, tell_act
+from frazil.history.supervision import AGAIN_MS, MAX_WAITING, Acts, Supervision, read_acts, tell_act
 from frazil.spec.load import validate_stream
 from frazil.spec.model import StreamSpec
 from frazil.table.catalogs import load_catalog
@@ -126,7 +126,7 @@ def objects(tmp_path: Path) -> Objects:
 
 
 def told(objects: Objects) -> list[Happened]:
-    found, problems = read_told(objects, Told.SUPERVISION)
+    found, problems = read_acts(objects, Acts.SUPERVISION)
     assert problems == []
     return found
 

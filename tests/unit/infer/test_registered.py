@@ -282,5 +282,5 @@ def test_credentials_between_the_brokers_are_refused_before_anything_is_asked(tm
     else:
         (tmp_path / "_defaults.yaml").write_text(f"source: {{bootstrap-servers: '{servers}'}}\n")
     said = str(CliRunner().invoke(frazil, asked).exception)
-    assert "bootstrap-servers: has '@', as credentials beside a host have" in said
+    assert "bootstrap-servers: has '@', as in credentials next to a host" in said
     assert "hunter2" not in said

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from frazil.lineage import jobs as module
-from frazil.lineage.facts import Dataset, Settings, State, Told, Totals
+from frazil.lineage.facts import Dataset, RunFacts, Settings, State, Totals
 from frazil.lineage.jobs import Jobs, telling
 from tests.lineage_backend import tracing
 
@@ -32,7 +32,7 @@ class Backend:
         backend = self
 
         class Client:
-            def send(self, state: State, at_ms: int, told: Told) -> None:  # noqa: ARG002
+            def send(self, state: State, at_ms: int, told: RunFacts) -> None:  # noqa: ARG002
                 backend.meanwhile()
                 backend.sent.append((job, state))
 
@@ -49,8 +49,8 @@ def test_a_run_is_a_pair_with_what_it_read_and_wrote(monkeypatch: pytest.MonkeyP
         with telling() as jobs:
             assert jobs is not None
             run = jobs.run("aggregation.sales")
-            run.started(NOW, Told((source,), day=date(2013, 12, 30)))
-            run.ended(NOW + 5, Told((source,), target, Totals(3, 400, 1, 42), day=date(2013, 12, 30)))
+            run.started(NOW, RunFacts((source,), day=date(2013, 12, 30)))
+            run.ended(NOW + 5, RunFacts((source,), target, Totals(3, 400, 1, 42), day=date(2013, 12, 30)))
     started, ended = received
     assert (started["eventType"], ended["eventType"]) == ("START", "COMPLETE")
     assert started["run"]["runId"] == ended["run"]["runId"]
@@ -79,8 +79,8 @@ def test_three_hundred_runs_are_told_twice_over_each_as_its_own() -> None:
         for number in range(300):
             for _ in range(2):
                 run = jobs.run(f"maintenance.t{number}")
-                run.started(NOW, Told())
-                run.ended(NOW, Told(error="it broke" if number == 7 else None))
+                run.started(NOW, RunFacts())
+                run.ended(NOW, RunFacts(error="it broke" if number == 7 else None))
     assert len(backend.sent) == 1_200
     assert [one for one in backend.sent if one[1] is State.FAIL] == [("maintenance.t7", State.FAIL)] * 2
 
@@ -95,8 +95,8 @@ def test_a_backend_that_hangs_keeps_no_process(monkeypatch: pytest.MonkeyPatch) 
         assert jobs is not None
         for _ in range(300):
             run = jobs.run("aggregation.sales")
-            run.started(NOW, Told())
-            run.ended(NOW, Told())
+            run.started(NOW, RunFacts())
+            run.ended(NOW, RunFacts())
     assert time.monotonic() - began < 5
     assert backend.sent == []
     forever.set()
@@ -116,8 +116,8 @@ def test_a_backend_that_refuses_is_told_of_once_and_gets_the_start_with_the_end(
         assert jobs is not None
         for name in ("lost", "late"):
             run = jobs.run(name)
-            run.started(NOW, Told())
-            run.ended(NOW, Told())
+            run.started(NOW, RunFacts())
+            run.ended(NOW, RunFacts())
     # The first run is over when the second try of its start fails; the second is told whole.
     assert backend.sent == [("late", State.START), ("late", State.COMPLETE)]
     assert [r.levelno for r in caplog.records if "OpenLineage" in r.getMessage()] == [logging.WARNING]
@@ -130,6 +130,6 @@ def test_a_client_that_is_not_installed_is_named_once(caplog: pytest.LogCaptureF
     with telling(ON, connect=missing) as jobs:
         assert isinstance(jobs, Jobs)
         run = jobs.run("aggregation.sales")
-        run.started(NOW, Told())
-        run.ended(NOW, Told())
+        run.started(NOW, RunFacts())
+        run.ended(NOW, RunFacts())
     assert caplog.text.count("Install frazil[lineage]") == 1

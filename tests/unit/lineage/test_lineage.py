@@ -15,7 +15,7 @@ from frazil.commit.settle import Settled
 from frazil.events import BatchCommitted, EpochBegan, Event, StreamEvent, TableEvolved
 from frazil.kafka.identity import SourceIdentity
 from frazil.lineage.client import Client
-from frazil.lineage.facts import Dataset, Settings, State, Told, Totals, dataset_of
+from frazil.lineage.facts import Dataset, RunFacts, Settings, State, Totals, dataset_of
 from frazil.lineage.stream import AGAIN_MS, StreamLineage
 from frazil.spec.load import validate_stream
 from frazil.table.catalogs import load_catalog
@@ -52,7 +52,7 @@ class Sent:
     fails: bool = False
     closed: bool = False
 
-    def send(self, state: State, at_ms: int, told: Told) -> None:
+    def send(self, state: State, at_ms: int, told: RunFacts) -> None:
         if self.fails:
             raise OSError("no route to host")
         assert told.totals is not None
@@ -224,8 +224,8 @@ def test_a_backend_gets_a_streaming_job_its_topics_its_table_and_its_parent(monk
     with tracing(monkeypatch) as received:
         client = Client(settings, "ticks")
         inputs = (Dataset("kafka://b:9092", "rides"),)
-        client.send(State.START, NOW, Told(inputs, output, Totals()))
-        told = Told(inputs, output, Totals(7, 8, 9, 42, {"inserted": 5, "stale": 2}), error="OffsetGap: gone")
+        client.send(State.START, NOW, RunFacts(inputs, output, Totals()))
+        told = RunFacts(inputs, output, Totals(7, 8, 9, 42, {"inserted": 5, "stale": 2}), error="OffsetGap: gone")
         client.send(State.FAIL, NOW, told)
         client.close(1)
     started, failed = received

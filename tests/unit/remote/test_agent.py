@@ -19,8 +19,8 @@ from frazil.home import run_folder
 from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase
 from frazil.remote import agent as agents
-from frazil.remote.agent import Agent, Asked
-from frazil.remote.driver_folder import DriverFolder, Exit, LogEnd, Told
+from frazil.remote.agent import Agent, Signals
+from frazil.remote.driver_folder import DriverFolder, DriverReport, Exit, LogEnd
 from frazil.remote.mirror import Mirror
 from frazil.remote.preparing import Prepared
 from frazil.spec.load import load_stream
@@ -92,7 +92,7 @@ class LooksTooEarly:
 
 class World:
     def __init__(self, folder: Path, spec: StreamSpec) -> None:
-        self.spec, self.cluster, self.asked = spec, Cluster(), Asked()
+        self.spec, self.cluster, self.asked = spec, Cluster(), Signals()
         self.folder = DriverFolder(LocalStore(), f"{folder}/driver")
         self.ended: list[Any] = []
         self._threads: list[threading.Thread] = []
@@ -135,7 +135,7 @@ class World:
         if words:
             self.folder.put_log_end(order.id, LogEnd(words, len(words)))
         told = Heartbeat("ticks", 9, "x", Phase.WAITING, self._number, self._number, **beat)
-        self.folder.tell(order.id, Told(self._number, told, None, len(words), ended))
+        self.folder.tell(order.id, DriverReport(self._number, told, None, len(words), ended))
 
     @property
     def beat(self) -> Heartbeat | None:
@@ -217,7 +217,7 @@ def test_a_changed_declaration_replaces_the_driver_once_it_has_ended(world: Worl
     world.stop()
     eventually(lambda: (found := world.folder.order()) and found.stop)
     world.folder.put_order(dataclasses.replace(order, stop=None))
-    world.asked = Asked()
+    world.asked = Signals()
     changed = world.spec.model_copy(update={"name": "other"})
     world.start(spec=changed)
     eventually(lambda: (found := world.folder.order()) and found.stop == "the declaration has changed")
@@ -254,7 +254,7 @@ def test_a_driver_that_runs_after_all_is_followed_by_what_it_tells(
     world.cluster.silent = 1
     world.start()
     order = eventually(world.folder.order)
-    world.folder.tell(order.id, Told(1, None, "driver-late"))
+    world.folder.tell(order.id, DriverReport(1, None, "driver-late"))
     eventually(lambda: (found := world.folder.order()) and found.submission == "driver-late")
     assert len(world.cluster.submitted) == 1
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from frazil.host.heartbeat import Heartbeat, Phase, Stall, StallKind
-from frazil.remote.driver_folder import DriverFolder, Exit, LogEnd, Order, Told, Wanted
+from frazil.remote.driver_folder import DriverFolder, DriverReport, Exit, LogEnd, Order, Wanted
 from frazil.table.local_storage import LocalStore
 
 ORDER = Order("a" * 32, Wanted("f1", "1.0", restart_generation=2), {"name": "ticks"}, "yarn", 5, stop="paused")
@@ -23,7 +23,7 @@ def folder(tmp_path: Path) -> DriverFolder:
 
 def test_what_is_written_is_read(folder: DriverFolder) -> None:
     assert (folder.order(), folder.told("a"), folder.log_end("a")) == (None, None, None)
-    told, end = Told(3, BEAT, "driver-1", 12, Exit(11, "gap")), LogEnd("words\n", 12)
+    told, end = DriverReport(3, BEAT, "driver-1", 12, Exit(11, "gap")), LogEnd("words\n", 12)
     folder.put_order(ORDER)
     folder.tell(ORDER.id, told)
     folder.put_log_end(ORDER.id, end)
@@ -43,7 +43,7 @@ def test_fields_of_a_later_version_are_left_out_and_a_later_format_is_not_read(f
 def test_what_earlier_drivers_told_is_removed(folder: DriverFolder) -> None:
     folder.put_order(ORDER)
     for driver in ("b" * 32, ORDER.id):
-        folder.tell(driver, dataclasses.replace(Told(1, None, None)))
+        folder.tell(driver, dataclasses.replace(DriverReport(1, None, None)))
     folder.forget_all_but(ORDER.id)
     assert folder.told("b" * 32) is None
     assert folder.told(ORDER.id) is not None

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frazil.cluster.driver import DriverState, DriverStatus
-from frazil.remote.driver_folder import Exit, Order, Told, Wanted
+from frazil.remote.driver_folder import DriverReport, Exit, Order, Wanted
 from frazil.remote.follow import FRESH_S, LEAVES_S, UNHEARD_S, Act, Seen, decide
 
 WANTED = Wanted("f1", "1.0")
 ORDER = Order("a" * 32, WANTED, {}, "spark://m:7077", 0, submission="driver-1")
-TOLD = Told(7, None, None)
+TOLD = DriverReport(7, None, None)
 
 
 def status(state: DriverState, code: int | None = None) -> DriverStatus:
@@ -27,7 +27,7 @@ RUNNING = Seen(
     master="spark://m:7077",
     order=ORDER,
     told=TOLD,
-    told_since_s=1.0,
+    report_age_s=1.0,
     ordered_since_s=500.0,
     status=status(DriverState.RUNNING),
     found=None,
@@ -52,7 +52,7 @@ def test_a_driver_that_runs_as_it_is_wanted_is_followed() -> None:
     assert decided(status=status(DriverState.UNKNOWN)) == (Act.WAIT, 0), "a cluster that is silent ends nothing"
     forgot = status(DriverState.GONE)
     assert decided(status=forgot) == (Act.WAIT, 0), "a master without its state forgot it, and it tells that it runs"
-    assert decided(status=forgot, told_since_s=FRESH_S) == (Act.END, 1)
+    assert decided(status=forgot, report_age_s=FRESH_S) == (Act.END, 1)
 
 
 def test_the_first_driver_is_submitted_and_none_for_an_agent_that_is_to_end() -> None:
@@ -70,7 +70,7 @@ def test_the_end_of_a_driver_is_told_by_the_agent_that_followed_it_and_replaced_
     assert decided(**ended, followed=False, stop="SIGTERM") == (Act.END, 0)
     still_known = {**ended, "status": status(DriverState.RUNNING)}
     assert decided(**still_known) == (Act.WAIT, 0), "it is about to leave"
-    assert decided(**still_known, told_since_s=LEAVES_S) == (Act.END, 11)
+    assert decided(**still_known, report_age_s=LEAVES_S) == (Act.END, 11)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_the_end_of_a_driver_is_told_by_the_agent_that_followed_it_and_replaced_
     ],
 )
 def test_of_a_driver_that_left_no_word_the_cluster_tells_the_end(seen: DriverStatus, code: int) -> None:
-    assert decided(status=seen, told_since_s=60.0) == (Act.END, code)
+    assert decided(status=seen, report_age_s=60.0) == (Act.END, code)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_a_stop_lets_the_batch_commit_and_kills_what_has_not_started() -> None:
 def test_a_kill_goes_on_until_the_cluster_says_that_the_driver_is_gone_whichever_agent_does_it() -> None:
     assert decided(force=True) == (Act.KILL, 0)
     assert decided(order=of_order(kill=True), followed=False) == (Act.KILL, 0)
-    assert decided(force=True, order=of_order(kill=True), status=status(DriverState.KILLED), told_since_s=9.0) == (
+    assert decided(force=True, order=of_order(kill=True), status=status(DriverState.KILLED), report_age_s=9.0) == (
         Act.END,
         137,
     )
@@ -149,7 +149,8 @@ ORDERS = st.one_of(
     ),
 )
 TOLDS = st.one_of(
-    st.none(), st.builds(Told, st.integers(1, 9), st.none(), st.none(), exit=st.sampled_from([None, Exit(0), Exit(13)]))
+    st.none(),
+    st.builds(DriverReport, st.integers(1, 9), st.none(), st.none(), exit=st.sampled_from([None, Exit(0), Exit(13)])),
 )
 SEEN = st.builds(
     Seen,
@@ -157,7 +158,7 @@ SEEN = st.builds(
     master=st.just("spark://m:7077"),
     order=ORDERS,
     told=TOLDS,
-    told_since_s=st.floats(0, 200),
+    report_age_s=st.floats(0, 200),
     ordered_since_s=st.floats(0, 200),
     status=STATES,
     found=st.sampled_from([None, "driver-2"]),

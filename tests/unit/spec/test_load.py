@@ -117,7 +117,7 @@ MISTAKES: list[tuple[str, dict[str, Any], list[str]]] = [
         [
             "source.bootstrap-servers: is a list; write one text, with commas: a:1,b:2",
             "source.properties.security: is not text; write the whole name as one key: security.protocol: …",
-            "partition-by.0: 'day' names 'day', which is no column; write day(column)",
+            "partition-by.0: 'day' refers to 'day', which is not a column; write day(column)",
         ],
     ),
     ("unknown key", {"comit": {"interval": "5s"}}, ["comit: is an unknown key; did you mean commit?"]),
@@ -534,7 +534,7 @@ def test_a_secret_by_reference_stays_a_reference(declare: Declare) -> None:
         (f"# {'日本語' * 40}\na: b\nc: \x01\n" + "# d\n" * 99, "line 3: holds the control character 0x01"),
         ("a: 'b\n", "close the quote that begins in line 1"),
         ("a:\n  b: [c\nd: e\n", "line 3, .*close the bracket that begins in line 2"),
-        ("a:\n  b: c\n d: e\n", "line 3, .*indent it like the keys beside it, which begin in line 1"),
+        ("a:\n  b: c\n d: e\n", "line 3, .*indent it like its neighbouring keys, which begin in line 1"),
         ("a:b\nc: d\n", "line 2, .*a space after the colon in the line above"),
         ("a:\N{NO-BREAK SPACE}b\nc: d\n", "line 2, .*a plain space for the character U.00A0"),
         ("a: b\n\N{NO-BREAK SPACE} c: d\n'': e\n", r"'\\xa0 c': is an unknown key(.|\n)*: '': is an unknown key"),

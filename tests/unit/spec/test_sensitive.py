@@ -18,7 +18,7 @@ from frazil.spec.load import load_stream
 from frazil.stream.evolve import evolved, without_hidden
 from frazil.table.catalogs import load_catalog
 from frazil.table.evolution import Addition, Relaxation
-from frazil.table.renamed import Asked, change_columns
+from frazil.table.renamed import ColumnChanges, change_columns
 from frazil.table.tables import ensure_table
 
 Declare = Callable[..., Path]
@@ -96,7 +96,7 @@ def test_no_spelling_of_a_protected_columns_names_becomes_a_column(
 ) -> None:
     """Whether the declaration follows a renamed column or not."""
     table = ensure_table(load_catalog(None), load_stream(declare()))
-    table = change_columns(table, Asked({"carrier": "line"}, []), fixed={})
+    table = change_columns(table, ColumnChanges({"carrier": "line"}, []), fixed={})
     schema = {declared: "string not null", "departed": "timestamptz not null"}
     more = {"evolution": "additive", "sensitive": {"fields": {declared: "mask"}}, "partition_by": [], "sort_by": []}
     spec = load_stream(declare(schema=schema, **more))

@@ -54,7 +54,7 @@ def test_a_count_beyond_its_bounds_or_a_switch_is_refused_by_the_loader_and_the_
     key = ".".join(map(str, part))
     for value in (within.least - 1, within.most + 1, 10**30, True, False):
         declared = declared_with(part, model, value)
-        with pytest.raises(SpecError, match=rf"{key}: .*(is below|is above|is not a whole number)"):
+        with pytest.raises(SpecError, match=rf"{key}: .*(is below|is above|is not an integer)"):
             validate_stream(declared, FILE)
         assert any(_mentions(error, part[-1]) for error in VALIDATOR.iter_errors(declared)), value
 

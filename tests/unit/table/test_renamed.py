@@ -7,7 +7,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField, StringType
 
 from frazil.errors import SchemaIncompatible
-from frazil.table.renamed import PROPERTY, Asked, aliases, former_columns, problems, renamed_fields
+from frazil.table.renamed import PROPERTY, ColumnChanges, aliases, former_columns, problems, renamed_fields
 
 BEFORE = Schema(
     NestedField(1, "id", LongType()), NestedField(2, "a", StringType()), NestedField(3, "gone", StringType())
@@ -47,27 +47,29 @@ def test_without_the_property_nothing_was_renamed():
 @pytest.mark.parametrize(
     ("asked", "says"),
     [
-        (Asked({"b": "c", "new": "d"}, ["id"]), []),
-        (Asked({"b": "B"}, []), []),
-        (Asked({"b": "a"}, []), []),
-        (Asked({"none": "c"}, ["nothing"]), ["has no column none", "has no column nothing"]),
-        (Asked({"b": "ID"}, []), ["already has the column id"]),
-        (Asked({"b": "x.y"}, []), ["is not a valid column name"]),
-        (Asked({"b": "_Pos"}, []), ["one of Iceberg's metadata columns"]),
-        (Asked({"b": "gone"}, []), ["was the name of another column"]),
-        (Asked({"b": "c"}, ["b"]), ["to be both renamed and dropped"]),
+        (ColumnChanges({"b": "c", "new": "d"}, ["id"]), []),
+        (ColumnChanges({"b": "B"}, []), []),
+        (ColumnChanges({"b": "a"}, []), []),
+        (ColumnChanges({"none": "c"}, ["nothing"]), ["has no column none", "has no column nothing"]),
+        (ColumnChanges({"b": "ID"}, []), ["already has the column id"]),
+        (ColumnChanges({"b": "x.y"}, []), ["is not a valid column name"]),
+        (ColumnChanges({"b": "_Pos"}, []), ["one of Iceberg's metadata columns"]),
+        (ColumnChanges({"b": "gone"}, []), ["was the name of another column"]),
+        (ColumnChanges({"b": "c"}, ["b"]), ["to be both renamed and dropped"]),
     ],
 )
-def test_what_cannot_be_is_said(asked: Asked, says: list[str]):
+def test_what_cannot_be_is_said(asked: ColumnChanges, says: list[str]):
     found = problems(asked, TABLE, [BEFORE], fixed={})
     assert len(found) == len(says)
     assert all(words in sentence for words, sentence in zip(says, found, strict=True))
 
 
 def test_two_columns_do_not_get_one_name():
-    assert problems(Asked({"b": "c", "new": "C"}, []), TABLE, [BEFORE], fixed={}) == ["C is given to two columns"]
+    assert problems(ColumnChanges({"b": "c", "new": "C"}, []), TABLE, [BEFORE], fixed={}) == [
+        "C is given to two columns"
+    ]
 
 
 def test_a_column_that_others_rely_on_stays():
-    found = problems(Asked({}, ["new"]), TABLE, [BEFORE], fixed={"new": "it is needed"})
+    found = problems(ColumnChanges({}, ["new"]), TABLE, [BEFORE], fixed={"new": "it is needed"})
     assert found == ["the column new stays as it is: it is needed"]

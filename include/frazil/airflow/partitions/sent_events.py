@@ -17,7 +17,7 @@ from airflow.sdk import Asset, TaskInstanceState
 from airflow.sdk.exceptions import AirflowException
 
 from frazil.airflow.assets import reopened_asset
-from frazil.airflow.untrusted import Store, Told, stored_mapping, stored_number, told_of, told_pairs
+from frazil.airflow.untrusted import SentSignals, Store, sent_in, stored_mapping, stored_number, told_pairs
 from frazil.signals.signal import Signal, SignalState
 from frazil.signals.signal_table import TableSignals
 
@@ -39,7 +39,7 @@ class Unsent:
     """Signals that are missing from one asset."""
 
     missing: tuple[Signal, ...] = ()
-    sent: Told = frozenset()
+    sent: SentSignals = frozenset()
     """Signals after SENT_TO that the asset has."""
 
 
@@ -73,7 +73,7 @@ def unsent(signals: TableSignals, asset: Asset, context: Context) -> Unsent:
     return Unsent(tuple(missing), sent & {(s.partition, s.number) for s in new})
 
 
-def write_down(sending: Collection[Signal], sent: Told, asset: Asset, context: Context) -> None:
+def write_down(sending: Collection[Signal], sent: SentSignals, asset: Asset, context: Context) -> None:
     """Record which signals this task will send to an asset if it succeeds, and which were sent before."""
     record: dict[str, Any] = {
         "run_id": context["ti"].run_id,
@@ -99,10 +99,10 @@ def to_send(signals: Iterable[Signal], sent: Collection[tuple[str, int]], *, reo
     return [s for s in newest.values() if (s.partition, s.number) not in sent]
 
 
-def _told(asset: Asset, context: Context, *, since: datetime | None) -> Told:
+def _told(asset: Asset, context: Context, *, since: datetime | None) -> SentSignals:
     events: Any = context["inlet_events"][asset]
     try:
-        return told_of(events.after(since.isoformat()) if since else events, asset.name)
+        return sent_in(events.after(since.isoformat()) if since else events, asset.name)
     except Exception as error:  # AirflowRuntimeError from a server, or what `dag.test()` makes of it
         log.warning(
             "Airflow does not list the events of the asset %s, as it does not while a run that they started is "
@@ -113,7 +113,7 @@ def _told(asset: Asset, context: Context, *, since: datetime | None) -> Told:
         return _written_down(asset, context)
 
 
-def _written_down(asset: Asset, context: Context) -> Told:
+def _written_down(asset: Asset, context: Context) -> SentSignals:
     record = stored_mapping(context["asset_state_store"][asset], SENDING)
     told, telling = told_pairs(record.get("told")), told_pairs(record.get("telling"))
     run_id, task_id = str(record.get("run_id")), str(record.get("task_id"))

@@ -37,7 +37,7 @@ class Act(StrEnum):
     DELETED = "deleted with its run"
     """The writer stops; the desired state of the stream stays as it was."""
     TAKEN_OVER = "taken over by another triggerer"
-    """Nobody's act: Airflow also kills a trigger when it hands it to another triggerer."""
+    """No user's act: Airflow also kills a trigger when it hands it to another triggerer."""
     UNKNOWN = "changed in a way that cannot be looked up"
 
 
@@ -53,7 +53,7 @@ class DeferredTask:
 
 
 def act_of(task: DeferredTask) -> Act:
-    """Which act leads from the state before to the state now."""
+    """The act that leads from the previous state to the current one."""
     if not task.exists_now:
         return Act.DELETED
     if task.state_now in _ENDED:

@@ -79,7 +79,7 @@ def _shared_dag(  # noqa: PLR0913, PLR0917 - as `_writer_dag`, with the streams
     on_failure: OnFailure | None,
     queue: str | None,
 ) -> DAG:
-    """A task that keeps the application running, and beside it one for each stream, which shows how that fares."""
+    """A DAG with a task that keeps the application running, and one per stream that shows its state."""
     present = [one for one in members if not one.removed]
     broken = any(one.problem for one in present)
     common: dict[str, Any] = {

@@ -36,7 +36,7 @@ class Seen:
     """One look at the stream."""
 
     state: str
-    """In words."""
+    """The state as a sentence."""
     known: StreamState | None = None
     """The same for the task itself; None where the application does not run here."""
     belongs: bool = True
@@ -57,7 +57,7 @@ class HostedStreamTrigger(FollowingTrigger):
         return f"{type(self).__module__}.{type(self).__qualname__}", {name: getattr(self, name) for name in names}
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Look, report, wait; a look that fails is told, and the next one follows."""
+        """Observe, report and wait, repeatedly; a failed observation is reported, and the next one follows."""
         from frazil.status.state import State  # noqa: PLC0415 - loads PyIceberg
 
         settled_at_s = time.monotonic() + SETTLED_SECONDS
@@ -163,13 +163,13 @@ class HostedStreamTrigger(FollowingTrigger):
         )
 
     def _paused(self, seen: Seen) -> str:
-        """Who paused a stream that does not run, and how it runs again."""
+        """The user who paused a stream, and how it runs again."""
         if seen.is_alive or not seen.belongs or (desired := self._desired().read()).mode != "paused":
             return ""
         return f"; paused by {desired.by}: {desired.reason}; `frazil resume {self.stream}` starts it"
 
     def _announce(self, given_up: GivenUp) -> None:
-        """So that the try after a *Clear* knows for what this one failed."""
+        """Record why this try failed, for the try after a *Clear*."""
         from frazil.host.given_up import announce_given_up  # noqa: PLC0415 - needed by a running trigger only
 
         if (instance := self.task_instance) is not None:

@@ -1,4 +1,4 @@
-"""Which lines of a writer's log are copied into its task's log. The whole log is in writer.log.
+"""Selects the lines of a writer's log that are copied into its task's log. The whole log is in writer.log.
 
 A deferred task may run for weeks and Airflow never rotates a task's log. So each hour has a limit, and of lines that
 differ in their numbers only, such as the two of each batch, the first are passed on, and then the newest once an hour
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 WARNINGS_AN_HOUR, OTHERS_AN_HOUR = 200, 30
 """The limit applies to the first lines of an hour, so that a start is shown whole."""
 ALIKE_WARNINGS, ALIKE_OTHERS = 10, 1
-"""Of one shape, before the hourly line."""
+"""Lines of one shape that are passed on before the hourly line."""
 HOUR_S = 3_600.0
 _NUMBERS = re.compile(r"\d[\d.,:]*")
 
@@ -34,19 +34,19 @@ class Alike:
     told: int = 0
     left_out: int = 0
     newest: str = ""
-    """Of those left out."""
+    """The newest omitted line."""
 
 
 @dataclass(slots=True)
 class WriterLines:
-    """Remembers, from one piece of the log to the next, how many lines it has passed on, and of which shapes."""
+    """Counts the lines that it has passed on, by shape, across pieces of the log."""
 
     _told_s: dict[bool, list[float]] = field(default_factory=lambda: {True: [], False: []})
     """When warnings, and other lines, were passed on."""
     _alike: dict[str, Alike] = field(default_factory=dict)
-    """Of the last hour; no more shapes than lines that an hour may have."""
+    """Shapes of the last hour; no more than the lines that an hour may have."""
     _left_out: int = 0
-    """Of warnings, by the hour's limit."""
+    """Warnings that were omitted by the hour's limit."""
 
     def begin(self) -> None:
         """Another writer starts: its lines are news, however much they are like those of the last one."""

@@ -227,7 +227,7 @@ class WriterTrigger(FollowingTrigger):
             self.log.warning("%s: cannot record that its writer was given up on: %s", self.stream, error)
 
     async def _make_supervisor(self) -> Supervisor:
-        """In a thread, because importing PyIceberg takes a second."""
+        """Run in a thread, because importing PyIceberg takes a second."""
         if self._supervisor is None:
             loop = asyncio.get_running_loop()
             self._supervisor = await in_thread(partial(self._supervise, loop))

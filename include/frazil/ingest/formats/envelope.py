@@ -239,7 +239,7 @@ class EnvelopeDecoder:
         return masks, columns
 
     def _lists(self, masks: Mapping[str, NDArray[np.bool_]], count: int) -> pa.Array:
-        """For each row, the field ids of the columns that it keeps."""
+        """The field ids of the columns that each row keeps."""
         lists: list[list[int] | None] = [None] * count
         for row in np.flatnonzero(np.any([*masks.values()], axis=0)).tolist() if masks else ():
             lists[row] = [self._ids[name] for name, mask in masks.items() if mask[row]]

@@ -620,7 +620,7 @@ def read_records(
 
 @loop
 def message_indexes(b: Octets, starts: Numbers, lengths: Numbers, found: Numbers, sizes: Numbers) -> None:
-    """For each record after a frame of five bytes, write its message indexes' bytes as a number, and their length.
+    """Write each record's message indexes, after a frame of five bytes, as a number, and their length.
 
     The length is -1 for more than four bytes and for invalid indexes.
     """

@@ -55,8 +55,8 @@ _MENDS: Mapping[Place, Sequence[tuple[type[FrazilError], str]]] = {
 """Remedies by error; the first matching one counts."""
 
 
-def mend_of(place: Place, error: FrazilError) -> str:
+def fix_of(place: Place, error: FrazilError) -> str:
     """What to do; empty if the error itself contains it."""
     if isinstance(error, MissingExtra):
         return ""
-    return next((mend for kind, mend in _MENDS[place] if isinstance(error, kind)), "")
+    return next((fix for kind, fix in _MENDS[place] if isinstance(error, kind)), "")
