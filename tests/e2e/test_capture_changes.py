@@ -8,6 +8,10 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Producer
+from pyiceberg.schema import Schema
+from pyiceberg.types import IcebergType, LongType, NestedField, StringType, TimestamptzType
+
+from frazil.table.catalogs import load_catalog
 
 DECLARED = """\
 name: events
@@ -206,3 +210,34 @@ def test_every_snapshot_is_the_source_after_a_whole_transaction(stream: Any, kaf
     assert [rows for rows in found if rows not in connector.states] == []
     assert found[-1] == connector.states[-1]
     assert len(found) > 8
+
+
+def test_a_routed_table_with_columns_in_another_order_keeps_the_values_that_an_event_omits(stream: Any) -> None:
+    text = DECLARED.format(topic=stream.topic, bootstrap=stream.bootstrap)
+    text = text.replace("key: id", "key: [name, id]").replace("name: string", "name: string not null")
+    route = "route: {by: field, name: name, tables: {a: test.a}, template: 'test.of_{value}'}\n"
+    (stream.streams / "events.yaml").write_text(text + route)
+    catalog = load_catalog(None)
+    catalog.create_namespace_if_not_exists("test")
+    types: dict[str, IcebergType] = {"at": TimestamptzType(), "note": StringType(), "place": StringType()}
+    types |= {"name": StringType(), "id": LongType()}
+    fields = [
+        NestedField(n, name, kind, required=name in {"name", "id"}) for n, (name, kind) in enumerate(types.items(), 1)
+    ]
+    catalog.create_table("test.a", Schema(*fields))
+    database = Database(stream, 1)
+    for name in "ab":
+        row = {"id": 1, "name": name, "note": "long text"}
+        database._write(1, "c", after=row)
+        database._write(1, "u", after={**row, "note": UNAVAILABLE})
+    database.send()
+    stream.catch_up()
+    sent = len(database.log)
+    for name in "ab":
+        database._write(1, "u", after={"id": 1, "name": name, "note": UNAVAILABLE})
+    database.send(since=sent)
+    stream.catch_up()
+    for identifier in ("test.of_b", "test.a"):
+        table = catalog.load_table(identifier)
+        found = table.scan(selected_fields=("note", "place")).to_arrow().to_pylist()
+        assert [(row["note"], row["place"] is None) for row in found] == [("long text", False)], identifier

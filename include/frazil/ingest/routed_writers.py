@@ -11,10 +11,14 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyiceberg.io import FileIO, load_file_io
 
+from frazil.ingest.changes import KEPT
 from frazil.ingest.contract import StageContext, StagedFile, Target, TargetTable
 from frazil.ingest.destinations import MAIN, Divided
 from frazil.ingest.parquet import FileLayout
 from frazil.ingest.write import BUFFER_BYTES, UNSPLIT_BYTES, TableWriter, held_bytes
+
+FIELD_ID = b"PARQUET:field_id"
+"""Where an Arrow field has the id of its column."""
 
 
 class RoutedWriters:
@@ -135,8 +139,24 @@ def fitted(rows: pa.Table, schema: pa.Schema) -> pa.Table:
     if rows.schema.equals(schema, check_metadata=True):
         return rows
     there = set(rows.column_names)
+    rows = _with_own_ids(rows, schema)
     arrays = [
         rows.column(field.name).cast(field.type) if field.name in there else pa.nulls(rows.num_rows, field.type)
         for field in schema
     ]
     return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def _with_own_ids(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Replace the main table's field ids in the lists of unchanged columns by those of the other table."""
+    at = rows.schema.get_field_index(KEPT)
+    if at < 0 or rows.column(at).null_count == rows.num_rows:
+        return rows
+    names, own = {i: name for name, i in _ids(rows.schema).items()}, _ids(schema)
+    lists = [found and [own[name] for i in found if (name := names[i]) in own] for found in rows.column(at).to_pylist()]
+    return rows.set_column(at, rows.schema.field(at), pa.array(lists, rows.schema.field(at).type))
+
+
+def _ids(schema: pa.Schema) -> dict[str, int]:
+    """The field ids of columns, by name."""
+    return {f.name: int(f.metadata[FIELD_ID]) for f in schema if f.metadata and FIELD_ID in f.metadata}
