@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from pyiceberg.exceptions import ForbiddenError
 
 from frazil.audit.compare import FindingKind
 from frazil.audit.declared import audit
+from frazil.commit.sweep import bare_path, referenced
 from frazil.events import BatchCommitted, Event
 from frazil.table.catalogs import load_catalog
 from tests.polling import eventually
@@ -105,13 +107,16 @@ def test_a_table_behind_gets_the_changes_that_wait_in_order_from_a_later_writer(
     with monkeypatch.context() as patched:
         patched.setattr(catalog, "commit_table", refusing)
         with stream.writing():
-            for second in (2, 3):
+            for second in (2, 3, 4):
                 stream.produce([record(1, "a", second), record(second, "a", second), record(1, "b", second)])
                 eventually(lambda second=second: rows("test.of_b") == [(1, second)], within_s=60)
     assert rows("test.a") == [(1, 1)]
-    stream.produce([record(1, "b", 4)])
+    stream.produce([record(1, "b", 5)])
     stream.catch_up()
-    assert (rows("test.a"), rows("test.of_b")) == ([(1, 3), (2, 2), (3, 3)], [(1, 4)])
+    assert (rows("test.a"), rows("test.of_b")) == ([(1, 4), (2, 2), (3, 3), (4, 4)], [(1, 5)])
+    table = load_catalog(None).load_table("test.a")
+    there = {str(path) for path in Path(bare_path(table.location())).rglob("*.parquet")}
+    assert there <= referenced(table), "changes that are merged are deleted"
 
 
 def test_an_upsert_is_not_routed_by_a_field_outside_its_key(stream: Any) -> None:

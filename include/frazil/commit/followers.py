@@ -37,7 +37,7 @@ from frazil.commit.mode import MERGED
 from frazil.commit.rules import check_ancestry, files_fit
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.swap import Done, RetryPolicy, TableCommit, TableHandle, commit_snapshots
-from frazil.commit.sweep import bare_path
+from frazil.commit.sweep import bare_path, sweep_merged
 from frazil.errors import CommitUnavailable, MarkerUnreadable, RolledBack, SchemaIncompatible, TableLost
 from frazil.ingest.contract import StagedFile, Target
 from frazil.spec.units import counted
@@ -224,12 +224,14 @@ class Followers:
             if not (journals := self.waiting[target]):
                 return None  # a person gave them up
             self._made(target, journals)
-            waited = 0
-            if again or self._is_inherited(target):
+            waited, late = 0, again or self._is_inherited(target)
+            if late:
                 _check_there(self.tables, handle, journals, target=target)
                 waited = _rows(lacked(self.tables, handle.current(), journals), target)
             follow(self.tables, handle, journals, self._files, target=target, retry_policy=retry_policy)
             delete_moved(self.tables, journals, target)
+            if late:
+                sweep_merged(self.tables, journals, target)
             if waited:
                 log.warning("table %s got %s that waited for it", target, counted(waited, "row"))
         except Exception as error:  # catalogs' clients raise anything, and the other tables shall go on

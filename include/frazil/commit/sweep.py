@@ -256,6 +256,17 @@ def sweep_batch(tables: StreamTables, journal: Journal, *, is_merged: bool = Tru
     return _sweep_folders(tables, handles, journal.key, record=journal, is_merged=is_merged)
 
 
+def sweep_merged(tables: StreamTables, journals: Iterable[Journal], target: Target) -> None:
+    """Delete the changes of batches that waited for a table which has them now, as far as possible."""
+    try:
+        side, store = _Side(target, tables.handle(target).current(), tables.stream), tables.store_of(target)
+        for journal in journals:
+            if _is_merged(journal, target) and (kept := _kept_of(journal, side)) is not None:
+                _delete_others(store, batch_folder(side.table, tables.stream, journal.key), kept)
+    except Exception as error:  # storages raise anything, and the rows are where they belong
+        log.info("changes that table %s has were left to the next start: %s", target, words_of(error))
+
+
 def discard_batch(tables: StreamTables, key: BatchKey) -> int:
     """Delete the files of a batch that its own writer gave up before journaling it; returns their number."""
     return _sweep_folders(tables, tables.all, key, record=None)
