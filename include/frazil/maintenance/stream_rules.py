@@ -1,7 +1,6 @@
-"""The rules of a stream's alerts, besides those of its table's shape; like `frazil.maintenance.alert_rules`.
+"""The alert rules of a stream. Those of its table's shape are in `frazil.maintenance.alert_rules`.
 
-Pure. A rule about a fact (a broken file, held windows, failed runs) has no hold: it fires at once and resolves with the
-fact.
+Pure. A rule about a fact (a broken file, held windows, failed runs) has no hold: it fires and resolves with the fact.
 """
 
 from __future__ import annotations
@@ -21,29 +20,29 @@ from frazil.status.state import StreamState
 from frazil.timetext import ago, utc
 
 FEWEST_RECORDS = 100
-"""A share of fewer records than this means nothing."""
+"""Records without which a share is not meaningful."""
 NAMED = 5
-"""At most this many windows or days are named."""
+"""Windows or days that a sentence names."""
 RULES_OF_TABLE = ("table", "waiting-batches", "dead-letters", "stale-changes")
-"""The rules whose values only the stream's table tells."""
+"""Rules that need the stream's table."""
 RULES_OF_RUN_FOLDER = ("restarts", "registry", "stall")
-"""The rules whose values only the stream's run folder tells."""
+"""Rules that need the stream's run folder."""
 
 
 @dataclass(frozen=True, slots=True)
 class LateWindow:
-    """The first window of a table that is not complete."""
+    """The first incomplete window of a table."""
 
     window: str
     due_ms: int
-    """Its end and the largest lateness of the streams, in milliseconds since 1970; perhaps still to come."""
+    """Its end plus the largest lateness of the streams, in milliseconds since 1970; may be in the future."""
     waits_for: str
     is_history: bool = False
-    """It ended before the table's oldest snapshot: records of long ago were read, or it has been late ever since."""
+    """Whether it ended before the table's oldest snapshot: old records were read, or it has been late ever since."""
 
 
 def stream_readings(state: StreamState, alerts: Alerts, *, now_ms: int) -> tuple[Reading, ...]:
-    """Every rule of a stream; none if alerts are switched off."""
+    """Return the readings of every rule of a stream; none if alerts are switched off."""
     if not alerts.enabled:
         return ()
     unread = RULES_OF_TABLE if state.table_exists is None else ()
@@ -53,7 +52,7 @@ def stream_readings(state: StreamState, alerts: Alerts, *, now_ms: int) -> tuple
 
 
 def _unknown(reading: Reading, name: str) -> Reading:
-    """The reading of a rule whose value is unknown: it neither raises an alert nor ends one."""
+    """Return a reading with an unknown value, which neither fires nor resolves an alert."""
     sentence = f"{reading.rule} of stream {name} was active when it was last measured, and is unknown now"
     return replace(reading, value=None, shown="unknown", sentence=sentence)
 
@@ -135,7 +134,7 @@ def _of_batches(state: StreamState, alerts: Alerts) -> Iterator[Reading]:
 
 
 def _share(count: int, records: int) -> float | None:
-    """Percent of a stream's records; None of so few that a share says nothing."""
+    """Return a percentage of a stream's records; None for too few records."""
     return 100 * count / max(records, 1) if records >= FEWEST_RECORDS or not count else None
 
 
@@ -144,7 +143,7 @@ def _share_words(count: int, records: int) -> str:
 
 
 def _rates(name: str, flow: Flow, most: int) -> Iterator[Reading]:
-    """A rule for each error class, with no hold: a rate is a mean over minutes already."""
+    """Yield a rule for each error class, without a hold, because a rate is already a mean over minutes."""
     for reason, found in sorted(flow.recent_reasons.items()):
         a_minute, share = found.count / flow.recent_minutes, 100 * found.count / max(flow.recent.records, 1)
         times = f"{found.count:,} in {counted(round(flow.recent_minutes), 'minute')}, {share:.1f} % of the records"
@@ -178,7 +177,7 @@ def _writer(state: StreamState, down_s: float | None, alerts: Alerts) -> Reading
 
 
 def _stall(name: str, stall: Stall | None) -> Reading:
-    """With a hold: some stalls end by themselves, the one of a partition without records when it counts as idle."""
+    """Return a reading with a hold, because some stalls end by themselves, as when a partition becomes idle."""
     if stall is None:
         return Reading("stall", 0, 0, "no live writer of this host reports a stall", "")
     shown = f"stalled ({stall.kind}) since {utc(stall.since_ms)}"
@@ -197,12 +196,12 @@ def _down_s(state: StreamState, now_ms: int) -> float | None:
 
 
 def release_command(table: str, key: str) -> str:
-    """The command that signals a held window as it is."""
+    """Return the command that signals a held window as it is."""
     return f"frazil partitions {table} --release {key} --reason 'why'"
 
 
 def held_reading(table: str, held: Sequence[tuple[str, str]], alerts: Alerts) -> tuple[Reading, ...]:
-    """Windows that quality gates hold: their keys, and what the gates found."""
+    """Return the reading of windows held by quality gates. `held` has their keys and the gates' findings."""
     if not alerts.enabled:
         return ()
     said = "; ".join(f"{key}: {note}" for key, note in held[:NAMED]) + _more(len(held))
@@ -219,7 +218,7 @@ def held_reading(table: str, held: Sequence[tuple[str, str]], alerts: Alerts) ->
 
 
 def audit_reading(name: str, found: str | None) -> Reading:
-    """What the last audit of a stream found, unless a later one of the same hours found nothing."""
+    """Return the reading of a stream's last audit. `found` is None if nothing was found, or no longer is."""
     said = (found or "").rstrip(".")
     return flag(
         "audit",
@@ -230,7 +229,10 @@ def audit_reading(name: str, found: str | None) -> Reading:
 
 
 def window_reading(late: LateWindow | None, alerts: Alerts, *, table: str, now_ms: int) -> Reading:
-    """The next window of a table, if it has ended and is not complete. None stands for a table without signals."""
+    """Return the reading of a table's next window, if it has ended and is not complete.
+
+    `late` is None for a table without signals.
+    """
     late_s = max(now_ms - late.due_ms, 0) / 1000 if late else 0
     what = f"{late.window} has been due for {ago(int(late_s * 1000))}" if late and late_s else "no window is due"
     return Reading(
@@ -245,7 +247,7 @@ def window_reading(late: LateWindow | None, alerts: Alerts, *, table: str, now_m
 
 
 def late_reading(name: str, target: str, late: Sequence[WaitingDay], within: timedelta) -> Reading:
-    """Days of an aggregation that are complete and were not aggregated in time."""
+    """Return the reading of an aggregation's days that are complete but were not aggregated in time."""
     days = ", ".join(f"{one.day} (complete since {utc(one.since_ms)})" for one in late[:NAMED]) + _more(len(late))
     return flag(
         f"aggregation:{name}",
@@ -258,7 +260,7 @@ def late_reading(name: str, target: str, late: Sequence[WaitingDay], within: tim
 
 
 def runs_reading(dag_id: str, failed: int | None, most: int) -> Reading:
-    """Consecutive failed runs of a DAG, newest first; None if Airflow does not say."""
+    """Return the reading of a DAG's consecutive failed runs. `failed` is None if Airflow does not report them."""
     return Reading(
         f"runs:{dag_id}",
         failed,
@@ -270,7 +272,7 @@ def runs_reading(dag_id: str, failed: int | None, most: int) -> Reading:
 
 
 def flag(rule: str, is_so: bool, sentence: str, shown: str | None = None) -> Reading:
-    """A rule about a fact: it fires at once while the fact holds, and resolves with it."""
+    """Return a reading of a fact: it fires at once while the fact is true, and resolves with it."""
     return Reading(rule, int(is_so), 0, shown or ("yes" if is_so else "no"), sentence, hold_ms=0)
 
 

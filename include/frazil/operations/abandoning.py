@@ -1,4 +1,4 @@
-"""The end of a backfill, or of a replay, that is under way, in two steps: what it would remove, and doing that."""
+"""Abandon an open backfill or replay in two steps: describe what would be removed, then remove it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from frazil.spec.units import counted
 
 
 def plan_abandon(spec: StreamSpec, *, by: str = "a person") -> Prepared:
-    """Look at the table. Raises what it raises. `by` is the person who would do it."""
+    """Read the table, and raise its errors. `by` is the user who would abandon the backfill."""
     tables = read_stream(spec).tables
     lane = read_lane(tables.main.refresh().metadata.properties, spec.name)
     if lane is None or not lane.is_open:
@@ -29,7 +29,7 @@ def _abandon(tables: StreamTables, lane: Lane, *, by: str) -> None:
 
 
 def staged_words(lane: Lane) -> str:
-    """How far a backfill or a replay that is under way is."""
+    """Describe the progress of an open backfill or replay."""
     what = "Replay" if lane.replays else "Backfill"
     if not lane.chunks:
         return f"{what} {lane.id} has staged nothing yet."

@@ -1,4 +1,4 @@
-"""What a person can do from the page, and what each act would do, said before it is done. Pure."""
+"""The page's actions, and what each of them would do, described before it is confirmed. Pure."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Act(StrEnum):
 
 
 OF_STREAMS = frozenset({Act.PAUSE, Act.RESUME, Act.RESTART, Act.RESET, Act.BACKFILL, Act.ABANDON, Act.REPLAY})
-"""The others are of a table."""
+"""The other actions are on a table."""
 RUNS_A_DAG = frozenset({Act.BACKFILL, Act.REPLAY, Act.MAINTAIN, Act.RELEASE})
-"""They start a run in Airflow, which does the work."""
+"""Actions that start a run in Airflow, which does the work."""
 PREPARED = frozenset({Act.RESET, Act.ABANDON})
-"""What they would do depends on the table: it is looked at before, and again when it is done."""
+"""Actions whose effect depends on the table: it is read for the plan, and again when the action is carried out."""
 DEPENDS: Mapping[Act, tuple[str, ...]] = {
     Act.PAUSE: ("generation",),
     Act.RESUME: ("generation", "dag_paused"),
@@ -42,14 +42,15 @@ DEPENDS: Mapping[Act, tuple[str, ...]] = {
     Act.RELEASE: ("dag_paused",),
     Act.SEND_AGAIN: (),
 }
-"""What of the situation an act depends on, so that it is refused once that is another than the person saw: what people
-decide, for a process may end and begin while a person reads. What is prepared adds what the table says.
+"""The fields of the situation that an action depends on. It is refused if they changed since the user saw the plan.
+
+Only users' decisions count: a process may end or start meanwhile. Prepared actions add the state of the table.
 """
 ALTERS = frozenset({Act.RESET, Act.BACKFILL, Act.ABANDON, Act.REPLAY, Act.MAINTAIN, Act.RELEASE, Act.SEND_AGAIN})
-"""They change the table, or what its readers get, and are confirmed by the name of the subject, but for a dry run."""
+"""Actions that change the table or what its readers get. Unless it is a dry run, the user types the subject's name."""
 HAS_DRY_RUN = frozenset({Act.BACKFILL, Act.REPLAY, Act.MAINTAIN})
 BY_THE_TABLE = frozenset({Act.BACKFILL, Act.REPLAY})
-"""Whether a stream can have them depends on what its table tells of it."""
+"""Actions that a stream's table may rule out."""
 
 
 _TRIGGERER, _SCHEDULER = ("triggerer",), ("scheduler",)
@@ -60,7 +61,7 @@ NEEDS: Mapping[Act, tuple[str, ...]] = {
     **dict.fromkeys(RUNS_A_DAG, _SCHEDULER),
     Act.SEND_AGAIN: (*_SCHEDULER, *_TRIGGERER),
 }
-"""Which of Airflow's own processes bring about what an act asks for."""
+"""The Airflow components that must run for an action to take effect."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,73 +70,73 @@ class Run:
 
     id: str
     waits: bool
-    """In Airflow's queue. None of its tasks has begun."""
+    """Queued in Airflow: none of its tasks has started."""
 
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What is known of the subject when a person asks."""
+    """The state of the subject when a user requests an action."""
 
     subject: str
     """The stream, or the table."""
     desired: str | None = None
     generation: int | None = None
-    """Which act of a person made the desired state what it is."""
+    """The generation of the desired state."""
     writer_runs: bool = False
     has_table: bool = True
     dag: str | None = None
-    """That does the work, or that supervises."""
+    """The DAG that does the work, or that supervises the stream."""
     dag_paused: bool | None = None
-    """None if Airflow does not have the DAG."""
+    """Whether it is paused; None if Airflow does not have the DAG."""
     unfit: str | None = None
-    """Why the stream, as it is declared and stands, cannot have it done at all."""
+    """Why the stream's declaration or state rules the action out."""
     lane: str = ""
-    """Its backfill or replay under way, and whether that is staged."""
+    """The id and state of its open backfill or replay."""
     run: Run | None = None
-    """That of the DAG which changes the subject's tables already."""
+    """A run of the DAG that is already changing the subject's tables."""
     silent: tuple[Silent, ...] = ()
-    """Those of Airflow's own processes that give no sign of life."""
+    """Airflow components without a recent heartbeat."""
     staged: str = ""
-    """How far that is, as a sentence."""
+    """A sentence on the progress of its open backfill or replay."""
 
     def seal(self, act: Act) -> str:
-        """Another one where what the act depends on is another."""
+        """Return a token that changes with anything that the action depends on."""
         return ",".join(f"{name}={getattr(self, name)}" for name in DEPENDS[act])
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What an act would do. With `refused`, it cannot be done now."""
+    """The effects of an action. If `refused` is set, the action is not possible now."""
 
     act: Act
     says: tuple[str, ...]
     refused: str | None = None
     lacks: str | None = None
-    """What must be changed in the form first."""
+    """What the user must change in the form first."""
     seal: str = ""
-    """Given back with the confirmation: what was confirmed is what is done."""
+    """Sent back with the confirmation, so that frazil does exactly what the user confirmed."""
     retype: bool = False
-    """The person confirms by typing the subject's name."""
+    """Whether the user confirms by typing the subject's name."""
     generation: int | None = None
-    """That of the desired state which the act would replace."""
+    """The generation of the desired state that the action would replace."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What a table makes of an act: what it would do, and doing just that.
+    """The effects of an action on a table as it stands, and a function that carries out exactly these.
 
-    `carry_out` raises if the table has moved since.
+    `carry_out` raises if the table has changed since.
     """
 
     says: tuple[str, ...]
     seal: str
-    """Another one if what would be done is another."""
+    """A token that changes with the effects."""
     carry_out: Callable[[], object]
     refused: str | None = None
 
 
 def plan_of(act: Act, now: Situation, *, dry: bool = False) -> Plan:
-    """What the act would do. Of one that is prepared, who has read the table adds the consequences."""
+    """Describe the effects of an action. The caller adds those of a prepared action, which depend on the table."""
     says = {
         Act.PAUSE: _pause,
         Act.RESUME: _resume,
@@ -156,12 +157,12 @@ def plan_of(act: Act, now: Situation, *, dry: bool = False) -> Plan:
 
 
 def waits_for(act: Act, silent: Iterable[Silent]) -> tuple[str, ...]:
-    """What a person has to start before the act has its effect."""
+    """A sentence for each Airflow component that must be started before the action takes effect."""
     return tuple(f"{one.words}: this waits until it is back." for one in silent if one.component in NEEDS.get(act, ()))
 
 
 def moved(act: Act, before: str, now: str) -> str:
-    """What is another than it was, of two seals of an act's plans, as a sentence without its end."""
+    """Describe what changed between two seals of an action's plans, without a full stop."""
     then, _, then_table = before.partition("/")
     parts, _, by_table = now.partition("/")
     was = dict(one.partition("=")[::2] for one in then.split(","))
@@ -199,7 +200,7 @@ _MOVED_TABLE: Mapping[Act, str] = {
     Act.RESET: "its position moved, or another target was asked for",
     Act.ABANDON: "its backfill or replay under way is another one",
 }
-"""Of acts that are prepared."""
+"""Descriptions for prepared actions."""
 
 
 def _pause(now: Situation) -> tuple[str, ...]:
@@ -330,7 +331,7 @@ def _refused(act: Act, now: Situation, *, dry: bool) -> str | None:
 
 
 def _no_run(now: Situation, *, dry: bool) -> str | None:
-    """Why no run of the DAG can be asked for."""
+    """Why a run of the DAG cannot be started."""
     if now.dag_paused is None:
         return f"Airflow has no DAG {now.dag}, which would do it. Add it to the DAG folder, or see its import errors"
     run = now.run

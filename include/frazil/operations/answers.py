@@ -1,9 +1,8 @@
-"""Answers of things that may hang, such as a catalog, within a deadline: each look has a thread, and is kept a while.
+"""A cache of blocking reads, such as of a catalog, that answers within a deadline. Each read runs in a thread.
 
-Whoever asks gets the last answer at once, if it is of the last minutes, while a new look is under way. A newer one than
-an old answer, or what has never answered, is waited for, up to the deadline of the whole question. A look that hangs
-occupies one of its group's few threads until it comes back, so a silent catalog costs other catalogs nothing, and holds
-no more than these threads. Nothing runs while nobody asks.
+Fresh cached answers return at once, and are refreshed in the background. Stale or missing answers are awaited until the
+request's deadline. A read that hangs occupies one of its group's few threads until it returns, so a catalog that does
+not respond never delays other catalogs. Without requests, nothing runs.
 """
 
 from __future__ import annotations
@@ -25,30 +24,30 @@ log = logging.getLogger(__name__)
 
 THREADS = 4
 SILENT_AFTER_S = 1.2
-"""A look that takes longer is shown as one that does not answer."""
+"""A read that takes longer is reported as unresponsive."""
 TOO_OLD_S = 120.0
-"""An older answer is shown only if a newer one takes too long, and whoever asks is told to ask again soon."""
+"""An older answer is returned only if the refresh misses the deadline, and is marked as pending."""
 FORGOTTEN_AFTER_S, SWEPT_EVERY_S = 12 * 3600.0, 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Answer(Generic[T]):
-    """The newest answer. `problem` says why the last look failed."""
+    """The newest answer. `problem` is the error of the last read, if that failed."""
 
     value: T | None = None
     at_ms: int | None = None
-    """Of `value`, or of the look that failed where there is none; None before the first."""
+    """The time of `value` or, without one, of the failed read; None before the first read."""
     problem: str | None = None
     silent_since_ms: int | None = None
-    """When the look began that has not come back in time; or that everything of its group waits for."""
+    """The start of the read that is unresponsive, or that blocks the whole group."""
     renewed: bool = False
-    """It is old, and the look for a newer one has begun."""
+    """The answer is stale, and a refresh has begun."""
     outdated: bool = False
-    """The look failed because frazil was changed under this process, as `problem` says."""
+    """The read failed because frazil was upgraded while this process runs, as `problem` says."""
 
     @property
     def pending(self) -> bool:
-        """A look is under way that will change what is known: the first one, or one after long."""
+        """Whether the first read, or the refresh of a stale answer, is under way."""
         return (self.at_ms is None or self.renewed) and self.silent_since_ms is None
 
 
@@ -62,7 +61,7 @@ class _Kept:
     answered_s: float | None = None
     answered_ms: int | None = None
     began_s: float | None = None
-    """When the look that is under way began."""
+    """When the running read began."""
     waiting: bool = False
     asked_s: float = 0.0
 
@@ -75,15 +74,15 @@ class _Group:
 
 @dataclass(frozen=True, slots=True)
 class Asked(Generic[T]):
-    """One question, to be gathered with others."""
+    """A requested answer, for `gather`."""
 
     kept: _Kept
 
 
 class Answers:
-    """The answers of one process. `monotonic` and `now_ms` are clocks; threads are daemons, which end with it.
+    """The cache of one process. `monotonic` and `now_ms` are clocks.
 
-    `around` is entered by each thread, which looks at one thing after the other as long as anything waits.
+    Each thread enters `around` once, then works on its group's queue until that is empty. Threads are daemons.
     """
 
     def __init__(
@@ -101,10 +100,10 @@ class Answers:
         self._changed = threading.Condition()
 
     def ask(self, group: str, key: Hashable, look: Callable[[], T], *, keep_s: float, first: bool = False) -> Asked[T]:
-        """Begin to look unless the last answer is younger than `keep_s`. Returns at once.
+        """Start a read unless the cached answer is younger than `keep_s`. Returns at once.
 
-        Looks of one group share its threads; with `first` this one is the next. What `look` raises becomes the answer's
-        problem.
+        Reads of one group share its threads; `first` moves this one to the front of the queue. An exception of `look`
+        becomes the answer's problem.
         """
         with self._changed:
             now_s = self._monotonic()
@@ -125,7 +124,7 @@ class Answers:
             return Asked(one)
 
     def remember(self, group: str, key: Hashable, value: object, *, at_ms: int) -> None:
-        """An answer of before this process began, unless there is one already. It is shown, and looked for again."""
+        """Cache an answer from before this process began, unless there is one. The next request refreshes it."""
         with self._changed:
             if key not in self._kept:
                 now_s = self._monotonic()
@@ -135,7 +134,7 @@ class Answers:
                 self._kept[key] = one
 
     def gather(self, asked: Iterable[Asked[T]], *, within_s: float) -> list[Answer[T]]:
-        """The answers in the order of the questions, after `within_s` at most."""
+        """Return the answers in the order of the requests, within `within_s`."""
         questions = [one.kept for one in asked]
         with self._changed:
             deadline_s = self._monotonic() + within_s
@@ -147,22 +146,22 @@ class Answers:
             return [cast("Answer[T]", self._answer(one)) for one in questions]
 
     def one(self, group: str, key: Hashable, look: Callable[[], T], *, keep_s: float, within_s: float) -> Answer[T]:
-        """Ask and gather one question."""
+        """Request one answer, and return it."""
         return self.gather([self.ask(group, key, look, keep_s=keep_s)], within_s=within_s)[0]
 
     def forget(self, key: Hashable) -> None:
-        """Look again at the next question, because somebody changed what was seen."""
+        """Drop an answer, because its subject was changed."""
         with self._changed:
             self._forget(key)
 
     def forget_all(self, mark: Hashable) -> None:
-        """As `forget`, each key that has `mark` in it."""
+        """Drop the answer of each key that contains `mark`."""
         with self._changed:
             for key in [key for key in self._kept if _has(key, mark)]:
                 self._forget(key)
 
     def _forget(self, key: Hashable) -> None:
-        """A look that is under way answers nobody; what was remembered of before is not shown instead."""
+        """Replace the entry: the result of a running read is discarded, and no older answer is shown."""
         if one := self._kept.get(key):
             self._kept[key] = _Kept(one.group, one.look, asked_s=one.asked_s)
 
@@ -184,7 +183,7 @@ class Answers:
         return Answer(one.value, one.answered_ms, one.problem, since_ms, renewed=renewed, outdated=one.outdated)
 
     def _silent_since_s(self, one: _Kept) -> float | None:
-        """Since when it has not come back; what waits for a thread is silent if all of these are."""
+        """When an unresponsive read began. A queued read is unresponsive if all threads of its group are."""
         now_s = self._monotonic()
         if one.began_s is not None:
             return one.began_s if now_s - one.began_s >= SILENT_AFTER_S else None
@@ -215,7 +214,7 @@ class Answers:
                 one = self._done(one, value, problem, outdated=restart is not None)
 
     def _done(self, one: _Kept, value: object, problem: str | None, *, outdated: bool) -> _Kept | None:
-        """Keep the answer; the thread goes on with what waits."""
+        """Store the answer, and return the next entry of the queue."""
         with self._changed:
             one.value = value if problem is None else one.value
             one.problem, one.outdated, one.began_s = problem, outdated, None

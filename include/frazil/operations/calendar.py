@@ -1,4 +1,4 @@
-"""A table's windows as a page shows them: what is signalled of each, and what its partitions have. Pure."""
+"""A table's windows for the page: their signals, and the files of their partitions. Pure."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from frazil.partitions.windows import Grain, Window, windows_between
 from frazil.signals.signal import Signal, SignalState
 
 SHOWN = {Grain.HOUR: timedelta(days=14), Grain.DAY: timedelta(weeks=26)}
-"""How much of a table's windows a calendar shows."""
+"""The period that a calendar shows, by grain."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One window. `state` is complete, reopened, held, released, open or history; without signals written or empty."""
+    """One window. `state` is complete, reopened, held, released, open or history; without signals, written or empty."""
 
     key: str
     state: str
@@ -24,11 +24,11 @@ class Cell:
     late_rows: int = 0
     note: str | None = None
     files: int | None = None
-    """Of its partition, which may be longer than the window; None where that is unknown."""
+    """Files of its partition, which may be longer than the window; None if unknown."""
     compacted: bool = False
-    """Its partition has nothing left to compact."""
+    """Whether its partition needs no compaction."""
     backfilled: bool = False
-    """Rows of it wait on the branch of a backfill that is under way."""
+    """Whether an open backfill has staged rows of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +38,13 @@ class Calendar:
     grain: str
     cells: tuple[Cell, ...]
     waits_for: str | None
-    """What the next window waits for; None for a table without signals."""
+    """Why the next window is not complete; None for a table without signals."""
 
 
 def calendar_of(
     grain: Grain, signals: Mapping[Window, Signal], *, through_us: int, now_us: int, waits_for: str
 ) -> Calendar:
-    """The windows that were signalled, and those after them that are open."""
+    """Return the signalled windows, and the open ones after them."""
     until_us = max(through_us, min(grain.floor(now_us) + grain.us, through_us + 48 * grain.us))
     from_us = until_us - SHOWN[grain] // timedelta(microseconds=1)
     first_us = min((window.start_us for window in signals), default=through_us)
@@ -66,9 +66,9 @@ def _cell(window: Window, signal: Signal | None, through_us: int) -> Cell:
 def partition_calendar(
     partitions: Iterable[PartitionFiles], staged: Iterable[PartitionFiles], *, now_us: int
 ) -> Calendar | None:
-    """The windows that partitions are of, an hour or a day each, up to now; None where they are of neither.
+    """Return the windows of hourly or daily partitions up to now; None for a table with other partitions.
 
-    `staged` are those of backfills under way.
+    `staged` are the partitions of open backfills.
     """
     found, waiting = _by_window(partitions, now_us), _by_window(staged, now_us)
     windows = {*found, *waiting}
@@ -84,7 +84,7 @@ def partition_calendar(
 
 
 def _by_window(partitions: Iterable[PartitionFiles], now_us: int) -> dict[Window, list[PartitionFiles]]:
-    """A table may have several partitions of one hour; what lies ahead of now is of a clock that is wrong."""
+    """Group partitions by window. One hour may have several; windows in the future come from wrong clocks, and go."""
     found: dict[Window, list[PartitionFiles]] = {}
     for one in partitions:
         window = _window_of(one)
@@ -107,7 +107,7 @@ def _filled(window: Window, partitions: Sequence[PartitionFiles], *, now_us: int
 
 
 def together(signalled: Calendar | None, partitions: Calendar | None) -> Calendar | None:
-    """One calendar of both: a window that was signalled also shows what its partition has."""
+    """Merge two calendars: signalled windows get the files of their partitions."""
     if signalled is None or partitions is None:
         return signalled or partitions
     known = {cell.key: cell for cell in partitions.cells}

@@ -1,4 +1,4 @@
-"""What holds a table's next window back, so that a person can go there: a topic-partition, a stream or a gate. Pure."""
+"""The topic-partitions, streams and quality gates that hold a table's next window back. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from frazil.partitions.windows import Window
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """`kind` is topic-partition, stream or gate; `why` says what is special about it."""
+    """One cause. `kind` is topic-partition, stream or gate; `why` adds a detail."""
 
     kind: str
     name: str
@@ -19,9 +19,9 @@ class Holder:
 
 
 def holders(feeds: Iterable[Feed], following: Window | None, held: Iterable[str]) -> tuple[Holder, ...]:
-    """Of each feed that the following window waits for, what holds it back; and the windows that gates hold.
+    """Return the cause in each feed that the following window waits for, then the windows held by gates.
 
-    Without a following window nothing is complete yet, because a watermark is unknown.
+    `following` is None while a watermark is unknown: then no window is complete.
     """
     feeds = tuple(feeds)
     waiting = waits_for(feeds, following) if following else tuple(f for f in feeds if f.watermark_us is None)

@@ -1,4 +1,4 @@
-"""A stream's dead letters as a page shows them: what was rejected, and what replays and discards left of it. Pure."""
+"""A stream's dead letters for the page: rejected records, and how many remain after replays and discards. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from frazil.spec.units import counted
 from frazil.status.flow import DAY_MS, counted_since
 
 COMMITTED_MS = 600_000
-"""How long after the rejection of a record its batch commits, at most as a rule."""
+"""The usual upper bound of the time between a record's rejection and the commit of its batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +28,9 @@ class Rejected:
     reason: str
     count: int
     places: tuple[str, ...]
-    """A few of them: none of before the last replay or discard of such letters."""
+    """Examples, all rejected after the last replay or discard of this error class."""
     there: int
-    """How many are still dead letters. A replay may give a letter another error class."""
+    """How many are still dead letters. A replay may change the error class of a dead letter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Treated:
 
 
 def treated(letters: TableMetadata | None, main: TableMetadata, stream: str, *, since_ms: int) -> list[Treated]:
-    """The replays and discards since then, oldest first, by the snapshots of the dead-letter table."""
+    """Return the replays and discards since then, oldest first, from the snapshots of the dead-letter table."""
     found: list[Treated] = []
     landed = {told["frazil.backfill"]: told for told in published(main, stream, since_ms=since_ms)}
     for snapshot in ancestors(letters) if letters else ():
@@ -66,7 +66,7 @@ def treated(letters: TableMetadata | None, main: TableMetadata, stream: str, *, 
 
 
 def published(main: TableMetadata, stream: str, *, since_ms: int) -> list[Mapping[str, str]]:
-    """The summaries of a stream's backfills and replays in its table since then, newest first."""
+    """Return the summaries of a stream's backfills and replays since then, newest first, from its table."""
     found = []
     for snapshot in ancestors(main):
         if snapshot.timestamp_ms < since_ms:
@@ -85,11 +85,11 @@ def _replayed(told: Mapping[str, str] | None) -> str:
 
 
 def rejected_of(main: TableMetadata, stream: str, treatments: Sequence[Treated], *, now_ms: int) -> list[Rejected]:
-    """By error class, most first, what was rejected in the last day, and what is left of it.
+    """Count the rejected records of the last day by error class, most first, and how many are still dead letters.
 
-    Of what treatments took, only letters count that were rejected since the day began, since the oldest snapshot that
-    has not expired, or since the last reset: no others are counted as rejected. What is left is never more than the
-    dead letters of the day and of the hours that a treatment tells together with its first.
+    The count begins later than the day if older snapshots have expired or the stream was reset. A treatment reduces it
+    only by dead letters that it includes. The remainder may be too high by dead letters of the hours that share a span
+    with the first hour, and never by more.
     """
     day_ms = now_ms - DAY_MS
     begin_ms = counted_since(main, stream, since_ms=day_ms)[0] or day_ms
@@ -116,7 +116,7 @@ def rejected_of(main: TableMetadata, stream: str, treatments: Sequence[Treated],
 def _changes(
     main: TableMetadata, stream: str, treatments: Iterable[Treated], *, begin_ms: int
 ) -> Iterator[tuple[int, Reasons, Changes]]:
-    """What each batch rejected and each treatment changed since then, with its time, oldest first."""
+    """Yield the time, rejections and changes of each batch and each treatment since then, oldest first."""
     batches = takewhile(lambda one: one.timestamp_ms >= begin_ms, (batch for batch, _ in commit_records(main, stream)))
     found = [(batch.timestamp_ms, reasons_in(summary_of(batch)), NOTHING) for batch in batches]
     treated: list[tuple[int, Reasons, Changes]] = [(one.at_ms, {}, one.changes) for one in treatments]
@@ -124,10 +124,10 @@ def _changes(
 
 
 def _since(first: range, of_first: Counter[str], counts: Counts) -> Counter[str]:
-    """The changes of a treatment by error class, since those hours, by the first hours of spans.
+    """Sum the changes of a treatment by error class, from the hours of `first` on. `counts` has hours at span starts.
 
-    Part of the first hours is before the day: no more was taken of them than was rejected in the rest, `of_first`,
-    which is reduced by that.
+    Part of the first hours lies before the day. Their changes are limited to the records rejected in the rest of these
+    hours, `of_first`, which is reduced accordingly.
     """
     found = Counter[str]()
     for (name, hour), change in counts.items():
@@ -141,7 +141,7 @@ def _since(first: range, of_first: Counter[str], counts: Counts) -> Counter[str]
 
 
 def with_treatments(happened: Iterable[Happened], treatments: Iterable[Treated]) -> tuple[Happened, ...]:
-    """What happened, in its order."""
+    """Merge treatments into the events, ordered by time."""
     return tuple(sorted((*happened, *(one.happened for one in treatments)), key=lambda what: what.at_ms))
 
 

@@ -1,6 +1,6 @@
-"""The looks behind the overview: each reads one thing, may take as long as its catalog does, and raises what it raises.
+"""Blocking reads behind the page: each may take as long as its catalog, and raises the catalog's errors.
 
-They are asked through `frazil.operations.answers`, which bounds the wait.
+Callers go through `frazil.operations.answers`, which bounds the wait.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from frazil.table.tables import load_stream_table
 
 KAFKA_ANSWERS_WITHIN_S = 5.0
 MAX_FILES = 20_000
-"""A table with more files shows no histogram: each file is an entry of a manifest, and these are read for it."""
+"""A table with more files shows no histogram, which needs every manifest entry."""
 
 
 def look_at_stream(spec: StreamSpec) -> StreamState:
@@ -61,7 +61,7 @@ def look_at_stream(spec: StreamSpec) -> StreamState:
 
 
 def look_at_windows(specs: Sequence[StreamSpec]) -> Windows | None:
-    """How far a table is complete; None if it does not exist. `specs` are all streams that feed it."""
+    """Read a table's completeness; None if the table does not exist. `specs` are all streams that feed it."""
     seen = assess(existing_catalog(specs[0].table.catalog), specs)
     if seen is None:
         return None
@@ -74,7 +74,7 @@ def look_at_windows(specs: Sequence[StreamSpec]) -> Windows | None:
 
 
 def look_at_history(spec: StreamSpec, *, past_ms: int) -> History | None:
-    """What the table's metadata tells of a stream, and what was recorded of so long; None if it does not exist."""
+    """Read a stream's commits and its recorded history of `past_ms`; None if its table does not exist."""
     table = load_stream_table(spec)
     if table is None:
         return None
@@ -89,7 +89,7 @@ def look_at_history(spec: StreamSpec, *, past_ms: int) -> History | None:
 
 
 def _letters(table: Table, spec: StreamSpec) -> TableMetadata | None:
-    """Of the dead-letter table; None where it was never made, or was dropped."""
+    """Metadata of the dead-letter table; None if it does not exist."""
     try:
         return table.catalog.load_table(spec.dead_letter_table).metadata
     except NoSuchTableError:
@@ -97,15 +97,14 @@ def _letters(table: Table, spec: StreamSpec) -> TableMetadata | None:
 
 
 def look_at_standing(spec: StreamSpec) -> Standing:
-    """What a stream's table tells of what can be done with it. Raises what `read_stream` and the markers raise."""
+    """Read from a stream's table which actions are possible. Raises the errors of `read_stream` and of markers."""
     table = read_stream(spec).tables.main.current()
     marker, lane = read_marker(table.properties, spec.name), read_lane(table.properties, spec.name)
     return Standing(looked=True, marker=marker, lane=lane, coordinates=has_coordinates(table.schema()))
 
 
 def look_at_routed(spec: StreamSpec, specs: Sequence[StreamSpec]) -> dict[str, str]:
-    """The names of the tables of a stream's route, by identifier: those that it names, and those that its template may
-    have made.
+    """Return the names of the tables of a stream's route by identifier, from its declaration and its name template.
 
     `specs` are all declared streams.
     """
@@ -117,7 +116,7 @@ def look_at_routed(spec: StreamSpec, specs: Sequence[StreamSpec]) -> dict[str, s
 
 
 def look_at_shape(table: MaintainedTable) -> tuple[Shape, Calendar | None] | None:
-    """A table's files and snapshots, and its windows as its partitions show them; None if it does not exist."""
+    """Read a table's files and snapshots, and the windows of its partitions; None if the table does not exist."""
     catalog, now_ms = existing_catalog(table.catalog), clock.now_ms()
     health = measure(catalog, table, now_ms=now_ms)
     if health is None:
@@ -140,7 +139,7 @@ def _manifests(table: Table, branch: str = MAIN) -> list[ManifestFile]:
 
 
 def _lanes(table: Table) -> list[Lane]:
-    """The backfills under way that are not too large to look at."""
+    """Open backfills of at most `MAX_FILES` files."""
     try:
         return [lane for lane in open_lanes(table.properties) if lane.files <= MAX_FILES]
     except MarkerUnreadable:  # the view of its stream says so
@@ -148,7 +147,7 @@ def _lanes(table: Table) -> list[Lane]:
 
 
 def look_at_calendar(specs: Sequence[StreamSpec]) -> Calendar | None:
-    """The newest windows of a table; None before the first is signalled. `specs` are all streams that feed it."""
+    """Read a table's newest windows; None before the first signal. `specs` are all streams that feed the table."""
     seen = assess(existing_catalog(specs[0].table.catalog), specs)
     cursor = seen.signals.cursor if seen else None
     if seen is None or cursor is None:
@@ -160,17 +159,17 @@ def look_at_calendar(specs: Sequence[StreamSpec]) -> Calendar | None:
 
 
 def look_at_signals(spec: StreamSpec) -> Cursor | None:
-    """How far a table's windows are signalled, and which of them their gates hold; None before the first."""
+    """Read up to where a table's windows are signalled, and which its gates hold; None before the first signal."""
     return TableSignals.load(existing_catalog(spec.table.catalog), spec.table.identifier).cursor
 
 
 def look_at_writers(spec: StreamSpec) -> Observation:
-    """The run folder of this host."""
+    """Read the stream's run folder on this host."""
     return open_launcher(spec.name).observe()
 
 
 def look_at_topics(spec: StreamSpec) -> Mapping[TopicPartition, int]:
-    """Where each topic-partition ends in Kafka. Raises what an unreachable Kafka raises."""
+    """Read the end offset of each topic-partition. Raises Kafka's errors."""
     from frazil.kafka.admin import KafkaOffsets  # noqa: PLC0415 - librdkafka, which few looks need
 
     properties = {**kafka_properties(spec, os.environ), "log_level": "0"}

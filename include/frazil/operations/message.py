@@ -1,7 +1,7 @@
-"""What people are told of alerts and of tasks that failed: one message for every notifier, bounded, in three forms.
+"""Notifications of alerts and failed tasks: one bounded message for every notifier, in three formats.
 
-Pure. It says what a person needs to act: what is wrong with which stream or table, since when, and where the runbook
-and the operations page are. Whatever a sentence quotes, it stays one line and can neither format nor mention anybody.
+Pure. A message names the problem, the stream or table, since when, and the addresses of the runbook and the operations
+page. Quoted text stays on one line, and cannot format the message or mention anyone.
 """
 
 from __future__ import annotations
@@ -20,42 +20,42 @@ from frazil.safe_text import safe
 from frazil.timetext import utc
 
 NAMED = 10
-"""So many alerts are told in one message; the others are counted."""
+"""Alerts listed in one message; the others are counted."""
 ALONE = 20
-"""So many that fire at once are told one by one where a notifier wants each alone; the others in one message."""
+"""Alerts of one moment that `each` sends separately; the others share one message."""
 SENTENCES = 4_000
-"""Characters of all sentences of a message."""
+"""Characters of all sentences in a message."""
 TITLE = 200
 KEY = 255
-"""The longest key that PagerDuty takes."""
+"""Characters that PagerDuty accepts in a key."""
 SEVERAL = "frazil/several"
-"""The key of all messages that tell of more than one alert."""
+"""The key of every message about several alerts."""
 KINDS = 5
-"""So many kinds of alerts are counted in a title."""
+"""Kinds of alerts counted in a title."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """One thing that a person is told of."""
+    """One alert or one failed task in a message."""
 
     name: str
-    """An alert's rule without what it is about, such as `freshness`; or which task failed."""
+    """An alert's rule without its subject, such as `freshness`; or the failed task."""
     about: str
     """The stream or the table, such as `stream rides of city.rides`."""
     sentence: str
     since_ms: int | None
     runbook: str
     page: str
-    """Where the operations page shows it; empty where Airflow does not know its own address."""
+    """Its address on the operations page; empty if Airflow does not know its own address."""
     key: str
-    """The same as long as it is the same trouble: what fires and what resolves have one key."""
+    """The deduplication key: an alert has the same one when it fires and when it resolves."""
     log: str = ""
     alone: bool = True
-    """Whether it was told alone when it fired, where a notifier wants each alone."""
+    """Whether `each` sent it in a message of its own when it fired."""
 
     @classmethod
     def of_alert(cls, alert: Mapping[str, Any], *, page: str) -> Self:
-        """`alert` as `Alert.to_json` writes it; anything may be in it. `page` is the address of the operations page."""
+        """Read an alert as `Alert.to_json` writes it. It is not trusted. `page` is the operations page's address."""
         subject, rule, since = str(alert.get("table", "")), str(alert.get("rule", "")), alert.get("since_ms")
         name, _, one = rule.partition(":")
         stream = one if name in {"freshness", "lag"} else ""
@@ -73,18 +73,18 @@ class Trouble:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What a notifier tells. Its properties are for templates: `{{ frazil.title }}`, `{{ frazil.slack }}`."""
+    """A notification. Templates use its properties: `{{ frazil.title }}`, `{{ frazil.slack }}`."""
 
     troubles: tuple[Trouble, ...]
-    """At least one."""
+    """Never empty."""
     key: str
-    """The same in what tells that the trouble is over: PagerDuty's `dedup_key`."""
+    """PagerDuty's `dedup_key`, the same when the alert fires and when it resolves."""
     is_over: bool = False
-    """Whether it tells that they are over."""
+    """Whether the alerts have resolved."""
     standing: int | None = None
-    """How many alerts stand now; None for a task that failed."""
+    """The number of active alerts; None for a failed task."""
     overview: str = ""
-    """The address of the operations page; empty where Airflow does not know its own."""
+    """The operations page's address; empty if Airflow does not know its own."""
 
     @property
     def page(self) -> str:
@@ -92,13 +92,13 @@ class Message:
 
     @property
     def runbook(self) -> str:
-        """The entry, where all have the same one; else the runbook."""
+        """The entry that all share, else the runbook's first page."""
         entries = {one.runbook for one in self.troubles}
         return entries.pop() if len(entries) == 1 else self.troubles[0].runbook.partition("#")[0]
 
     @property
     def title(self) -> str:
-        """One line, such as `frazil: freshness, stream rides of city.rides`."""
+        """A line such as `frazil: freshness, stream rides of city.rides`."""
         over = "over: " if self.is_over else ""
         if len(self.troubles) == 1:
             (one,) = self.troubles
@@ -110,7 +110,7 @@ class Message:
 
     @property
     def text(self) -> str:
-        """Plain, a fact a line."""
+        """Plain text, one fact per line."""
         blocks = [self.title]
         for one in self._shown():
             head = [f"{one.name}, {one.about}"] if len(self.troubles) > 1 else []
@@ -120,7 +120,7 @@ class Message:
 
     @property
     def slack(self) -> str:
-        """In Slack's own markup."""
+        """Slack markup."""
         blocks = [f"*{_slack(self.title)}*"]
         for one in self._shown():
             head = [f"*{_slack(f'{one.name}, {one.about}')}*"] if len(self.troubles) > 1 else []
@@ -133,7 +133,7 @@ class Message:
 
     @property
     def html(self) -> str:
-        """For the body of an e-mail."""
+        """The body of an e-mail."""
         blocks = [f"<h3>{html.escape(self.title)}</h3>"]
         for one in self._shown():
             head = f"<b>{html.escape(f'{one.name}, {one.about}')}</b><br>" if len(self.troubles) > 1 else ""
@@ -148,10 +148,10 @@ class Message:
         return "\n".join([*blocks, *(f"<p>{html.escape(line)}</p>" for line in self._rest())])
 
     def each(self) -> tuple[Message, ...]:
-        """A message for each trouble; beyond `ALONE` that fire at once, one for the rest.
+        """Return a message for each alert. If more than `ALONE` fire at once, the rest share one message.
 
-        What is over is told as it was told when it fired, so that each incident is closed, and no other is named. The
-        one for the rest is over where nothing stands any more.
+        Alerts resolve in the same grouping in which they fired, so that each incident is closed exactly once. The
+        shared message resolves when no alert is active.
         """
         alone = [one for one in self.troubles if one.alone][: None if self.is_over else ALONE]
         made = [replace(self, troubles=(one,), key=one.key) for one in alone]
@@ -180,7 +180,7 @@ class Message:
 
 
 def message_of(alerts: Iterable[Mapping[str, Any]], *, is_over: bool, standing: int, overview: str) -> Message | None:
-    """The message of what fired, or of what is over; None where there is nothing to tell."""
+    """Return the message for alerts that fired or resolved; None if there are none."""
     troubles = tuple(Trouble.of_alert(alert, page=overview) for alert in alerts)
     if not troubles:
         return None
@@ -199,7 +199,7 @@ def failed_task(  # noqa: PLR0913 - what Airflow knows of it, each in a keyword
     log: str,
     overview: str,
 ) -> Message:
-    """The message of a task that failed for good. `task` is its id, with the name of its instance in brackets."""
+    """Return the message for a task that failed after its last retry. `task` is its id, with its map index name."""
     trouble = Trouble(
         name=_line(f"{dag_id}: {task} failed", TITLE),
         about=_line(f"stream {stream}" if stream else table or "", TITLE),
@@ -214,7 +214,7 @@ def failed_task(  # noqa: PLR0913 - what Airflow knows of it, each in a keyword
 
 
 def late_run(*, dag_id: str, sentence: str, since_ms: int | None, run: str, overview: str) -> Message:
-    """The message of a run that has not ended in time. `run` is its address; `since_ms` is when it was queued."""
+    """Return the message for a run past its deadline. `run` is its address; it was queued at `since_ms`."""
     trouble = Trouble(
         name=_line(f"{dag_id}: late", TITLE),
         about="",
@@ -229,7 +229,7 @@ def late_run(*, dag_id: str, sentence: str, since_ms: int | None, run: str, over
 
 
 def page_path(stream: str | None, table: str | None) -> str:
-    """Where the operations page shows a table or a stream, after its #; the overview where neither is named."""
+    """Return the part after # of the operations page's address for a table, a stream or, for neither, the overview."""
     kind, name = ("table", table) if table else ("stream", stream)
     return f"/{kind}/{quote(name, safe='', errors='replace')}" if name and len(name) <= TITLE else "/"
 
@@ -242,7 +242,7 @@ def _place(stream: str, subject: str) -> str:
 
 
 def _line(text: str, most: int) -> str:
-    """In one line, of characters that can be seen, and not too long."""
+    """Reduce a text to one line of printable characters."""
     seen = safe(" ".join(text.split()), lines=False)
     return seen if len(seen) <= most else f"{seen[: most - 1]}…"
 
@@ -254,10 +254,10 @@ def _key(text: str) -> str:
 
 
 def _slack(text: str) -> str:
-    """Neither mentions, links nor formats: Slack's three characters, and the marks where they could begin or end it.
+    """Escape Slack's control characters, and replace marks that would format the text.
 
-    Slack has no escape for a mark, so it becomes a character that looks like it. Within a word, as in `my_table_name`,
-    and between backquotes, which set what people copy, a mark does nothing and stays.
+    Slack has no escape for a mark, so a similar character replaces it. Marks within a word, as in `my_table_name`, and
+    within backquotes have no effect in Slack, and stay.
     """
     parts = _CODE.split(text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;"))
     parts[::2] = [_MARKS.sub(lambda mark: mark[0].translate(_ALIKE), plain) for plain in parts[::2]]

@@ -1,4 +1,4 @@
-"""Which acts a stream offers, and why it refuses others: in the words of the commands that do the same. Pure."""
+"""The actions that a stream offers, and why it refuses others, in the words of the equivalent commands. Pure."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from frazil.status.state import State, StreamState
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How a stream stands, as far as its acts depend on that."""
+    """The state of a stream that its actions depend on."""
 
     paused: bool = False
     given_up: bool = False
     looked: bool = False
-    """Whether its table, or that there is none, is known. If not, the declaration alone decides."""
+    """Whether its table was read, or is known to be missing. If not, the declaration alone decides."""
     marker: Marker | None = None
     lane: Lane | None = None
     """Its last backfill or replay."""
     letters: bool = True
-    """Whether its dead-letter table may have some."""
+    """Whether its dead-letter table may have rows."""
     coordinates: bool = True
-    """Whether its table, as far as that is known, has the columns that tell which records it has."""
+    """Whether its table has the columns for topic, partition and offset; True if unknown."""
 
 
 def standing_of(status: StreamState | None, history: History | None, *, looked: bool) -> Standing:
-    """From what was seen of a stream. `looked`: whether its table was found, or found to be missing."""
+    """Build a standing from a stream's status and history. `looked`: its table was read, or is known to be missing."""
     if status is not None and status.table_exists is False:
         history, looked = None, True
     found = history or History(letters=not looked)
@@ -55,7 +55,7 @@ def standing_of(status: StreamState | None, history: History | None, *, looked: 
 
 
 def offered(spec: StreamSpec, now: Standing) -> tuple[Act, ...]:
-    """In the order in which they are shown."""
+    """Return the actions in the order in which the page shows them."""
     return tuple(act for act in _sensible(now) if refusal(act, spec, now) is None)
 
 
@@ -74,9 +74,9 @@ def _sensible(now: Standing) -> Iterator[Act]:
 
 
 def refusal(act: Act, spec: StreamSpec, now: Standing) -> str | None:
-    """Why the stream cannot have a backfill, or its dead letters replayed, as it stands; None if it can.
+    """Why a backfill or a replay is not possible now; None if it is, and for other actions.
 
-    Other acts are refused for what only whoever looks for them knows.
+    Other actions depend on state that is only read when the action is requested.
     """
     try:
         if act is Act.BACKFILL:

@@ -1,4 +1,4 @@
-"""The overview: one line a stream, those that need a person first. Pure."""
+"""The overview: one line per stream, those that need attention first. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from frazil.status.state import Level, State, StreamState
 from frazil.timetext import utc
 
 NOT_MEASURED = "not measured"
-"""Stands among the due actions of a table that could not be measured."""
+"""Replaces the due actions of a table that could not be measured."""
 OF_TABLES = frozenset(
     {
         "manifest-list",
@@ -30,39 +30,39 @@ OF_TABLES = frozenset(
         "unmeasured",
     }
 )
-"""Alerts about a table's shape."""
+"""Alert rules about a table's shape."""
 MAX_MISTAKES = 5
-"""So many mistakes of a declaration are shown."""
+"""Mistakes shown of one declaration."""
 PATIENCE_MS = 10_000
-"""A look that takes longer needs a person. One that merely takes its time, as on a busy host, does not."""
+"""A read that takes longer needs attention. A shorter delay, as on a busy host, does not."""
 
 
 @dataclass(frozen=True, slots=True)
 class StandingAlert:
-    """An alert that stands, as `frazil_health` measured it last."""
+    """An active alert, as `frazil_health` last measured it."""
 
     subject: str
-    """As the alert carries it: a table, `stream <name>`, `care of <table>`, `route of <stream>` and so on."""
+    """The alert's subject: a table, `stream <name>`, `care of <table>`, `route of <stream>` and so on."""
     rule: str
     since_ms: int
     sentence: str
     runbook: str | None = None
-    """The entry that says what to do, as an address or a path."""
+    """The runbook entry, as an address or a path."""
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What a person should act on. `runbook` is the entry that says how, as an address or a path."""
+    """A problem that an operator should fix. `runbook` is the address or path of its entry."""
 
     sentence: str
     runbook: str | None = None
     dag: str | None = None
-    """The DAG in Airflow that it is about."""
+    """The Airflow DAG that it is about."""
 
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """The shape of a table, as `frazil_health` measured it last, with what is wrong or due."""
+    """The shape of a table, as `frazil_health` last measured it, with its alerts or due actions."""
 
     level: Level
     word: str
@@ -79,27 +79,27 @@ class Windows:
     held: tuple[str, ...] = ()
     """Keys of the windows that a quality gate holds."""
     holders: tuple[Holder, ...] = ()
-    """What the next window waits for."""
+    """The causes that hold the next window back."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What one look at a stream gave. `silent_since_ms` is set while the look at it has not come back in time.
+    """The result of reading one stream. `silent_since_ms` is set while the read is unresponsive.
 
-    `status` is judged as of `at_ms`: its last commit was no older than it was then, however long nobody has looked.
+    `status` is as of `at_ms`: time that has passed since then does not make the stream look late.
     """
 
     status: StreamState | None = None
     at_ms: int | None = None
     silent_since_ms: int | None = None
     problem: str | None = None
-    """Why the last look failed. `status`, if there is one, is of an earlier look, at `at_ms`."""
+    """The error of the last read. `status`, if set, is then from an earlier read, at `at_ms`."""
     broken: str = ""
-    """What is wrong with the stream's file, a sentence a line: its last sound declaration is in use, if it has one."""
+    """Errors in the stream's file, one per line. Its last valid declaration stays in use, if it has one."""
     conflict: str = ""
-    """Why its declaration, which is sound and in use, cannot stand beside others, a sentence a line."""
+    """Conflicts of its declaration, which is valid and in use, with other declarations, one per line."""
     outdated: str | None = None
-    """What to do, where the look failed because frazil was changed under this process."""
+    """The fix, if the read failed because frazil was upgraded while this process runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,49 +122,49 @@ class Line:
     backpressure_ms: int | None = None
     rejected_last_day: int | None = None
     rejected_since_ms: int | None = None
-    """Since when, where that is less than the day."""
+    """The start of the count, if that is less than a day ago."""
     rejected_since_reset: bool = False
-    """Whether that is the stream's last reset; else snapshots of the day have expired."""
+    """Whether the count starts at the stream's last reset, not at the oldest snapshot."""
     windows: Windows | None = None
     has_windows: bool = True
-    """Whether its declaration has them: `windows` is None where they are not known, too."""
+    """Whether its declaration has windows. `windows` is also None while they are unknown."""
     health: Health | None = None
     rows: int | None = None
     at_ms: int | None = None
-    """When it was looked at."""
+    """When the stream was read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """All lines, and what concerns no single one of them."""
+    """All lines, and what concerns all streams."""
 
     at_ms: int
     lines: tuple[Line, ...]
     pending: bool = False
-    """Some streams are still being looked at: ask again soon."""
+    """Whether some streams are still being read: refresh soon."""
     notes: tuple[str, ...] = ()
     needs: tuple[Need, ...] = ()
     airflow: tuple[str, ...] = ()
-    """Which of Airflow's own processes give no sign of life."""
+    """Airflow components without a recent heartbeat."""
     headline: str = ""
-    """How all of them are, without a full stop; empty where there is none."""
+    """A summary of all streams, without a full stop; empty if there are none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Around:
-    """What is known of a stream's table, and of what cares for it."""
+    """The state of a stream's table, and of the DAGs and alerts around it."""
 
     windows: Windows | None = None
     alerts: Sequence[StandingAlert] = ()
     health: Health | None = None
     names: Mapping[str, str] = field(default_factory=dict)
-    """Of the tables that the stream writes, by identifier: by these the page finds them."""
+    """Names of the stream's tables on the page, by identifier."""
     paused_dag: str | None = None
-    """The DAG of its writer, where that is paused in Airflow."""
+    """The DAG of its writer, if that is paused in Airflow."""
 
 
 def headline(lines: Sequence[Line], *, airflow: Collection[str] = ()) -> str:
-    """How these streams are together. `airflow`: what is said of those of its processes that give no sign of life."""
+    """Summarize the streams. `airflow` has a sentence for each of its components without a recent heartbeat."""
     levels = Counter(line.level for line in lines)
     needing, of = levels[Level.BROKEN] + levels[Level.TROUBLE], counted(len(lines), "stream")
     if not lines:
@@ -177,7 +177,7 @@ def headline(lines: Sequence[Line], *, airflow: Collection[str] = ()) -> str:
 
 
 def _calm(lines: Sequence[Line]) -> str:
-    """How they are where none needs a person."""
+    """Summarize streams that need no attention."""
     one, of = len(lines) == 1, counted(len(lines), "stream")
     well = sum(line.level is Level.WELL for line in lines)
     if all(line.word == State.NOT_BEGUN for line in lines):
@@ -188,7 +188,7 @@ def _calm(lines: Sequence[Line]) -> str:
 
 
 def line_of(name: str, spec: StreamSpec | None, seen: Seen, around: Around, *, now_ms: int) -> Line:
-    """The line of one stream. `around.alerts` are those of the stream and of its table."""
+    """Build the line of one stream. `around.alerts` are the alerts of the stream and of its table."""
     windows, alerts = around.windows, around.alerts
     if spec is None:
         needs = tuple(Need(said, runbook_of("declaration")) for said in seen.broken.splitlines())
@@ -274,7 +274,7 @@ def _needs(
 
 
 def _of_file(seen: Seen) -> Iterator[str]:
-    """All that is wrong, up to what a page can show: `frazil validate` says the rest."""
+    """Yield the errors and conflicts of the declaration, up to `MAX_MISTAKES` of each."""
     for said, lines in (
         ("The last sound declaration is in use, because the file has a problem", seen.broken.splitlines()),
         ("The declaration is in use, and is in conflict with another", seen.conflict.splitlines()),
@@ -285,7 +285,7 @@ def _of_file(seen: Seen) -> Iterator[str]:
 
 
 def _unsupervised(state: StreamState, status: StreamState | None, paused_dag: str | None) -> tuple[Need, ...]:
-    """Why no writer comes, where one should run and nobody sees it."""
+    """Explain a missing writer by its paused DAG."""
     if status is None or status.writer.pid is not None or state.level > Level.TROUBLE or paused_dag is None:
         return ()
     said = f"The DAG of its writer, {paused_dag}, is paused in Airflow: no writer starts before you unpause it"
@@ -293,21 +293,21 @@ def _unsupervised(state: StreamState, status: StreamState | None, paused_dag: st
 
 
 def _says_the_same(alert: StandingAlert, state: StreamState, first_said: str) -> bool:
-    """An alert may have the same words and others around them; that a stream stands is said by either."""
+    """Whether an alert repeats the state: it quotes the state's sentence, or is of the rule of a broken stream."""
     if state.level is Level.BROKEN and state.rule == alert.rule.partition(":")[0]:
         return True
     return bool(first_said) and first_said in alert.sentence
 
 
 def ordered(lines: Iterable[Line]) -> tuple[Line, ...]:
-    """Those that need a person first: the broken ones, then those with more needs, then by name."""
+    """Order lines by level, broken first, then by the number of needs, then by name."""
     return tuple(sorted(lines, key=lambda line: (line.level, -len(line.needs), line.stream)))
 
 
 def by_stream(alerts: Iterable[StandingAlert], tables: Mapping[str, Sequence[str]]) -> dict[str, list[StandingAlert]]:
-    """The alerts of each stream; those that concern none are under the empty name.
+    """Group alerts by stream; those of no stream are under the empty name.
 
-    `tables`: the streams of each table, those of dead letters and of routes included.
+    `tables` are the streams of each table, including dead-letter tables and tables of routes.
     """
     found: dict[str, list[StandingAlert]] = {}
     for alert in alerts:
@@ -333,9 +333,9 @@ def _is_about_a_stream(alert: StandingAlert) -> bool:
 def health_of(
     tables: Collection[str], alerts: Iterable[StandingAlert], due: Mapping[str, Sequence[str]] | None
 ) -> Health | None:
-    """The shape of these tables together. `due`: the actions that are due, by table; None if nothing is known.
+    """Return the combined shape of some tables. `due` are their due actions, by table; None if nothing is known.
 
-    `alerts` are those of the stream that writes them.
+    `alerts` are the alerts of the stream that writes them.
     """
     rules = sorted({alert.rule for alert in alerts if alert.rule in OF_TABLES and not _is_about_a_stream(alert)})
     if rules:

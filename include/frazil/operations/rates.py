@@ -1,7 +1,6 @@
-"""Records a second over time, from what a stream's writers recorded. Pure.
+"""Records per second over time, from the history that a stream's writers recorded. Pure.
 
-A batch that takes longer than a span brings what came in several of them: it is no burst in one, and the others are no
-pause.
+A batch that takes longer than a span has records of several spans, and is spread over them.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from frazil.history.points import Point
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """Of one span, which began at `at_ms`."""
+    """The rate of the span that began at `at_ms`."""
 
     at_ms: int
     records_per_s: float = 0.0
@@ -24,13 +23,14 @@ class Rate:
 
 
 def rates_of(points: Sequence[Point]) -> tuple[Rate, ...]:
-    """Of points, oldest first. A batch counts for all spans since the one before, unless that was long before it.
+    """Return the rates of points, oldest first.
 
-    The last spans have no rate while their batch may still be under way.
+    A batch counts for all spans since the batch before, unless that was long ago. The last spans have no rate while
+    their batch may still be running.
     """
     found: list[Rate] = []
     waiting: list[Point] = []
-    """The spans since the last batch, or since a writer began."""
+    """The spans since the last batch, or since the writer started."""
     landed_ms: int | None = None
     known_ms = -math.inf
     for point in points:
@@ -51,9 +51,9 @@ def rates_of(points: Sequence[Point]) -> tuple[Rate, ...]:
 
 
 def rates_in(spans: Sequence[Point], points: Sequence[Point]) -> tuple[Rate, ...]:
-    """Of longer spans, which have all points: the mean of the rates of those points in each that have one.
+    """Return the mean rate of each longer span, from the rates of its points.
 
-    A span that has just begun, and those in which a writer began or ended, have the rate of the time that is known.
+    Spans that have just begun, or in which a writer started or ended, have the rate of the known part.
     """
     begins = [span.at_ms for span in spans]
     found: dict[int, list[tuple[Point, Rate]]] = {}
@@ -76,5 +76,5 @@ def _rate(span: Point, batch: Point, begin_ms: int) -> Rate:
 
 
 def _longest_ms(point: Point) -> int:
-    """Batches that land in this span came at least so often: twice as long as an interval and the delay, and a span."""
+    """The longest time between two batches of a running writer: twice the interval and the delay, plus a span."""
     return 2 * ((point.interval_ms or 0) + (point.backpressure_ms or 0)) + point.span_ms

@@ -1,4 +1,4 @@
-"""What the overview showed last, in a file of this host: an API server that begins shows that first."""
+"""The last overview, in a file on this host: an API server shows it first after a start."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from frazil.host.json_file import read_json, replace_json
 from frazil.status.state import StreamState
 
 KEPT_MS = 24 * 3_600_000
-"""What is older tells nothing of now."""
+"""Older statuses are ignored."""
 
 
 @dataclass(frozen=True, slots=True)
 class Remembered:
-    """The last status of a stream, as it was declared then."""
+    """The last status of a stream, with the fingerprint of its declaration at the time."""
 
     stream: str
     fingerprint: str
@@ -26,13 +26,13 @@ class Remembered:
 
 
 def remember(file: Path, known: Iterable[Remembered], *, now_ms: int) -> None:
-    """Put these into the file, which keeps what others may see. Raises OSError."""
+    """Merge these into the file. Raises OSError."""
     streams = {one.stream: one for one in (*remembered(file, now_ms=now_ms), *known)}
     replace_json(file, msgspec.to_builtins(list(streams.values())))
 
 
 def remembered(file: Path, *, now_ms: int) -> list[Remembered]:
-    """What is not too old; nothing from a file that is not there, or that another version wrote. Raises OSError."""
+    """Return the statuses that are not too old; none if the file is missing or from another version. Raises OSError."""
     try:
         known = msgspec.convert(read_json(file) or [], list[Remembered])
     except (ValueError, msgspec.ValidationError):

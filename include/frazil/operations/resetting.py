@@ -1,4 +1,4 @@
-"""A reset in two steps: what it would do, and doing just that."""
+"""Reset a stream in two steps: describe the effects, then carry out exactly these."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from frazil.timetext import utc
 
 
 def plan_reset(spec: StreamSpec, wanted: ResetTarget, *, by: str = "somebody") -> Prepared:
-    """Look at the table and at Kafka. Raises what they raise, and AdoptionRequired for a stream that never began.
+    """Read the table and Kafka, and raise their errors. A stream that never began raises AdoptionRequired.
 
-    `by` is the person who would do it.
+    `by` is the user who would reset the stream.
     """
     opened = read_stream(spec)
     with open_kafka(spec) as kafka:
@@ -57,14 +57,14 @@ def carry_out_reset(  # noqa: PLR0913 - all that a reset is about
     now: Available,
     by: str,
 ) -> Marker:
-    """Move the stream, and tell its history of that. Raises what `marker_change.reset` raises."""
+    """Move the stream, and record that in its history. Raises the errors of `marker_change.reset`."""
     marker = marker_change.reset(tables, target=target, source=now.source, seen=seen, cut=now.cut)
     tell_act(tables.main.current(), tables.stream, was_reset(wanted, plan, by=by), at_ms=tables.clock_ms())
     return marker
 
 
 def was_reset(wanted: ResetTarget, plan: Sequence[Move], *, by: str) -> str:
-    """What a reset did, in a sentence for the history. Pure."""
+    """Describe a reset in a sentence for the history. Pure."""
     skipped, repeated = sum(move.skipped for move in plan), sum(move.repeated for move in plan)
     skips = [f"skips {counted(skipped, 'offset')}"] if skipped else []
     reads = [f"reads {counted(repeated, 'offset')} again"] if repeated else []

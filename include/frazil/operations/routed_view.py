@@ -1,4 +1,4 @@
-"""The tables of a stream's route as a page shows them: there may be thousands. Pure."""
+"""The tables of a stream's route for the page: there may be thousands. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_ROUTED_TABLES = 60
 
 @dataclass(frozen=True, slots=True)
 class RoutedTable:
-    """A table of a route. `amiss` says in few words what is wrong with it; empty where nothing is known to be."""
+    """A table of a route. `amiss` describes its problem in a few words; empty if none is known."""
 
     name: str
     amiss: str = ""
@@ -22,7 +22,7 @@ class RoutedTable:
 
 @dataclass(frozen=True, slots=True)
 class RoutedTables:
-    """Tables of a route: as many as a page shows of those that were searched for, what is amiss first."""
+    """The shown part of a route's tables that match the search, those with problems first."""
 
     tables: tuple[RoutedTable, ...]
     found: int
@@ -32,10 +32,10 @@ class RoutedTables:
 def routed_of(
     names: Sequence[str] | None, search: str, *, amiss: Mapping[str, str] | None = None, level: Level = Level.TROUBLE
 ) -> RoutedTables | None:
-    """Those whose name has each word that is searched for; None if the stream has no route, or nothing is known yet.
+    """Return the tables that contain each word of the search; None without a route, or if no tables are known yet.
 
-    `amiss` are those that something is wrong with, by name, also such as are not among `names` because they are
-    missing; `level` is that of their stream, which needs a person for them.
+    `amiss` maps names to problems, and includes missing tables, which `names` does not have. `level` is the level of
+    their stream.
     """
     wrong = amiss or {}
     if not names and not wrong:

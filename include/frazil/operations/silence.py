@@ -1,4 +1,4 @@
-"""Which of Airflow's own processes give no sign of life, and what waits for that. Pure."""
+"""Airflow components without a recent heartbeat, and what they block. Pure."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ MEANS = {
     "triggerer": "writers go on, but nobody supervises them: one that ends stays so, and a pause or a resume waits",
     "dag-processor": "new streams and changed DAG files do not reach Airflow",
 }
-"""What it means for frazil while none of a kind runs."""
+"""The effect on frazil while no process of a component runs."""
 
 DEV_START = "frazil dev up --airflow"
-"""It starts each component that does not run."""
+"""Starts each component that is not running."""
 
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """The last sign of life of one kind of process."""
+    """The last heartbeat of a component."""
 
     at_ms: int
     runs: bool = True
-    """False of one that was stopped in order."""
+    """False after an orderly shutdown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Silent:
-    """A kind of process of which none gives a sign of life."""
+    """A component without a recent heartbeat."""
 
     component: str
     words: str
@@ -38,13 +38,13 @@ class Silent:
     """The command that starts it."""
 
     def sentence(self, alerts_at_ms: int | None = None) -> str:
-        """What it means, and what to do. `alerts_at_ms`: when alerts were measured last."""
+        """Describe the effect and the fix. `alerts_at_ms`: when alerts were last measured."""
         as_of = f" Alerts are as of {utc(alerts_at_ms)}." if alerts_at_ms and self.component == "scheduler" else ""
         return f"{self.words}: {MEANS[self.component]}.{as_of} Start it: `{self.start}`"
 
 
 def silent(beats: Mapping[str, Beat], *, now_ms: int, dev: bool = False) -> tuple[Silent, ...]:
-    """Those that a person has to start. `dev`: the Airflow is that of `frazil dev up --airflow`."""
+    """Return the components that an operator has to start. `dev`: `frazil dev up --airflow` runs this Airflow."""
     return tuple(
         Silent(
             component,

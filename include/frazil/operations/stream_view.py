@@ -1,4 +1,4 @@
-"""One stream as a page shows it: commits, topic-partitions, writers, and what was rejected. Pure."""
+"""One stream for the page: commits, topic-partitions, writers and rejected records. Pure."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ MAX_STREAM_EVENTS = 30
 MAX_TOPICS = 20
 NO_PAST = Past()
 KAFKA = "Kafka"
-"""What the ends of topic-partitions are read from."""
+"""The source of the end offsets, among the parts of a view that may be unreadable."""
 
 
 class Range(IntEnum):
-    """How far back a stream's recorded numbers are shown, in hours."""
+    """The shown period of a stream's recorded history, in hours."""
 
     SIX_HOURS = 6
     DAY = 24
@@ -57,7 +57,7 @@ class Range(IntEnum):
 
     @classmethod
     def of(cls, hours: int) -> Range:
-        """The shortest for any other number."""
+        """Return the range of `hours`; the shortest if no range has that length."""
         return cls(hours) if hours in set(cls) else cls.SIX_HOURS
 
     @property
@@ -66,7 +66,7 @@ class Range(IntEnum):
 
     @property
     def span_ms(self) -> int:
-        """Of one point: a picture has a few hundred at most."""
+        """The span of one point, so that a chart has a few hundred."""
         minutes = {Range.SIX_HOURS: 1, Range.DAY: 10, Range.WEEK: 60, Range.TWO_WEEKS: 120}
         return minutes[self] * MINUTE_MS
 
@@ -83,25 +83,25 @@ class Commit:
     files: int
     bytes: int
     watermark_ms: int | None
-    """Of the stream, after this batch."""
+    """The stream's watermark after this batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class UnderWay:
-    """A backfill, or a replay of dead letters, that is staged on its branch."""
+    """An open backfill or replay of dead letters, staged on its branch."""
 
     id: str
     replays: bool
     chunks: int
     planned: int
-    """About how many there will be."""
+    """The estimated total of chunks."""
     rows: int
     state: str
 
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """A topic that is read; with an address where the team has named a tool for topics."""
+    """A topic of the stream, with its address in the configured topic viewer, if any."""
 
     name: str
     address: str | None = None
@@ -109,24 +109,24 @@ class Topic:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What the table's metadata tells of a stream."""
+    """A stream as its table's metadata describes it."""
 
     commits: tuple[Commit, ...] = ()
     """Oldest first."""
     rejected: tuple[Rejected, ...] = ()
-    """Most first."""
+    """Most frequent first."""
     changes: Mapping[str, int] = field(default_factory=dict)
-    """What became of the changes of the last day, by `frazil.commit.history.CHANGES`; empty where nothing merges."""
+    """Counts of the last day's changes, by `frazil.commit.history.CHANGES`; empty for a stream that does not merge."""
     marker: Marker | None = None
     past: Past = NO_PAST
     lane: Lane | None = None
     """Its last backfill or replay."""
     letters: bool = False
-    """Whether its dead-letter table has any."""
+    """Whether its dead-letter table has rows."""
     unreadable: bool = False
-    """Whether there is a marker that cannot be read."""
+    """Whether its marker cannot be read."""
     coordinates: bool = True
-    """Whether the table has the columns that tell which records it has."""
+    """Whether the table has the columns for topic, partition and offset."""
 
     @property
     def backfill(self) -> UnderWay | None:
@@ -135,22 +135,22 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """One topic-partition. `lag` is None while Kafka does not answer."""
+    """One topic-partition. `lag` is None while Kafka does not respond."""
 
     topic: str
     partition: int
     offset: int | None
     lag: int | None
     newest_ms: int | None
-    """The newest event time that moved the watermark."""
+    """The newest event time that counts for the watermark."""
     idle: bool
     holds: bool
-    """The watermark waits for it."""
+    """Whether it holds the watermark back."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One writer that ran. `how` says how it ended; `well` if nobody need mind."""
+    """One run of a writer. `how` describes its end; `well` is False if that needs attention."""
 
     started_at_ms: int
     ended_at_ms: int | None
@@ -161,44 +161,44 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class StreamView:
-    """All of one stream."""
+    """Everything that the page shows of one stream."""
 
     at_ms: int
     line: Line
     facts: Mapping[str, str]
-    """What is declared, by name, as people read it."""
+    """Labels and values from the declaration."""
     commits: tuple[Commit, ...] = ()
     rejected: tuple[Rejected, ...] = ()
     changes: Mapping[str, int] = field(default_factory=dict)
-    """Of the last day."""
+    """Changes of the last day."""
     last_changes: Mapping[str, int] = field(default_factory=dict)
-    """Of the last batch."""
+    """Changes of the last batch."""
     partitions: tuple[Partition, ...] = ()
     partitions_in_all: int = 0
     runs: tuple[Run, ...] = ()
     """Newest first."""
     dags: Mapping[str, bool] | None = None
-    """Of the DAGs that care for the stream, those that Airflow has, and whether each is paused."""
+    """The stream's DAGs in Airflow, and whether each is paused."""
     pending: bool = False
     may_act: bool = False
     acts: tuple[Act, ...] = ()
-    """That it offers to whoever may act."""
+    """Actions that users with permission can take."""
     problems: tuple[str, ...] = ()
-    """What could not be read for this view."""
+    """Parts of this view that could not be read, and why."""
     airflow: tuple[str, ...] = ()
-    """Which of Airflow's own processes give no sign of life."""
+    """Airflow components without a recent heartbeat."""
     points: tuple[Point, ...] = ()
     """Oldest first, as the writer recorded them."""
     rates: tuple[Rate, ...] = ()
-    """Of the same spans."""
+    """Rates of the spans of `points`."""
     happened: tuple[Happened, ...] = ()
     """Newest first."""
     backfill: UnderWay | None = None
     log: str | None = None
-    """The path in Airflow's UI of what its writer's task logs."""
+    """The path of its writer's task log in Airflow's UI."""
     topics: tuple[Topic, ...] = ()
     routes: bool = False
-    """Whether its records go to tables of a route: rows and commits are those of its home table."""
+    """Whether the stream has a route; then rows and commits are those of its default table."""
     routed: RoutedTables | None = None
     range: Range = Range.SIX_HOURS
 
@@ -213,9 +213,9 @@ def history_of(  # noqa: PLR0913 - all that is known of a stream's past
     now_ms: int,
     past_ms: int = DAY_MS,
 ) -> History:
-    """The newest commits and what was rejected in the last day, by snapshots' summaries alone.
+    """Return the newest commits and the last day's rejected records, from snapshot summaries alone.
 
-    `letters`: of the dead-letter table. `past_ms`: since when what happened is told.
+    `letters` is the dead-letter table's metadata; `past_ms` is the period of the events.
     """
     newest = [snapshot for snapshot, _ in islice(commit_records(metadata, spec.name), MAX_COMMITS)]
     changes: Counter[str] = Counter()
@@ -278,7 +278,7 @@ def _commit(snapshot: Snapshot) -> Commit:
 
 
 def without_repeats(unread: Mapping[str, str], status: StreamState | None) -> tuple[str, ...]:
-    """What could not be read for a view, by what it is of, without what the status has said by then of Kafka."""
+    """Return the sentences of unreadable parts, by part, without Kafka's if the status has reported that already."""
     said = any(one.startswith(LAG_UNKNOWN) for one in (status.problems if status else ()))
     return tuple(dict.fromkeys(sentence for name, sentence in unread.items() if name != KAFKA or not said))
 
@@ -286,7 +286,7 @@ def without_repeats(unread: Mapping[str, str], status: StreamState | None) -> tu
 def partitions_of(
     marker: Marker | None, ends: Mapping[TopicPartition, int] | None, spec: StreamSpec
 ) -> tuple[Partition, ...]:
-    """Every topic-partition that is read, or that Kafka has; `ends` is None while Kafka does not answer."""
+    """Return each topic-partition of the marker or of Kafka. `ends` is None while Kafka does not respond."""
     offsets = of_topics(marker.offsets, spec.source.reads) if marker else {}
     times = marker.max_event_times_us if marker else {}
     idle = marker.idle if marker else frozenset()
@@ -306,13 +306,13 @@ def partitions_of(
 
 
 def waiting_in(partitions: Sequence[Partition]) -> int | None:
-    """How many records wait in all of them; None if that is not known of each."""
+    """Return the total lag; None if that of any topic-partition is unknown."""
     lags = [one.lag for one in partitions if one.lag is not None]
     return sum(lags) if partitions and len(lags) == len(partitions) else None
 
 
 def shown_partitions(partitions: Sequence[Partition]) -> tuple[Partition, ...]:
-    """As many as a page can show: those that hold the watermark or lag most, in their order."""
+    """Return the topic-partitions that hold the watermark or have the largest lag, ordered by name."""
     if len(partitions) <= MAX_PARTITIONS:
         return tuple(partitions)
     worst = sorted(partitions, key=lambda one: (not one.holds, -(one.lag or 0)))[:MAX_PARTITIONS]
@@ -320,7 +320,7 @@ def shown_partitions(partitions: Sequence[Partition]) -> tuple[Partition, ...]:
 
 
 def runs_of(observation: Observation | None) -> tuple[Run, ...]:
-    """The writers of this host, newest first; the one that runs included."""
+    """Return the runs of the writer on this host, newest first, including the current one."""
     if observation is None:
         return ()
     ended = [_ended(one) for one in reversed(observation.exits)]
@@ -351,7 +351,7 @@ def _ended(end: ExitRecord) -> Run:
 
 
 def facts_of(spec: StreamSpec, names: Mapping[str, str]) -> dict[str, str]:
-    """What a person asks first of a declaration. `names` are those of its tables, by identifier."""
+    """Return labels and values of the main settings. `names` are the names of the stream's tables, by identifier."""
     commit = f"every {format_duration(spec.commit.interval)}, or {format_bytes(spec.commit.size)}"
     return {
         "Topics": spec.source.topics_in_words,
@@ -372,7 +372,7 @@ def _route_in_words(route: Route) -> str:
 
 
 def coarser(points: Sequence[Point], shown: Range) -> tuple[Point, ...]:
-    """Points of one span each, oldest first, so that a longer time has no more of them.
+    """Merge points into points of the range's span, oldest first.
 
     The last ends with the last of `points`, and may be shorter than the others.
     """
@@ -392,7 +392,7 @@ def _spread(point: Point, at_ms: int, span_ms: int) -> Point:
 
 
 def topics_of(spec: StreamSpec, partitions: Iterable[Partition], address: str) -> tuple[Topic, ...]:
-    """The topics that are read. `address` has {topic} where a topic's name belongs; it may be empty."""
+    """Return the stream's topics. `address` is the topic viewer's address with {topic} in it, or empty."""
     names = sorted({*spec.source.topics, *(one.topic for one in partitions)})[:MAX_TOPICS]
     is_web = address.startswith(("https://", "http://"))
     return tuple(Topic(name, address.replace("{topic}", quote(name, safe="")) if is_web else None) for name in names)

@@ -1,4 +1,4 @@
-"""One table as a page shows it: its files, its snapshots, its windows, and what maintenance did and does next. Pure."""
+"""One table for the page: its files, snapshots and windows, and past and due maintenance. Pure."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ SMALLEST_BUCKET = 16 * 1024
 MAX_SNAPSHOTS = 600
 MAX_PAST_RUNS = 12
 MAX_LOST_CHARACTERS = 200
-"""So much is shown of the text that tells which offsets were lost."""
+"""Characters shown of the list of lost offsets."""
 STREAMS = ("frazil.stream", "frazil.backfill-stream", "frazil.dead-letters-of")
 OF_LETTERS = {"replay": "replayed", "discard-dead-letters": "discarded"}
-"""Operations on dead letters, and what became of these."""
+"""Operations on dead letters, with their labels."""
 LABELS = {
     "batch": "batch",
     "merge": "merge",
@@ -49,13 +49,12 @@ OF_MARKERS = {
     "align": ("open", "open windows", ""),
     "release": ("open", "rows moved to main", ""),
 }
-"""Operations of a stream that commit no batch: the kind, what they are called, and what they did. Where that is empty,
-files say it."""
+"""Operations of a stream that commit no batch: kind, label and effect. An empty effect is described by its files."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """The files of `[at_least, below)` bytes."""
+    """Files of `[at_least, below)` bytes."""
 
     at_least: int
     below: int
@@ -65,7 +64,7 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """One snapshot, or the end of some. `kind` is a key of LABELS, or start, position or open; `label` names it."""
+    """One snapshot, or an expiry of snapshots. `kind` is a key of LABELS, or start, position or open."""
 
     at_ms: int
     kind: str
@@ -77,7 +76,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """What maintenance does next, and why; `enabled` is False where it is switched off."""
+    """A maintenance action, whether it is due, and why. `enabled` is False if it is switched off."""
 
     name: str
     due: bool
@@ -87,7 +86,7 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What metadata tells of a table. `limit` is how many bytes of manifest list a file may cost."""
+    """A table as its metadata describes it. `limit` is the allowed bytes of manifest list per file."""
 
     rows: int
     files: int
@@ -101,39 +100,39 @@ class Shape:
     list_bytes_per_file: float
     limit: int
     histogram: tuple[Bucket, ...]
-    """Empty where the table has more files than a page reads manifests for."""
+    """Empty if the table has too many files to read all its manifests."""
     marks: tuple[Mark, ...]
     """Oldest first."""
     past: tuple[PastOutcome, ...]
-    """What maintenance did lately, newest first."""
+    """Recent maintenance, newest first."""
     actions: tuple[Action, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class TableView:
-    """All of one table."""
+    """Everything that the page shows of one table."""
 
     at_ms: int
     table: str
     kind: str
-    """As in `frazil.maintenance.tables.TableKind`."""
+    """A value of `frazil.maintenance.tables.TableKind`."""
     level: Level
     word: str
-    """Its state, as the overview names it."""
+    """Its state, in the overview's words."""
     streams: tuple[str, ...]
     every: str
-    """How often maintenance looks."""
+    """The interval of maintenance."""
     shape: Shape | None = None
     calendar: Calendar | None = None
     alerts: tuple[StandingAlert, ...] = ()
     amiss: tuple[str, ...] = ()
-    """What its route lacks of it."""
+    """Differences from what its route expects."""
     dags: Mapping[str, bool] | None = None
     pending: bool = False
     may_act: bool = False
     problems: tuple[str, ...] = ()
     airflow: tuple[str, ...] = ()
-    """Which of Airflow's own processes give no sign of life."""
+    """Airflow components without a recent heartbeat."""
 
 
 def shape_of(  # noqa: PLR0913 - all that is known of a table
@@ -145,7 +144,7 @@ def shape_of(  # noqa: PLR0913 - all that is known of a table
     past: Sequence[PastOutcome],
     settings: Maintenance,
 ) -> Shape:
-    """From a measurement, the sizes of files, what is due, and what was done, oldest first."""
+    """Build a shape from a measurement, file sizes, due actions and past maintenance, oldest first."""
     return Shape(
         rows=health.rows,
         files=health.data_files,
@@ -168,7 +167,7 @@ def shape_of(  # noqa: PLR0913 - all that is known of a table
 
 
 def histogram(sizes: Iterable[int]) -> tuple[Bucket, ...]:
-    """Files by size: each bucket is twice as wide as the one before; those between filled ones are there, if empty."""
+    """Count files by size. Each bucket is twice as wide as the one before; empty buckets in between are included."""
     files: dict[int, int] = {}
     total: dict[int, int] = {}
     for size in sizes:
@@ -188,7 +187,7 @@ def histogram(sizes: Iterable[int]) -> tuple[Bucket, ...]:
 
 
 def marks_of(metadata: TableMetadata, past: Iterable[PastOutcome] = ()) -> tuple[Mark, ...]:
-    """The newest snapshots, of main and of what was kept beside it, and when others expired since the first of them."""
+    """Return a mark for each of the newest snapshots of all branches, and for each expiry since the oldest of them."""
     newest = [_mark(one) for one in sorted(metadata.snapshots, key=lambda one: one.timestamp_ms)[-MAX_SNAPSHOTS:]]
     expiries = [
         Mark(one.at_ms, "expiry", "expiry", None, 0, _expired(one))
@@ -222,7 +221,7 @@ def _mark(snapshot: Snapshot) -> Mark:
 
 
 def _kind(snapshot: Snapshot, told: Mapping[str, str]) -> str:
-    """A key of LABELS; of what changed a stream's marker and committed no batch, position."""
+    """Return a key of LABELS, or position for a snapshot that changed a stream's marker without a batch."""
     if told.get("frazil.stream") and told.get("frazil.commit-record"):
         return "merge" if told.get("frazil.inserted") is not None else "batch"
     if told.get("frazil.operation") in OF_LETTERS:
@@ -239,7 +238,7 @@ def _told(snapshot: Snapshot) -> Mapping[str, str]:
 
 
 def _number(told: Mapping[str, str], name: str) -> int:
-    """Others may write anything into a summary."""
+    """Read a number from a summary, 0 if it is not one: other programs may write anything there."""
     text = told.get(name, "")
     return int(text) if text.isdecimal() else 0
 
@@ -247,9 +246,9 @@ def _number(told: Mapping[str, str], name: str) -> int:
 def state_of(
     shape: Shape | None, calendar: Calendar | None, alerts: Sequence[StandingAlert], amiss: Sequence[str] = ()
 ) -> Health:
-    """How a table is: in its shape as the overview judges it, and else whether it needs a person.
+    """Return the health of a table: its shape by the overview's rules, then whether it needs attention.
 
-    `shape` is None where it is not known now.
+    `shape` is None if it is unknown.
     """
     due = {"it": [action.name for action in shape.actions if action.due]} if shape else None
     found = health_of(["it"], alerts, due)
@@ -261,7 +260,7 @@ def state_of(
 
 
 def amiss_of(identifier: str, statuses: Iterable[StreamState]) -> tuple[str, ...]:
-    """What the streams whose route has a table know to be wrong with it."""
+    """Return what is wrong with a table, from the streams that route to it."""
     return tuple(
         f"It is not as the route of {status.name} had it ({status.amiss[identifier]}): "
         f"`frazil route {status.name}` says what mends that"

@@ -1,4 +1,4 @@
-"""How a stream divides its records among many tables, and how tables are named by values."""
+"""Routes that divide a stream's records among many tables, and names of tables from values."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 VALUE = "{value}"
 MAX_VALUE_CHARACTERS = 200
-"""Characters of a value that may name a table."""
+"""Characters allowed in a value that names a table."""
 MAX_VALUE_CHARACTERS_IN_NAME = 64
-"""Characters of a value in a table's name; some catalogs take no more than 128 in all."""
+"""Characters of a value in a table's name; some catalogs allow only 128 in a whole name."""
 MAX_LIMIT = 10_000
 ROUTABLE = frozenset({"string", "int", "long"})
-"""Types of columns whose values are as plain as a table's name."""
+"""Types of columns whose values can name tables."""
 
 _IDENTIFIER = re.compile(r"[\w-]+(\.[\w-]+)+")
 _TEMPLATE = re.compile(r"([\w-]+\.)+[\w-]*\{value\}[\w-]*")
@@ -33,7 +33,7 @@ _HASHED = re.compile(r"_[0-9a-f]{12}$")
 
 
 class Route(Model):
-    """Which records go to which table. All tables have the stream's columns."""
+    """A table for each record. All tables have the stream's columns."""
 
     by: Literal["topic", "field", "header"] = Field(description="What of a record chooses its table.")
     name: str | None = Field(
@@ -96,18 +96,18 @@ class Route(Model):
         return self
 
     def made_table(self, value: str) -> str:
-        """The identifier of the table that `template` makes for a value. Different values have different ones."""
+        """Return the identifier of the table that `template` creates for a value, unique to it."""
         if self.template is None:
             raise AssertionError("only a template makes tables")
         return self.template.replace(VALUE, name_part(value))
 
     def makes(self, value: str, identifier: str) -> bool:
-        """Whether `template` makes this table for a value, and `allow` allows it."""
+        """Whether `template` creates this table for a value that `allow` allows."""
         return self.template is not None and self.made_table(value) == identifier and refusal(value, self.allow) is None
 
 
 def refusal(value: str, allow: Iterable[str]) -> str | None:
-    """Why no table is made for a value, whatever tables there are; None if one may be."""
+    """Why no table may be created for a value; None if it may."""
     if len(value) > MAX_VALUE_CHARACTERS:
         return f"it has more than {MAX_VALUE_CHARACTERS} characters"
     if not any(fnmatchcase(value, pattern) for pattern in allow):
@@ -116,9 +116,10 @@ def refusal(value: str, allow: Iterable[str]) -> str | None:
 
 
 def name_part(value: str) -> str:
-    """A value as part of a table's name: itself if it is plain, else what is plain of it, with a hash.
+    """Return a value as part of a table's name: the value if it is plain, else its plain characters and a hash.
 
-    Injective, but for values whose hashes have the same 48 bits: a name ends like a hash exactly if it has one.
+    Different values have different names, except for collisions of the 48-bit hash. A plain value that ends like a hash
+    gets a hash, too.
     """
     if _PLAIN.fullmatch(value) and not _HASHED.search(value):
         return value
@@ -127,7 +128,7 @@ def name_part(value: str) -> str:
 
 
 def plain_value(route: Route, identifier: str) -> str | None:
-    """The value that a table was made for, if its name shows it."""
+    """Return the value that a table was created for, if its name shows it."""
     if route.template is None:
         return None
     before, _, after = route.template.partition(VALUE)
@@ -136,12 +137,12 @@ def plain_value(route: Route, identifier: str) -> str | None:
 
 
 def value_property(stream: str) -> str:
-    """The property of a table that the template made: the exact value whose rows it has."""
+    """Return the property that holds the exact value of a table that the template created."""
     return f"frazil.route.{stream}"
 
 
 def may_have_made(route: Route, identifier: str) -> bool:
-    """Whether the template has a value that gives this identifier. The table's properties say whether it was made."""
+    """Whether the template could create this identifier. The table's properties say whether it did."""
     if route.template is None:
         return False
     before, _, after = route.template.partition(VALUE)
@@ -149,7 +150,7 @@ def may_have_made(route: Route, identifier: str) -> bool:
 
 
 def problems(spec: StreamSpec) -> Iterator[Problem]:
-    """What is wrong between the route and the other parts of the stream."""
+    """Yield conflicts of the route with other parts of the declaration."""
     yield from _in_one_step(spec)
     if (route := spec.route) is None:
         return
@@ -162,7 +163,7 @@ def problems(spec: StreamSpec) -> Iterator[Problem]:
 
 
 def _in_one_step(spec: StreamSpec) -> Iterator[Problem]:
-    """What is wrong with the tables that `commit.atomic` lists."""
+    """Yield problems of the tables that `commit.atomic` lists."""
     if isinstance(spec.commit.atomic, bool):
         return
     named = dict.fromkeys(spec.route.tables.values() if spec.route else ())
@@ -187,7 +188,7 @@ def _windows(spec: StreamSpec, route: Route) -> Iterator[Problem]:
 
 
 def _source(spec: StreamSpec, route: Route) -> Iterator[Problem]:
-    """What the route reads its values from."""
+    """Yield problems of the topics or the column that the route uses."""
     if route.by == "topic":
         for topic in route.tables:
             if spec.source.topic_pattern is None and topic not in spec.source.topics:
@@ -208,7 +209,7 @@ def _source(spec: StreamSpec, route: Route) -> Iterator[Problem]:
 
 
 def _numbers(route: Route, column: str) -> Iterator[Problem]:
-    """Values that no record has, because they are not written as a number of the column is."""
+    """Yield values that no record can have, because they are not in the column's number format."""
     for value in route.tables:
         try:
             number = str(int(value, 16 if value.startswith("0x") else 10))

@@ -1,3 +1,3 @@
-"""Where a stream stands, for the command line and for pages."""
+"""The state of a stream, for the command line and for pages."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Derives the state of a stream from what its supervisor decides, refined by what its table and Kafka show. Pure.
+"""Derives the state of a stream from its supervisor's decision, its table and Kafka. Pure.
 
 `of_writer` follows the supervisor's decision, and `evaluated` adds the table, which never contradicts the decision.
 """
@@ -24,11 +24,11 @@ from frazil.supervise.policy import Policy
 from frazil.timetext import ago
 
 CRASHES = 3
-"""A writer that ended this often in a row without a commit is crash-looping: one failure is an accident."""
+"""Ends in a row without a commit that make a writer crash-looping."""
 STARTS_WITHIN_MS = Policy().longest_backoff_ms
-"""From the end of a writer, or the request for one, to its start: the longest that a supervisor waits."""
+"""The longest wait of a supervisor from a writer's end, or a request, to the next start."""
 MAX_ERROR_CHARACTERS = 1000
-"""Characters of a writer's last words."""
+"""Characters shown of a writer's last error."""
 MAX_REASON_CHARACTERS = 800
 """Characters of an error within the sentence of an alert."""
 
@@ -36,7 +36,7 @@ MAX_REASON_CHARACTERS = 800
 def of_writer(
     known: StreamState, observed: Observed, decision: Decision, *, now_ms: int, problem: str | None = None
 ) -> StreamState:
-    """The state as far as the supervisor knows it; `problem` is what failed while it carried out the decision."""
+    """Return the state from the supervisor's decision; `problem` is why carrying it out failed."""
     row, beat = crash_row(observed, decision, now_ms=now_ms, policy=Policy()), observed.heartbeat
     state, said = _decided(decision, observed, len(row)), decision.reason
     if problem is not None:
@@ -83,7 +83,7 @@ _RANKS: Mapping[State, tuple[Level, str]] = {
     State.ELSEWHERE: (Level.WELL, ""),
     State.NOT_BEGUN: (Level.QUIET, ""),
 }
-"""How urgent each state is, and the alert whose entry in the runbook says what to do."""
+"""The level of each state, and the alert with its runbook entry."""
 
 
 def _decided(decision: Decision, observed: Observed, crashes: int) -> State:
@@ -102,7 +102,7 @@ def _decided(decision: Decision, observed: Observed, crashes: int) -> State:
 
 
 def live_state(beat: Heartbeat | None) -> State:
-    """The state of a writer that runs, and should."""
+    """Return the state of a writer that runs as wanted."""
     if beat is None or beat.epoch is None:
         return State.STARTING
     if beat.stall is not None:
@@ -113,7 +113,7 @@ def live_state(beat: Heartbeat | None) -> State:
 
 
 def sentence_of(state: State, beat: Heartbeat | None, *, otherwise: str) -> str:
-    """What a heartbeat says of such a state; what else is known of the writer where that says more."""
+    """Describe a state by the heartbeat; return `otherwise` where the heartbeat has no details."""
     if beat is None:
         return otherwise
     if state is State.STALLED and beat.stall is not None:
@@ -128,7 +128,7 @@ def sentence_of(state: State, beat: Heartbeat | None, *, otherwise: str) -> str:
 
 
 def writer_process(observation: Observation, *, now_ms: int) -> WriterProcess:
-    """What an observation of the run folder says about the process."""
+    """Describe the writer's process from an observation of its run folder."""
     launch, beat = observation.launch, observation.heartbeat
     if launch is None:
         return WriterProcess(state=observation.process)
@@ -159,7 +159,7 @@ def writer_process(observation: Observation, *, now_ms: int) -> WriterProcess:
 
 
 def _last_words(writer: Observation) -> str:
-    """The error of the writer that ended last on this host; its heartbeat has it before its exit is recorded."""
+    """Return the error of the last writer on this host. Its heartbeat has the error before the exit record does."""
     end: ExitRecord | None = next(reversed(writer.exits), None)
     beat = writer.heartbeat
     is_newer = beat is not None and beat.error and (end is None or beat.written_at_ms > end.ended_at_ms)
@@ -168,7 +168,7 @@ def _last_words(writer: Observation) -> str:
 
 
 def process_problems(known: StreamState, given_up: GivenUp | None, writer: Observation, *, now_ms: int) -> list[str]:
-    """What is wrong with the writer's process, or was when it ended."""
+    """Return the problems of the writer's process, or those of its end."""
     process, problems = known.writer, []
     if process.stale and process.heartbeat_at_ms is not None:
         silent = ago(now_ms - process.heartbeat_at_ms)
@@ -187,21 +187,21 @@ def process_problems(known: StreamState, given_up: GivenUp | None, writer: Obser
 
 
 def promise_ms(spec: StreamSpec) -> int:
-    """How old the last commit may be while records wait."""
+    """Return the allowed age of the last commit while records wait."""
     return spec.maintenance.stale_after_ms(spec.commit.longest_interval // timedelta(milliseconds=1))
 
 
 def freshness_ms(state: StreamState, *, now_ms: int) -> int | None:
-    """The age of the last commit; 0 where nothing waits in Kafka."""
+    """Return the age of the last commit; 0 if no record waits in Kafka."""
     if state.last_commit_at_ms is None:
         return None
     return 0 if state.lag == 0 else max(now_ms - state.last_commit_at_ms, 0)
 
 
 def evaluated(known: StreamState, spec: StreamSpec, *, now_ms: int) -> StreamState:
-    """The state with what the table and Kafka show.
+    """Refine the state with the table and Kafka.
 
-    The first that applies: what stops the stream, what holds it back, then whether it runs.
+    The first finding counts: what stops the stream, then what delays it, then whether it runs.
     """
     found = (
         _final(known)
@@ -220,7 +220,7 @@ _Found = tuple[State, str]
 
 
 def _final(known: StreamState) -> _Found | None:
-    """A state that nothing which the table shows replaces."""
+    """Return a state that takes precedence over the table's; None for any other."""
     if known.state is State.PAUSED:
         return State.PAUSED, known.desired_reason or ""
     if known.state is State.GIVEN_UP:
@@ -244,7 +244,7 @@ def _stopped(known: StreamState) -> _Found | None:
 
 
 def _without_writer(known: StreamState, *, now_ms: int) -> _Found | None:
-    """Where the last writer was one of this host, has ended, and no other host's has committed since."""
+    """Return the state if the last writer on this host ended, and no other host has committed since; else None."""
     writer = known.writer
     if writer.pid is not None or not writer.has_ended or known.commits_elsewhere:
         return None
@@ -292,7 +292,7 @@ def _running(known: StreamState) -> _Found:
 
 
 def exit_words(writer: WriterProcess) -> str:
-    """How the writer ended."""
+    """Describe how the writer ended."""
     if writer.exit_code is None and writer.error:
         return "an error"
     if writer.exit_code is None:
@@ -304,7 +304,7 @@ def exit_words(writer: WriterProcess) -> str:
 
 
 def shortened(words: str) -> str:
-    """At most as many of a writer's last words as are shown, and no part of a command."""
+    """Shorten an error to the characters that are shown, without cutting a command in backquotes."""
     shown = words[:MAX_ERROR_CHARACTERS]
     if shown == words:
         return words

@@ -1,4 +1,4 @@
-"""What a stream's newest commits brought, from the summaries of snapshots alone: rates, and what was rejected. Pure."""
+"""Rates and rejected records of a stream's newest commits, from snapshot summaries alone. Pure."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ from frazil.spec.model import StreamSpec
 HOUR_MS = timedelta(hours=1) // timedelta(milliseconds=1)
 DAY_MS = 24 * HOUR_MS
 BUCKETS = 30
-"""An hour in so many pieces, two minutes each."""
+"""Pieces of an hour, two minutes each."""
 RATE_OVER_MS = HOUR_MS // 6
 RECENT_MS = HOUR_MS // 12
-"""Rates of alerts are means over this time, or over a commit interval that is longer: minutes without a commit have
-none."""
+"""Rates in alerts are means over this time, or over the commit interval if that is longer."""
 INTERVALS = 3
-"""A rate is taken over at least so many of the longest commit intervals."""
+"""A rate covers at least this many of the longest commit intervals."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,43 +35,43 @@ class Brought:
 
 @dataclass(slots=True)
 class Landed:
-    """What a stream committed within some time."""
+    """The sum of a stream's commits within some time."""
 
     records: int = 0
-    """Dead letters included."""
+    """Records, including dead letters."""
     rejected: int = 0
     stale: int = 0
-    """How many of them an upsert dropped, because their rows were newer."""
+    """Records that an upsert dropped because their rows were newer."""
     reasons: dict[str, Reason] = field(default_factory=dict)
     """New dead letters by error class."""
 
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """What commits brought lately, as far as the table's history tells."""
+    """A stream's recent commits, as far as the table's history goes back."""
 
     records_per_s: float | None
-    """Over the last ten minutes, or three commit intervals if that is longer; None where nothing was ever committed."""
+    """Mean of the last ten minutes, or of three commit intervals if that is longer; None before the first commit."""
     last_hour: tuple[int, ...]
-    """Records by two minutes, oldest first."""
+    """Records of each two minutes, oldest first."""
     rejected_last_day: int
     rejected_since_ms: int | None = None
-    """Since when that is counted, where that is less than the day: see `counted_since`."""
+    """The start of that count, if it is less than a day ago: see `counted_since`."""
     rejected_since_reset: bool = False
-    """Whether that is the stream's last reset, and not the oldest snapshot."""
+    """Whether the count starts at the stream's last reset, not at the oldest snapshot."""
     hour: Landed = field(default_factory=Landed)
     recent: Landed = field(default_factory=Landed)
-    """Within `recent_minutes`."""
+    """Commits within `recent_minutes`."""
     recent_minutes: float = 5
 
     @property
     def recent_reasons(self) -> Reasons:
-        """New dead letters within `recent_minutes`; those of the hour that had none since count 0."""
+        """New dead letters within `recent_minutes`, with a 0 for other error classes of the hour."""
         return {name: self.recent.reasons.get(name, Reason(0)) for name in self.hour.reasons}
 
 
 def flow_of(metadata: TableMetadata, spec: StreamSpec, *, now_ms: int) -> Flow:
-    """The flow of one stream into its table."""
+    """Measure the flow of one stream into its table."""
     longest_ms = spec.commit.longest_interval // timedelta(milliseconds=1)
     over_ms = max(RATE_OVER_MS, INTERVALS * longest_ms)
     commits = brought(metadata, spec.name, since_ms=now_ms - max(DAY_MS, over_ms))
@@ -91,9 +90,9 @@ def flow_of(metadata: TableMetadata, spec: StreamSpec, *, now_ms: int) -> Flow:
 
 
 def counted_since(metadata: TableMetadata, stream: str, *, since_ms: int) -> tuple[int | None, bool]:
-    """Since when rejected records are counted, where that is later than `since_ms`, and whether that is a reset.
+    """Return the start of the count of rejected records, if later than `since_ms`, and whether it is a reset.
 
-    A reset lets a stream read again what it has rejected before.
+    Records before a reset do not count, because the stream may read them again.
     """
     for snapshot in takewhile(lambda one: one.timestamp_ms > since_ms, ancestors(metadata)):
         summary = snapshot.summary
@@ -103,7 +102,7 @@ def counted_since(metadata: TableMetadata, stream: str, *, since_ms: int) -> tup
 
 
 def expired_before_ms(metadata: TableMetadata, *, since_ms: int) -> int | None:
-    """When the oldest snapshot was made, where the ones before it have expired and it is younger than `since_ms`."""
+    """Return the time of the oldest snapshot, if it is after `since_ms` and the ones before it have expired."""
     oldest = None
     for oldest in ancestors(metadata):
         if oldest.timestamp_ms <= since_ms:
@@ -112,7 +111,7 @@ def expired_before_ms(metadata: TableMetadata, *, since_ms: int) -> int | None:
 
 
 def brought(metadata: TableMetadata, stream: str, *, since_ms: int) -> list[Brought]:
-    """The stream's commits, newest first: those after a moment, and the one before it if the history has it."""
+    """Return the stream's commits since a moment, newest first, and the one before it if the history has it."""
     found: list[Brought] = []
     for snapshot, _ in commit_records(metadata, stream):
         told = snapshot.summary
@@ -124,7 +123,7 @@ def brought(metadata: TableMetadata, stream: str, *, since_ms: int) -> list[Brou
 
 
 def landed(metadata: TableMetadata, stream: str, *, since_ms: int) -> Landed:
-    """What the stream has committed since a moment."""
+    """Sum the stream's commits since a moment."""
     found = Landed()
     for snapshot in takewhile(lambda one: one.timestamp_ms >= since_ms, ancestors(metadata)):
         said = snapshot.summary.additional_properties if snapshot.summary else {}
@@ -139,7 +138,7 @@ def landed(metadata: TableMetadata, stream: str, *, since_ms: int) -> Landed:
 
 
 def flow(newest_first: Iterable[Brought], *, over_ms: int, now_ms: int) -> Flow:
-    """From commits to rates."""
+    """Compute rates from commits."""
     commits = list(newest_first)
     lately = list(takewhile(lambda one: one.at_ms > now_ms - over_ms, commits))
     begin_ms = commits[len(lately)].at_ms if len(lately) < len(commits) else None
@@ -157,5 +156,5 @@ def flow(newest_first: Iterable[Brought], *, over_ms: int, now_ms: int) -> Flow:
 
 
 def _number(text: str | None) -> int:
-    """Others may write anything into a summary."""
+    """Read a number from a summary, 0 if it is not one: other programs may write anything there."""
     return int(text) if text and text.isdecimal() else 0

@@ -1,4 +1,4 @@
-"""Tells tables that a stream had and its catalog lacks from those that are yet to be made."""
+"""Finds tables that a stream had and its catalog no longer has, as opposed to tables that were never made."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from frazil.table.tables import load_stream_table
 
 
 def missing_tables(spec: StreamSpec) -> dict[str, str]:
-    """Of the stream's own table and of those of its route: what happened to each, and what to do now.
+    """Return what happened to each missing table of the stream and its route, and what to do.
 
-    Also a table of the route that could not be made yet, while rows wait for it. Raises what catalog and storage raise.
+    Includes tables of the route that could not be made yet while rows wait for them. Raises the errors of catalog and
+    storage.
     """
     table = load_stream_table(spec)
     if table is None:

@@ -1,4 +1,4 @@
-"""Where a reset leads and what it costs: for the command line, and for every page that offers one."""
+"""The target and the consequences of a reset, for the command line and the page."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from frazil.spec.units import counted
 
 
 class NotInKafka(ValueError):
-    """An offset was asked for that Kafka does not have."""
+    """Kafka does not have a requested offset."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResetTarget:
-    """Where a person wants the stream to go on. Raises ValueError if the parts contradict each other."""
+    """The requested position of a reset. Raises ValueError if the parts contradict each other."""
 
     to: str
     at: datetime | None = None
@@ -36,7 +36,7 @@ class ResetTarget:
 
 
 def available_now(kafka: KafkaOffsets, marker: Marker | None) -> Available:
-    """What Kafka has of the stream's topics, and where their logs were cut before the marker."""
+    """Read the offsets of the stream's topics in Kafka, and where their logs were truncated before the marker."""
     topics = kafka.describe()
     first, end = kafka.earliest(topics.partitions), kafka.ends(topics.partitions)
     if marker is None:
@@ -49,9 +49,9 @@ def available_now(kafka: KafkaOffsets, marker: Marker | None) -> Available:
 def target_of(
     wanted: ResetTarget, *, seen: BeforeReset, now: Available, kafka: KafkaOffsets
 ) -> dict[TopicPartition, int]:
-    """The offset to go on at, for every topic-partition that Kafka has.
+    """Return the offset to continue from for every topic-partition in Kafka.
 
-    Raises MarkerUnreadable or RolledBack if `to` starts from a position that is unknown, NotInKafka for offsets that
+    Raises MarkerUnreadable or RolledBack if `to` needs a position that is unknown, and NotInKafka for offsets that
     Kafka does not have.
     """
     if wanted.to == "earliest":
@@ -82,7 +82,7 @@ def _marker_target(seen: BeforeReset, now: Available, *, named: Offsets | None =
 
 
 def check_available(offsets: Offsets, now: Available) -> None:
-    """Check that a reader can begin at these offsets: `first` to `end`, the end included. Raises NotInKafka."""
+    """Check that these offsets are readable: from `first` to `end`, inclusive. Raises NotInKafka."""
     for (topic, partition), offset in offsets.items():
         tp = (topic, partition)
         if tp not in now.first:
@@ -106,10 +106,9 @@ Merged = Literal["no", "by order", "by arrival", "dropped"]
 
 
 def consequences(plan: Sequence[Move], *, seen: BeforeReset, now: Available, merged: Merged = "no") -> list[str]:
-    """What a reset costs, in sentences: what the table never gets, and what it may hold twice. Pure.
+    """Describe the cost of a reset: records that the table never gets, and those that it may have twice. Pure.
 
-    `merged`: how an upsert tells that a change is newer; `no` if each record is a row, `dropped` for a stream
-    with dedupe.
+    `merged` is how an upsert orders changes, `no` if each record is a row, or `dropped` for a stream with dedupe.
     """
     said = []
     if seen.rolled_back:

@@ -1,4 +1,4 @@
-"""The state of one stream. The task in Airflow, the page, `frazil status`, alert rules and notifications show it."""
+"""The state of one stream, for its task in Airflow, the page, `frazil status`, alert rules and notifications."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from frazil.status.flow import Flow
 
 
 class State(StrEnum):
-    """In the words of the page, of the task in Airflow and of `frazil status`."""
+    """A state, with its label on the page, in Airflow's task and in `frazil status`."""
 
     STARTING = "starting"
     RUNNING = "running"
     SLOW = "slow"
-    """Its batches take longer than the commit interval, so that its lag grows."""
+    """Its batches take longer than the commit interval, so its lag grows."""
     STALLED = "stalled"
     OUTAGE = "waits for catalog or storage"
     STOPPING = "stopping"
@@ -28,7 +28,7 @@ class State(StrEnum):
     GIVEN_UP = "given up"
     REMOVED = "removed"
     UNKNOWN = "unknown"
-    """It cannot be read."""
+    """The state cannot be read."""
     PAUSING = "pausing"
     RESTARTING = "restarting"
     SILENT = "silent"
@@ -43,20 +43,20 @@ class State(StrEnum):
     NO_ANSWER = "no answer"
     UNREADABLE = "unreadable"
     RESTART_NEEDED = "restart needed"
-    """Of the process that shows it: frazil was changed under it."""
+    """The process that shows it needs a restart: frazil was upgraded while it runs."""
 
 
 class Level(IntEnum):
     """How urgently something needs attention, most urgent first."""
 
     BROKEN = 0
-    """Nothing goes on before somebody acts."""
+    """It stands still until an operator acts."""
     TROUBLE = 1
-    """It goes on, or somebody wanted it to stop, but it is not as promised."""
+    """It continues, but needs attention."""
     UNKNOWN = 2
-    """It is being read, or does not answer."""
+    """It is being read, or does not respond."""
     QUIET = 3
-    """Nothing happens, and nothing should: it is paused, or has not begun."""
+    """It is idle as wanted: paused, or not begun."""
     WELL = 4
 
 
@@ -69,103 +69,105 @@ class WriterProcess:
     phase: str | None = None
     heartbeat_at_ms: int | None = None
     stale: bool = False
-    """It runs, but its heartbeat is old."""
+    """Whether it runs with an old heartbeat."""
     exit_code: int | None = None
     exit_name: str | None = None
     ended_at_ms: int | None = None
     error: str | None = None
     application: str | None = None
-    """The application that ran it with others, if it has ended."""
+    """The shared application that ran it, if it has ended."""
     fenced: bool = False
-    """It runs, and commits nothing more: the stream has a newer epoch than its own."""
+    """Whether it runs but cannot commit, because the stream has a newer epoch."""
     epoch: int | None = None
-    """The epoch that it began last; None before the first."""
+    """Its newest epoch; None before the first."""
 
     @property
     def has_ended(self) -> bool:
-        """Whether one ran on this host, and none does."""
+        """Whether a writer ran on this host, and none runs now."""
         return self.state == ProcessState.ENDED
 
 
 @dataclass(frozen=True, slots=True)
 class StreamState:
-    """One stream. Unknown values are None; `problems` says why."""
+    """The state of one stream. Unknown values are None; `problems` says why."""
 
     name: str
     table: str = ""
     state: State = State.UNKNOWN
     level: Level = Level.UNKNOWN
     sentence: str = ""
-    """The numbers behind the state, or what to do about it."""
+    """The numbers behind the state, or the fix."""
     rule: str = ""
-    """The alert whose entry in the runbook says what to do; empty where none does."""
+    """The alert with the runbook entry for this state; empty if there is none."""
     writer: WriterProcess = field(default_factory=WriterProcess)
     desired: str | None = None
     desired_reason: str | None = None
     desired_at_ms: int | None = None
-    """When somebody requested that last; None if nobody did."""
+    """The time of the last request; None before the first."""
     problem: str | None = None
-    """What is wrong with its declaration, if anything."""
+    """The error in its declaration, if any."""
     missing: str | None = None
-    """Why its table, which the catalog does not have, is no new one."""
+    """Why the catalog does not have a table that the stream had; None for a table that was never made."""
     crashes: int = 0
     """Ends in a row without progress, as the supervisor counts them; 0 once the running writer makes progress."""
     given_up: str | None = None
     """Why the supervisor gave up; None if it did not."""
     last_words: str = ""
-    """What the writer that ended last reported."""
+    """The error of the last writer, as a sentence."""
     registry: bool = False
-    """Whether the last writer ended because a schema registry did not answer, and none has committed since."""
+    """Whether the last writer ended because a schema registry did not respond, and none has committed since."""
     epoch: int | None = None
     batch: int | None = None
     lag: int | None = None
-    """Records not yet committed, as the live writer on this host reports, or else as Kafka says."""
+    """Records not yet committed, from the live writer on this host, or else from Kafka."""
     in_transactions: int = 0
-    """Offsets beyond `lag` that wait for transactions to end, as the live writer on this host reports."""
+    """Offsets beyond `lag` that wait for transactions to end, from the live writer on this host."""
     backpressure_ms: int | None = None
-    """By how much the live writer's batches take longer than their interval; None without a heartbeat, and while it
-    waits for a catalog, a storage or Kafka that is away: that is no backpressure."""
+    """Milliseconds by which the live writer's batches exceed their interval.
+
+    None without a heartbeat, and while it waits for a catalog, a storage or Kafka, which is not backpressure.
+    """
     last_commit_at_ms: int | None = None
     commit_epoch: int | None = None
-    """In which epoch the last commit was made. The stream has a newer one after a reset."""
+    """The epoch of the last commit. The stream has a newer epoch after a reset."""
     watermark_ms: int | None = None
     snapshot_id: int | None = None
-    """The snapshot that the marker came with."""
+    """The snapshot of the marker's commit."""
     table_exists: bool | None = None
     alive: bool | None = None
-    """Whether a writer runs: on this host, or on another according to its commits."""
+    """Whether a writer runs: on this host, or on another one according to its commits."""
     waiting_batches: int | None = 0
     """Journaled batches that are not committed; counted only if the last commit is long ago."""
     rolled_back: bool = False
-    """Whether the table was rolled back behind the marker, which then says nothing of what waits."""
+    """Whether the table was rolled back behind the marker, so that the lag is unknown."""
     rows: int | None = None
-    """Rows of `table` alone: the tables of a route have their own."""
+    """Rows of `table`, without those of the tables of a route."""
     problems: tuple[str, ...] = ()
     stall: Stall | None = None
-    """What holds the live writer back, as it reports; among the problems too."""
+    """What holds the live writer back; also among the problems."""
     throttle: str | None = None
-    """Why it commits less often than declared, or should; among the problems too."""
+    """Why it commits, or should commit, less often than declared; also among the problems."""
     distribution: str | None = None
-    """Whether its last batch's rows were shuffled, and why; None where the stream declares `distribution: none`."""
+    """Whether the last batch's rows were shuffled, and why; None for a stream with `distribution: none`."""
     undeclared: tuple[str, ...] = ()
-    """The table's columns that are not declared, such as `gate: string`: others, or evolution, added them."""
+    """Columns of the table that are not declared, such as `gate: string`."""
     notices: tuple[str, ...] = ()
-    """What the live writer, or the last one that ended, wants people to know; no problems."""
+    """Information, not problems, from the live writer or the last one."""
     changes: Mapping[str, int] = field(default_factory=dict)
-    """What became of the changes of the last batch, of an upsert stream; how many rows were dropped, with dedupe."""
+    """Counts of the last batch's changes, for an upsert stream; of its dropped rows, with dedupe."""
     flow: Flow | None = None
-    """What its newest commits brought; None where the table cannot be read, or does not exist."""
+    """Rates of its newest commits; None if the table cannot be read or does not exist."""
     replayed: Mapping[str, int] = field(default_factory=dict)
-    """What became of the dead letters of the last replay, of an upsert stream."""
+    """Counts of the last replay's changes, for an upsert stream."""
     replayed_at_ms: int | None = None
     routed: bool = False
     """Whether it has written to tables of a route."""
     amiss: Mapping[str, str] = field(default_factory=dict)
-    """The tables of its route that lack rows, or were dropped, each with that in few words; among the problems too."""
+    """Tables of its route that miss rows or were dropped, with a few words on each; also among the problems."""
 
     @property
     def commits_elsewhere(self) -> bool:
-        """Whether the last commit is of another host: none ran here, or it is later than the last one that did."""
+        """Whether another host made the last commit: no writer ran here, or the last one ended before it."""
         if self.last_commit_at_ms is None or not self.writer.has_ended:
             return self.last_commit_at_ms is not None and self.writer.pid is None
         if self.writer.epoch is not None and self.commit_epoch is not None:

@@ -1,7 +1,7 @@
-"""Reads the state of one stream: its run folder on this host, its table, its desired state and, if no writer reports a
-lag, what Kafka has beyond the marker. It starts no JVM.
+"""Reads the state of one stream from its run folder on this host, its table and its desired state, without a JVM.
 
-Whatever cannot be read is named in the stream's problems, and never hides the rest.
+If no writer reports a lag, it reads the lag from Kafka. Parts that cannot be read are listed in the stream's problems,
+and never hide the rest.
 """
 
 from __future__ import annotations
@@ -46,19 +46,19 @@ log = logging.getLogger(__name__)
 
 KAFKA_ANSWERS_WITHIN_S = 1.0
 LAG_UNKNOWN = "the lag is unknown"
-"""Begins the problem that Kafka does not say what waits."""
+"""The prefix of problems that leave the lag unknown."""
 ROLLED_BACK = f"{LAG_UNKNOWN}: the table was rolled back, and the marker stands beyond what it holds"
 MAX_WAITING = 1_000
-"""At most this many waiting batches are counted."""
+"""Waiting batches that are counted."""
 WATCHED_MS = 30_000
-"""A supervisor that has recorded nothing for this long watches no longer."""
+"""The time without a record after which a supervisor no longer watches."""
 ROUTED_NAMED = 5
-"""At most this many tables of a route that lack rows are named."""
+"""Tables of a route with missing rows that are named."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableView:
-    """What the table, and the objects beside it, say."""
+    """The state of the table and of the objects stored with it."""
 
     exists: bool | None
     in_full: bool = True
@@ -69,7 +69,7 @@ class TableView:
     commit_epoch: int | None = None
     desired: Desired | None = None
     missing: str | None = None
-    """Why the table, which the catalog does not have, is no new one."""
+    """Why the catalog does not have a table that the stream had; None for a table that was never made."""
     fingerprint: str | None = None
     """See `table_fingerprint` in `frazil.supervise.desired`."""
     waiting_batches: int | None = 0
@@ -79,17 +79,17 @@ class TableView:
     changes: Mapping[str, int] = field(default_factory=dict)
     flow: Flow | None = None
     replay: Snapshot | None = None
-    """The last one, of an upsert stream."""
+    """The last replay of an upsert stream."""
     amiss: Mapping[str, str] = field(default_factory=dict)
 
 
 def stream_state(
     spec: StreamSpec, *, now_ms: int, problem: str | None = None, in_full: bool = True, out_of_reach: bool = False
 ) -> StreamState:
-    """Read the state of one stream. Never raises for what is out of reach; an error that is `outdated` is raised.
+    """Read the state of one stream. Unreachable parts become problems; only an `outdated` error is raised.
 
-    `problem` is what is wrong with its declaration. Not `in_full`, it reads neither Kafka nor tables of a route, and
-    counts the batches that wait instead. Nothing is asked of a catalog that is `out_of_reach`.
+    `problem` is the error in its declaration. Without `in_full`, neither Kafka nor tables of a route are read, and
+    waiting batches are counted instead. `out_of_reach` skips the catalog.
     """
     known = StreamState(spec.name, spec.table.identifier, problem=problem)
     try:
@@ -121,7 +121,7 @@ def stream_state(
 def _with_kafka(
     known: StreamState, spec: StreamSpec, observed: Observed, view: TableView, *, now_ms: int
 ) -> StreamState:
-    """With what the live writer reports, what its table says, and what waits in Kafka."""
+    """Add the live writer's report, the table and the lag."""
     beat, marker = beating(observed.writer, now_ms=now_ms), view.marker
     problems = process_problems(known, observed.notes.given_up, observed.writer, now_ms=now_ms)
     stall, throttle, outage = (beat.stall, beat.throttle, beat.outage) if beat else (None, None, None)
@@ -150,7 +150,7 @@ def _with_kafka(
 
 
 def _with_table(known: StreamState, view: TableView, beat: Heartbeat | None) -> StreamState:
-    """Where the stream stands: by the table if it can be read, otherwise by the last heartbeat."""
+    """Add the stream's position: from the table if it can be read, otherwise from the last heartbeat."""
     marker, desired = view.marker, view.desired
     known = replace(
         known,
@@ -193,7 +193,7 @@ def _with_table(known: StreamState, view: TableView, beat: Heartbeat | None) -> 
 
 
 def _alive(known: StreamState, spec: StreamSpec, view: TableView, *, now_ms: int) -> bool | None:
-    """Whether a writer runs. That of another host shows by its commits; a marker alone may be that of a quiet one."""
+    """Whether a writer runs. One on another host is known by its commits; a marker alone may belong to a quiet one."""
     if known.writer.pid is not None:
         return True
     if known.writer.has_ended and not known.commits_elsewhere:
@@ -215,7 +215,7 @@ def _fenced(stream: str, beat: Heartbeat, marker: Marker) -> str:
 
 
 def _each_once(problems: tuple[str, ...]) -> tuple[str, ...]:
-    """Without what the writer's last words say already: the table may still have what it ended for."""
+    """Drop problems that the writer's last error already reports, such as of the table."""
     said = problems[0] if problems else ""
 
     def is_said(problem: str) -> bool:
@@ -226,7 +226,7 @@ def _each_once(problems: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _notices(spec: StreamSpec, observation: Observation) -> tuple[str, ...]:
-    """Of a writer that runs or has ended, and whether a running one has an older declaration than the file."""
+    """Return the writer's notices, and a warning if a running one has an older declaration than the file."""
     beat = observation.heartbeat
     if beat is None:
         return ()
@@ -245,7 +245,7 @@ def _older_declaration(process: ProcessState) -> str:
 
 
 def _ask_kafka(spec: StreamSpec, marker: Marker) -> tuple[int | None, str | None]:
-    """How many records wait beyond the marker; None, and a reason, if Kafka does not answer at once."""
+    """Return the number of records beyond the marker; None and a reason if Kafka does not respond at once."""
     from frazil.kafka.admin import KafkaOffsets  # noqa: PLC0415 - librdkafka, which few calls need
     from frazil.kafka.log_watch import find_cut  # noqa: PLC0415
     from frazil.kafka.retention import check_no_gap  # noqa: PLC0415
@@ -285,7 +285,7 @@ def _read_table(
 
 
 def _behind(spec: StreamSpec, marker: Marker) -> tuple[list[str], dict[str, str]]:
-    """Which tables of the route lack rows that home has, or were dropped, and why; and all of them in few words."""
+    """Return why tables of the route miss rows or were dropped, in full for some and in a few words for all."""
     from frazil.commit.opened import read_stream  # noqa: PLC0415 - with the committer, which few streams need here
     from frazil.stream.dropped_tables import not_with_home  # noqa: PLC0415 - as above
 
@@ -367,7 +367,7 @@ def _waiting(table: Table, stream: str) -> int | None:
 
 
 def _changes(metadata: TableMetadata, stream: str) -> dict[str, int]:
-    """By the summary of the newest batch that has not expired."""
+    """Read the counts of changes from the newest batch that has not expired."""
     for snapshot in reversed(metadata.snapshots):
         told = snapshot.summary
         counts = changes_of(told)
@@ -382,7 +382,7 @@ def _rows(metadata: TableMetadata) -> int | None:
 
 
 def _raise_if_outdated(error: Exception) -> None:
-    """Nothing is known of a table, where what would read it was replaced under this process."""
+    """Raise an error that is due to an upgrade of frazil while this process runs."""
     if outdated(error):
         raise error
 

@@ -1,21 +1,21 @@
 """Decides what to do about one writer now: a pure function of the observation, the time and the policy.
 
 The first rule that matches decides. While a writer process is alive:
-  1. a person runs it in the foreground: keep; an application that streams share runs it: keep, or end if it shall;
+  1. it runs in the foreground: keep; an application that streams share runs it: keep, or end if it was removed;
   2. a requested stop is under way: keep, or kill if the writer makes no progress;
   3. the stream was removed or paused: stop;  a restart was requested or the spec changed: restart;
   4. the writer is hung, by its phase's limit or its heartbeat's: restart;  otherwise keep.
 While none is alive:
   5. removed: end;  paused: hold;  spec unreadable: give up;  desired state unreadable: hold;
   6. never launched, or the last one ran in the foreground: start;
-  7. a person acted since it ended (spec, desired state or table), or it ended on request: start;
-  8. it was fenced or denied access before supervision returned to this host: start, the cause may be gone;
+  7. a user changed the spec, desired state or table since it ended, or it ended on request: start;
+  8. it was fenced or denied access before supervision returned to this host: start, because the cause may be gone;
   9. it was denied access that it once had: start again after a long backoff;
  10. its exit code means that a restart fails in the same way, or it crashed too often without a commit: give up;
  11. otherwise start again after the backoff.
 
-It gives up once for each cause and then holds: Airflow starts the next run at once, and a loop of failing runs helps
-nobody. Two starts never make two writers, because the writer's lock admits one.
+It gives up once for each cause and then holds. Otherwise Airflow, which starts the next run at once, would loop over
+failing runs. Two starts never make two writers, because the writer's lock admits one.
 """
 
 from __future__ import annotations
@@ -57,23 +57,23 @@ TABLE_WAYS_OUT = frozenset(
         CircuitOpen,
     )
 )
-"""Exit codes that a person mends by changing the table. Not `Fenced`: the other writer changes the table as well."""
+"""Exit codes that an operator fixes by changing the table. Not `Fenced`: the other writer changes the table as well."""
 
 MAY_BE_OVER = frozenset({Fenced.exit_code, AccessDenied.exit_code})
-"""Exit codes with a cause outside this host that may have gone since: another writer, or missing rights."""
+"""Exit codes with a cause outside this host that may be gone: another writer, or missing rights."""
 
 RESTARTABLE = frozenset(kind.exit_code for kind in kinds() if kind.restartable)
-"""Exit codes of a writer that misses a service (brokers, catalog): it is restarted for ever."""
+"""Exit codes of a writer without a service (brokers, catalog): it is restarted indefinitely."""
 
 
 AFTER_FAILURE = frozenset(
     {Cause.CRASHED, Cause.ENDED, Cause.UNAVAILABLE, Cause.DENIED, Cause.CRASH_LOOP, Cause.NEEDS_PERSON}
 )
-"""Causes of what follows an end that nobody asked for."""
+"""Causes of decisions after an end that was not requested."""
 
 
 def decide(observed: Observed, *, now_ms: int, policy: Policy) -> Decision:
-    """The action that the observation calls for; the module's docstring lists the rules."""
+    """Return the action for an observation; the module's docstring lists the rules."""
     launch = observed.launch
     if observed.process.is_alive and launch is not None:
         return _alive(observed, launch, now_ms=now_ms, policy=policy)
@@ -96,7 +96,7 @@ def _alive(observed: Observed, launch: Launch, *, now_ms: int, policy: Policy) -
 
 
 def _hosted(observed: Observed, launch: Launch, where: str, *, now_ms: int, policy: Policy) -> Decision:
-    """Leave a writer alone that an application supervises, until that ends it."""
+    """Leave a writer to the application that runs it; end the supervision once its stream is removed."""
     declared, runs = observed.declared, f"the application {launch.application} runs it"
     if isinstance(declared, Removed) and now_ms >= declared.since_ms + policy.removal_grace_ms:
         return Decision(WriterAction.END, Cause.HOSTED, f"{runs}, and supervises it: {where}")
@@ -104,7 +104,7 @@ def _hosted(observed: Observed, launch: Launch, where: str, *, now_ms: int, poli
 
 
 def _wanted_otherwise(observed: Observed, launch: Launch, *, now_ms: int, policy: Policy) -> Decision | None:
-    """Stop or restart a running writer that people no longer want as it is; None if they do."""
+    """Stop or restart a running writer that no longer matches its declaration or desired state; None if it does."""
     declared, desired = observed.declared, observed.desired
     if isinstance(declared, Removed) and now_ms >= declared.since_ms + policy.removal_grace_ms:
         reason = f"its declaration was removed {ago(now_ms - declared.since_ms)} ago"
@@ -121,7 +121,7 @@ def _wanted_otherwise(observed: Observed, launch: Launch, *, now_ms: int, policy
 
 
 def _not_wanted(observed: Observed, *, now_ms: int, policy: Policy) -> Decision | None:
-    """The decision not to start a writer, whatever happened to the last one; None if one is wanted."""
+    """Decide not to start a writer, however the last one ended; None if one is wanted."""
     declared, desired = observed.declared, observed.desired
     if isinstance(declared, Removed):
         reason = f"its declaration was removed {ago(now_ms - declared.since_ms)} ago, and 0 writers run"
@@ -142,7 +142,7 @@ def _not_wanted(observed: Observed, *, now_ms: int, policy: Policy) -> Decision 
 
 
 def _ended(observed: Observed, *, now_ms: int, policy: Policy) -> Decision:
-    """What to do after the last end when a writer is wanted."""
+    """Decide what follows the last end, if a writer is wanted."""
     exit_ = observed.exit
     if exit_ is None:
         last = "the one in the foreground ended" if observed.launch else "none was launched before"
@@ -165,7 +165,7 @@ def _ended(observed: Observed, *, now_ms: int, policy: Policy) -> Decision:
 
 
 def _crashed(observed: Observed, exit_: ExitRecord, *, now_ms: int, policy: Policy) -> Decision:
-    """Start again after the backoff, or give up when start after start commits nothing."""
+    """Start again after the backoff, or give up after too many crashes without a commit."""
     row = fruitless_row(observed.exits, window_ms=policy.crash_window_ms)
     crashes = [e for e in row if e.code not in RESTARTABLE]
     said = f": {exit_.error}" if exit_.error else ""
@@ -187,7 +187,7 @@ def _crashed(observed: Observed, exit_: ExitRecord, *, now_ms: int, policy: Poli
 
 
 def _may_be_over(observed: Observed, exit_: ExitRecord, *, now_ms: int, policy: Policy) -> Decision | None:
-    """Start again after an end whose cause lies elsewhere and may be gone; None after any other."""
+    """Start again if the cause of the end lies outside this host and may be gone; None for any other end."""
     if exit_.code not in MAY_BE_OVER:
         return None
     if _ended_while_away(observed, exit_, policy=policy):
@@ -202,7 +202,7 @@ def _may_be_over(observed: Observed, exit_: ExitRecord, *, now_ms: int, policy: 
 
 
 def _ended_while_away(observed: Observed, exit_: ExitRecord, *, policy: Policy) -> bool:
-    """Whether no supervisor of this host saw that end, or supervision was elsewhere for long since."""
+    """Whether no supervisor on this host saw that end, or supervision was elsewhere for long since then."""
     if exit_.ended_at_ms >= observed.returned_at_ms:
         return False
     given_up = observed.notes.given_up
@@ -211,7 +211,7 @@ def _ended_while_away(observed: Observed, exit_: ExitRecord, *, policy: Policy) 
 
 
 def _denied(observed: Observed, exit_: ExitRecord, *, now_ms: int, policy: Policy) -> Decision:
-    """Try again: these credentials once worked, rights are often restored, and asking does no harm."""
+    """Try again: these credentials once worked, rights are often restored, and an attempt does no harm."""
     row = list(takewhile(lambda e: e.code == exit_.code and not e.committed, reversed(observed.exits)))
     wait_ms = policy.denied_backoff_ms(len(row))
     due_ms = exit_.ended_at_ms + wait_ms
@@ -232,12 +232,12 @@ def _worked(observed: Observed, exit_: ExitRecord) -> bool:
 
 
 def _as_now(last: ExitRecord) -> Callable[[ExitRecord], bool]:
-    """A test for ends under the same declaration, with no person's act in between."""
+    """Return a predicate for ends with the declaration and the generation of the last one."""
     return lambda e: (e.spec_fingerprint, e.generation) == (last.spec_fingerprint, last.generation)
 
 
 def fruitless_row(exits: tuple[ExitRecord, ...], *, window_ms: int) -> list[ExitRecord]:
-    """The latest consecutive ends, newest first, without a commit, a request to stop or a person's act in between."""
+    """Return the latest ends in a row, newest first, without a commit, a requested stop or a user's change between."""
     last = exits[-1]
     same = _as_now(last)
 
@@ -253,10 +253,10 @@ def fruitless_row(exits: tuple[ExitRecord, ...], *, window_ms: int) -> list[Exit
 
 
 def crash_row(observed: Observed, decision: Decision, *, now_ms: int, policy: Policy) -> list[ExitRecord]:
-    """The latest consecutive ends without progress that still count, newest first.
+    """Return the latest consecutive ends without progress that still count, newest first.
 
-    None count once the running writer has committed, or has nothing to commit and outlived each of them; nor an hour
-    after the last, nor while the supervisor stops, holds or starts the writer for another cause.
+    The row is empty once the running writer has committed, or has no lag and has outlived each of them. It is also
+    empty an hour after the last end, and while the supervisor acts for another cause.
     """
     exits, launch, heartbeat = observed.exits, observed.launch, observed.heartbeat
     counts = decision.action is WriterAction.KEEP or decision.cause in AFTER_FAILURE
@@ -271,7 +271,7 @@ def crash_row(observed: Observed, decision: Decision, *, now_ms: int, policy: Po
 
 
 def _act_since(observed: Observed, exit_: ExitRecord, *, now_ms: int) -> str | None:
-    """What a person did since that end, which may have fixed the cause; None if nothing is known."""
+    """Describe a user's change since that end, which may have fixed the cause; None if no change is known."""
     declared, desired, given_up = observed.declared, observed.desired, observed.notes.given_up
     if isinstance(desired, Desired) and desired.generation > exit_.generation:
         is_restart = desired.restart_generation == desired.generation
@@ -287,12 +287,12 @@ def _act_since(observed: Observed, exit_: ExitRecord, *, now_ms: int) -> str | N
 
 
 def _was_asked(exit_: ExitRecord) -> bool:
-    """Whether a person asked for that end. When the supervisor ends a hung writer, that counts as a crash."""
+    """Whether that end was requested. The end of a hung writer by the supervisor counts as a crash."""
     return exit_.stopped_for is not None and exit_.stopped_for not in {Cause.HUNG, Cause.SILENT}
 
 
 def _give_up(observed: Observed, cause: Cause, reason: str, *, subject: str) -> Decision:
-    """Give up once; from then on hold, and say how to go on."""
+    """Give up once; from then on hold, and describe the remedy."""
     given_up = observed.notes.given_up
     if given_up is None or given_up.subject != subject:
         return Decision(WriterAction.GIVE_UP, cause, reason, subject=subject)

@@ -8,18 +8,18 @@ from enum import StrEnum
 
 class WriterAction(StrEnum):
     KEEP = "keep"
-    """A writer runs, as it should."""
+    """A writer runs, as wanted."""
     START = "start"
     STOP = "stop"
-    """Gracefully: the current batch commits."""
+    """Stop gracefully: the current batch commits."""
     RESTART = "restart"
     """Stop gracefully; a later decision starts the next writer."""
     KILL = "kill"
-    """End by force a writer that makes no progress towards a requested stop."""
+    """Kill a writer that makes no progress towards a requested stop."""
     HOLD = "hold"
     """No writer runs, and none may start yet."""
     GIVE_UP = "give up"
-    """No writer runs, and a person is needed: the Airflow task fails, once."""
+    """No writer runs, and an operator must fix the cause: the Airflow task fails, once."""
     END = "end"
     """The stream was removed and nothing is left to supervise."""
 
@@ -55,6 +55,6 @@ class Decision:
     reason: str
     """A sentence for the log, with the numbers behind the decision."""
     until_ms: int | None = None
-    """When a hold ends by itself; None if it waits for a person or for a service to return."""
+    """When a hold ends by itself; None if it waits for an operator or for a service to return."""
     subject: str = ""
-    """What a GIVE_UP is about; it happens once for each subject."""
+    """The end or problem of a GIVE_UP, which happens once for each subject."""

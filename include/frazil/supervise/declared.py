@@ -21,22 +21,22 @@ class DeclarationReader(Protocol):
 
     @property
     def spec(self) -> StreamSpec | None:
-        """The last sound declaration; None before the first."""
+        """The last valid declaration; None before the first."""
 
     def read(self) -> Declared | Unreadable | Removed: ...
 
 
 class Declaration:
-    """Reads one stream's declaration repeatedly, and remembers the last sound one."""
+    """Reads one stream's declaration repeatedly, and keeps the last valid one."""
 
     def __init__(self, stream: str, folder: Path, *, clock: Callable[[], int]) -> None:
         self.spec: StreamSpec | None = None
-        """The last sound declaration; None before the first."""
+        """The last valid declaration; None before the first."""
         self._stream, self._folder, self._clock = stream, folder, clock
         self._missing_since_ms: int | None = None
 
     def read(self) -> Declared | Unreadable | Removed:
-        """The current declaration. A folder or file that cannot be read does not count as a removed stream."""
+        """Read the current declaration. An unreadable folder or file does not count as a removed stream."""
         if (known := self._unmoved()) is not None:
             self.spec, self._missing_since_ms = known, None
             return Declared(known.fingerprint())
@@ -60,10 +60,10 @@ class Declaration:
         return Declared(self.spec.fingerprint())
 
     def _unmoved(self) -> StreamSpec | None:
-        """What the stream's file declares now, if it is sound and no other file declares the stream.
+        """Read the stream's own file; None unless it is valid and the only one that declares the stream.
 
-        None if anything is otherwise: the whole folder then has to say what. The stream's own file is checked each
-        time; that another file declares the stream too is noticed with the next listing of the folder.
+        After None, the whole folder is read to find the cause. Another file that declares the stream too is noticed
+        with the next listing of the folder.
         """
         path = FOLDERS.only_file(self._folder, self._stream)
         try:

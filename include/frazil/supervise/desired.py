@@ -1,9 +1,8 @@
-"""The desired state of a stream, running or paused: one small object beside its journals.
+"""The desired state of a stream, running or paused: one small object next to its journals.
 
 It is stored with the table and not on a host, so the command line and Airflow see the same state wherever they run.
-While the catalog does not have the table (before the first start, or because the catalog was lost), it is stored in the
-run folder and holds on that host alone, because no table is created for it. A missing object means running. Pausing
-Airflow's DAG does not pause the stream.
+Without a table (before the first start, or because the catalog was lost), it is stored in the run folder and applies to
+that host alone. A missing object means running. Pausing Airflow's DAG does not pause the stream.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from frazil.table.tables import load_stream_table, state_location
 DESIRED_FILE = "desired.json"
 AFTER_FOLDER = "desired-after"
 MAX_TRIES = 20
-"""Writes that another user may precede, one after another."""
+"""Attempts to write while other users write at the same time."""
 
 
 class DesiredStore:
@@ -38,39 +37,38 @@ class DesiredStore:
     def __init__(self, stream: str, table: Table | None) -> None:
         self._name = stream
         self._places = [_Place(LocalStore(), f"{run_folder(stream)}")]
-        """Where objects may be; writes go to the first one."""
+        """Places of objects; writes go to the first one."""
         if table is not None:
             folder = state_location(table, stream)
             self._places.insert(0, _Place(open_store(folder, table.io.properties), folder))
 
     @classmethod
     def of_application(cls, application: str) -> DesiredStore:
-        """The desired state of an application that streams share, on this host alone."""
+        """Open the desired state of an application that streams share, on this host alone."""
         return cls(application, None)
 
     @property
     def beside_table(self) -> bool:
-        """Whether what is written holds on every host."""
+        """Whether the state is stored with the table, and so applies to every host."""
         return len(self._places) > 1
 
     def read(self) -> Desired:
-        """The newest object. Raises AccessDenied, and SpecError if one was edited and is malformed."""
+        """Return the newest state. Raises AccessDenied, and SpecError for a malformed object."""
         return _newest_of(place.read() for place in self._places)
 
     def pause(self, *, by: str, reason: str, after: int | None = None) -> Desired:
         """Stop the writer after its current batch, and keep it stopped.
 
-        `after` is the generation that the person saw. Raises DesiredMoved if it is another one by now; so do `resume`
-        and `restart`.
+        `after` is the generation that the user saw. Like `resume` and `restart`, raises DesiredMoved if it has changed.
         """
         return self._act(DesiredMode.PAUSED, by=by, reason=reason, after=after)
 
     def resume(self, *, by: str, reason: str, after: int | None = None) -> Desired:
-        """Let the writer run, and start again one that the supervisor gave up on."""
+        """Let the writer run, and retry one that the supervisor gave up on."""
         return self._act(DesiredMode.RUNNING, by=by, reason=reason, after=after)
 
     def restart(self, *, by: str, reason: str, after: int | None = None) -> Desired:
-        """Replace a running writer after its current batch; if none runs, the same as `resume`."""
+        """Replace a running writer after its current batch; without one, the same as `resume`."""
         return self._act(DesiredMode.RUNNING, by=by, reason=reason, after=after, restart=True)
 
     def _act(self, mode: DesiredMode, *, by: str, reason: str, after: int | None, restart: bool = False) -> Desired:
@@ -94,7 +92,7 @@ class DesiredStore:
         )
 
     def _before(self) -> tuple[Desired, Desired | None]:
-        """What counts now, and what the place has to which is written."""
+        """Return the newest state, and the state in the place of writes."""
         own, *others = [place.read() for place in self._places]
         return _newest_of([own, *others]), own
 
@@ -113,18 +111,18 @@ class DesiredStore:
 
 
 class _Place:
-    """A folder with the desired state: an object, and one after each generation, each made by one writer.
+    """A folder with the desired state: a current object, and a chain of one object after each generation.
 
-    What comes after a generation is put under a name that has the generation, if no such object exists: that decides
-    who of several writers was first. Then it replaces the object, so that a reader finds it at once. The object may
-    be behind; a reader follows the names.
+    A write first puts its state under the name of the generation before it, unless that object exists: this decides
+    which of several writers was first. Then it replaces the current object, where readers begin. The current object may
+    be behind, so readers follow the chain.
     """
 
     def __init__(self, store: ObjectStore, folder: str) -> None:
         self._store, self._path, self._after = store, f"{folder}/{DESIRED_FILE}", f"{folder}/{AFTER_FOLDER}"
 
     def read(self) -> Desired | None:
-        """The newest; None before the first one. Raises SpecError if an object is malformed."""
+        """Return the newest state; None before the first one. Raises SpecError for a malformed object."""
         found = self._at(self._path)
         while (newer := self._at(self._path_after(found))) is not None:
             if found is not None and newer.generation <= found.generation:
@@ -133,7 +131,7 @@ class _Place:
         return found
 
     def put(self, desired: Desired, *, after: Desired | None) -> bool:
-        """Let a state follow the one that was read; False if another one does."""
+        """Append a state after the one that was read; False if another state already follows it."""
         path, data = self._path_after(after), json.dumps(dataclasses.asdict(desired)).encode()
         if not self._store.put_if_absent(path, data) and self._store.get(path) != data:
             return False
@@ -164,7 +162,7 @@ def _newest_of(found: Iterable[Desired | None]) -> Desired:
 
 
 def _newest(one: Desired, other: Desired) -> Desired:
-    """The one written last, with a generation above the other's: its writer may not have seen the other."""
+    """Return the state written last, with a generation above the other's, which its writer may not have seen."""
     older, newer = sorted((one, other), key=lambda desired: desired.at_ms)
     if newer.generation > older.generation:
         return newer
@@ -177,12 +175,15 @@ def _newest(one: Desired, other: Desired) -> Desired:
 
 
 def open_desired(spec: StreamSpec) -> DesiredStore:
-    """The desired state of a stream. Raises as `load_stream_table` does."""
+    """Open the desired state of a stream. Raises the errors of `load_stream_table`."""
     return DesiredStore(spec.name, load_stream_table(spec))
 
 
 def table_fingerprint(table: Table, stream: str) -> str:
-    """Changes with `frazil reset`, `adopt`, and a schema change or its acceptance, not with other streams' commits."""
+    """Return a token that changes with `frazil reset`, `adopt`, and a schema change or its acceptance.
+
+    Commits of other streams do not change it.
+    """
     marker = table.properties.get(f"frazil.stream.{stream}", "")
     accepted = table.properties.get(ACCEPTED_SCHEMA, "")
     return f"{table.metadata.table_uuid}/{table.metadata.current_schema_id}{accepted and f'+{accepted}'}/{marker}"

@@ -1,4 +1,4 @@
-"""Whether a running writer makes progress: predicates over one heartbeat, the time and the limits of each phase."""
+"""Checks whether a running writer makes progress, from its heartbeat, the time and the limits of each phase."""
 
 from __future__ import annotations
 
@@ -16,36 +16,36 @@ STALE_AFTER_MS = 10_000
 
 
 def beating(writer: Observation, *, now_ms: int) -> Heartbeat | None:
-    """The heartbeat of a live writer; None if it is stale or the writer has ended."""
+    """Return the heartbeat of a live writer; None if it is stale or the writer has ended."""
     beat = writer.heartbeat
     fresh = beat is not None and now_ms - beat.written_at_ms <= STALE_AFTER_MS
     return beat if fresh and writer.process.is_alive else None
 
 
 def has_committed(writer: Observation) -> bool:
-    """Whether the stream's table was there for a writer of this host, as its run folder remembers."""
+    """Whether a writer on this host has committed to the stream's table, according to its run folder."""
     beat = writer.heartbeat
     return any(end.committed for end in writer.exits) or (beat is not None and beat.last_commit_at_ms is not None)
 
 
 def known_lag(heartbeat: Heartbeat) -> int | None:
-    """The lag that a heartbeat tells; None where its planner sees nothing new, so that the number may be old."""
+    """Return the lag in a heartbeat; None while its planner does not reach Kafka, because the number may be old."""
     stall = heartbeat.stall
     is_old = stall is not None and stall.kind is StallKind.OFFSETS and heartbeat.phase is Phase.WAITING
     return None if is_old else heartbeat.lag
 
 
 def is_fenced(heartbeat: Heartbeat, *, epoch: int) -> bool:
-    """Whether a writer commits nothing more, because the stream has the newer `epoch`.
+    """Whether a writer can no longer commit, because the stream has the newer `epoch`.
 
-    One that takes over, also from itself, has not yet told the epoch that it begins.
+    False while it starts or takes over: its heartbeat does not have its new epoch yet.
     """
     begins = heartbeat.phase in {Phase.STARTING, Phase.TAKING_OVER}
     return not begins and heartbeat.epoch is not None and heartbeat.epoch < epoch
 
 
 def progress(heartbeat: Heartbeat | None, launch: Launch, *, now_ms: int) -> str:
-    """The writer's progress, in one line."""
+    """Describe the writer's progress in one line."""
     since = ago(now_ms - launch.launched_at_ms)
     if heartbeat is None:
         return f"{_pid(launch)} was launched {since} ago and has sent no heartbeat yet"
@@ -63,9 +63,9 @@ def progress(heartbeat: Heartbeat | None, launch: Launch, *, now_ms: int) -> str
 
 
 def hung(observed: Observed, launch: Launch, *, now_ms: int, policy: Policy) -> Decision | None:
-    """Restart a writer that made no progress within its phase's limit, or whose heartbeat stopped; else None.
+    """Restart a writer without progress within its phase's limit, or without a heartbeat; else None.
 
-    A writer that works on a long backlog is not hung, nor is one that waits with nothing to do.
+    A writer that works through a long backlog is not hung, and neither is an idle one.
     """
     heartbeat = observed.heartbeat
     if heartbeat is not None:

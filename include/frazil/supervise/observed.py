@@ -1,4 +1,4 @@
-"""Everything that a decision uses, observed at one moment: a decision reads no clock, file or process."""
+"""The input of a decision, observed at one moment: a decision reads no clock, file or process."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class DesiredMode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Desired:
-    """What people want of a stream."""
+    """The desired state of a stream."""
 
     mode: DesiredMode = DesiredMode.RUNNING
     generation: int = 0
-    """Raised by every act of a person."""
+    """Grows with each pause, resume and restart."""
     restart_generation: int = 0
-    """The generation of the last act that asked for a restart."""
+    """The generation of the last restart."""
     reason: str = ""
     by: str = ""
     at_ms: int = 0
@@ -32,14 +32,14 @@ class Desired:
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """Something that cannot be read. It is never a reason to stop a running writer."""
+    """A declaration or desired state that cannot be read. It is never a reason to stop a running writer."""
 
     problem: str
 
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """No file declares the stream any more."""
+    """No file declares the stream since `since_ms`."""
 
     since_ms: int
 
@@ -58,7 +58,7 @@ class Observed:
     table_fingerprint: str | None = None
     """See `table_fingerprint` in `frazil.supervise.desired`; None if it was not read."""
     watched_since_ms: int = 0
-    """Supervised without a gap since then; silence before that proves nothing, the machine may have slept."""
+    """The start of gapless supervision. Silence before that proves nothing: the machine may have slept."""
     away_since_ms: int = 0
     """When supervision last left this host; 0 if unknown."""
     returned_at_ms: int = 0
@@ -78,28 +78,28 @@ class Observed:
 
     @property
     def stall(self) -> Stall | None:
-        """What holds a live writer back; for an ended one, its exit says more."""
+        """The cause that holds a live writer back; None for an ended one, which has an exit record."""
         return self.heartbeat.stall if self.heartbeat and self.process.is_alive else None
 
     @property
     def exit(self) -> ExitRecord | None:
-        """How the latest launch ended; None while it runs, and after a foreground launch."""
+        """The end of the latest launch; None while it runs, and after a foreground launch."""
         last = self.exits[-1] if self.exits else None
         return last if last and self.launch and last.launch_id == self.launch.id else None
 
     @property
     def exits(self) -> tuple[ExitRecord, ...]:
-        """Of supervised launches, oldest first: how a writer in the foreground ended decides about no other."""
+        """Ends of supervised launches, oldest first. Launches in the foreground have no effect on later decisions."""
         return tuple(exit_ for exit_ in self.writer.exits if exit_.is_supervised)
 
     @property
     def stop_request(self) -> StopRequest | None:
-        """The stop requested of the latest launch."""
+        """The stop request to the latest launch."""
         asked = self.notes.stop
         return asked if asked and self.launch and asked.launch_id == self.launch.id else None
 
 
 def error_name(code: int) -> str:
-    """The name of the error class that has that exit code of its own, or an empty string."""
+    """Return the name of the error class that defines an exit code, or an empty string."""
     names = [cls.__name__ for cls in kinds() if vars(cls).get("exit_code") == code and code > 1]
     return names[0] if names else ""

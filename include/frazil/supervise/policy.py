@@ -24,42 +24,42 @@ ADVANCE_LIMITS_MS: Mapping[Phase, int] = MappingProxyType(
         Phase.ENDED: MINUTE_MS,
     }
 )
-"""Each is well above the phase's own timeouts (two minutes for brokers and the catalog, after which the writer ends
-with a restartable code): a hung writer is one that no other limit has caught."""
+"""Each limit is well above the phase's own timeouts, such as two minutes for brokers and the catalog. After these the
+writer ends with a restartable code; the limit is for a writer that no timeout has ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """When the supervisor waits, acts, and gives up."""
+    """The supervisor's limits and backoffs."""
 
     advance_limits_ms: Mapping[Phase, int] = field(default_factory=lambda: ADVANCE_LIMITS_MS)
     """A writer without progress for longer than its phase's limit is hung; in WAITING only while there is lag."""
     heartbeat_limit_ms: int = MINUTE_MS
     """A live writer renews its heartbeat about every second."""
     hung_grace_ms: int = 30 * SECOND_MS
-    """From the request to a hung writer to stop until it is killed."""
+    """The time that a hung writer has to stop before it is killed."""
     removal_grace_ms: int = 10 * SECOND_MS
-    """A declaration may be missing for a moment while files are replaced.
+    """The time for which a declaration may be missing, as while files are replaced.
 
-    Commands and DAGs keep it for longer (`frazil.spec.last_sound.MOMENT_MS`), for whoever waits for a DAG's run loses
-    it with the DAG. A writer that was stopped too early loses nothing: it starts again where it stood.
+    Commands and DAGs wait longer (`frazil.spec.last_sound.MOMENT_MS`), because a DAG's runs are lost with it. A writer
+    that was stopped too early loses nothing: it continues from its last commit.
     """
     first_backoff_ms: int = SECOND_MS
     longest_backoff_ms: int = MINUTE_MS
     longest_denied_backoff_ms: int = 15 * MINUTE_MS
-    """People restore access, which takes them a while, and a catalog may lock out a client that asks too often."""
+    """Long, because restoring access takes a while, and a catalog may lock out a client that retries too often."""
     moved_ms: int = 5 * MINUTE_MS
     """A longer gap in supervision means that another host supervised; a shorter one is a restart of Airflow."""
     crash_limit: int = 5
-    """The supervisor gives up after so many crashes within `crash_window_ms` without a commit between them."""
+    """Crashes within `crash_window_ms`, without a commit between them, after which the supervisor gives up."""
     crash_window_ms: int = 60 * MINUTE_MS
 
     def backoff_ms(self, crashes: int) -> int:
-        """The wait before the start that follows the n-th crash in a row: 1 s, 2 s, 4 s, ... at most a minute."""
+        """Return the wait before the restart after the n-th crash in a row: 1 s, 2 s, 4 s, ... at most a minute."""
         return min(self.longest_backoff_ms, self.first_backoff_ms << min(max(crashes - 1, 0), 30))
 
     def denied_backoff_ms(self, denials: int) -> int:
-        """The wait after the n-th refusal in a row: 1 min, 2 min, 4 min, ... at most a quarter of an hour."""
+        """Return the wait after the n-th denial in a row: 1 min, 2 min, 4 min, ... at most a quarter of an hour."""
         return min(self.longest_denied_backoff_ms, self.longest_backoff_ms << min(max(denials - 1, 0), 30))
 
     @classmethod

@@ -1,4 +1,4 @@
-"""What a supervisor keeps running: a stream's own writer application, or one that streams share."""
+"""The subjects of supervision: a stream's own writer, or an application that streams share."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Connections = Callable[[frozenset[str]], Mapping[str, str]]
 
 
 class Supervised(Protocol):
-    """What a supervisor keeps running: a stream's writer, or an application that streams share."""
+    """A stream's writer, or an application that streams share."""
 
     @property
     def name(self) -> str: ...
@@ -45,41 +45,41 @@ class Supervised(Protocol):
     def launcher(self) -> Launcher: ...
 
     def read(self) -> Declared | Unreadable | Removed:
-        """What is declared now."""
+        """Read the current declaration."""
 
     def policy(self) -> Policy: ...
 
     def desired(self) -> Desired | Unreadable:
-        """What people want now; never raises."""
+        """Read the desired state; never raises."""
 
     def table_fingerprint(self) -> str | None:
-        """See `table_fingerprint` in `frazil.supervise.desired`; None if it is unknown, or nothing has one."""
+        """See `table_fingerprint` in `frazil.supervise.desired`; None if unknown, and for an application."""
 
     def request(self, *, generation: int, connections: Connections) -> LaunchRequest:
-        """What to launch. Raises SpecError."""
+        """Build the launch of a writer. Raises SpecError."""
 
     def launched(self) -> None:
-        """A writer was launched, which may create what was missing."""
+        """Note that a writer was launched, which may create a missing table."""
 
     def history(self) -> Objects | None:
-        """The history beside its table; None if there is none. Raises what the catalog raises."""
+        """Open the history stored with its table; None if there is none. Raises the catalog's errors."""
 
     def pause(self, *, by: str, reason: str) -> None:
-        """Store that a person wants it to stay stopped. Raises what the catalog raises."""
+        """Store a user's pause. Raises the catalog's errors."""
 
     def resume(self, *, by: str, reason: str) -> None:
-        """Undo a pause by the same `by`, and no other. Raises as `pause` does."""
+        """Undo a pause by the same `by`, and no other. Raises the catalog's errors."""
 
 
 @dataclass(frozen=True, slots=True)
 class WriterProgram:
-    """Which writer to run: the stream's name, the folder that declares it, and the writer's Python file."""
+    """A writer to run: the stream's name, the folder of its declaration, and the writer's Python file."""
 
     stream: str
     streams: Path
     main: Path
     parent: str | None = None
-    """Whose child its runs are in OpenLineage, as OPENLINEAGE_PARENT_ID; that of the environment goes before it."""
+    """The OpenLineage parent of its runs, as OPENLINEAGE_PARENT_ID; that in the environment takes precedence."""
 
     def command(self) -> tuple[str, ...]:
         """`python <main> NAME --streams FOLDER`, with this process's Python."""
@@ -109,7 +109,7 @@ class SupervisedStream:
         return open_launcher(self.name)
 
     def read(self) -> Declared | Unreadable | Removed:
-        """The declaration. A stream of a shared application counts as removed: that supervises its writer."""
+        """Read the declaration. A stream in a shared application counts as removed: the application supervises it."""
         declared, spec = self._declaration.read(), self._declaration.spec
         if spec is None or spec.application is None or isinstance(declared, Removed):
             self._left_since_ms = None
@@ -169,13 +169,13 @@ class SupervisedStream:
 
 @dataclass(frozen=True, slots=True)
 class ApplicationProgram:
-    """Which shared application to run: its name, the folder that declares its streams, and its Python file."""
+    """A shared application to run: its name, the folder of its streams' declarations, and its Python file."""
 
     application: str
     streams: Path
     main: Path
     parent: str | None = None
-    """As of a writer."""
+    """See `WriterProgram`."""
 
     def command(self) -> tuple[str, ...]:
         """`python <main> NAME --streams FOLDER`, with this process's Python."""
@@ -186,9 +186,9 @@ class ApplicationProgram:
 
 
 class SupervisedApplication:
-    """An application that streams share. It supervises their writers itself; whether it runs is decided here.
+    """An application that streams share. It supervises their writers itself, and is itself supervised here.
 
-    That it is paused is stored on this host, where it runs. A paused stream is none of its supervisor's business.
+    Its pause is stored on its own host. Pausing one of its streams does not concern this supervisor.
     """
 
     def __init__(self, program: ApplicationProgram, *, clock: Callable[[], int]) -> None:
@@ -270,7 +270,7 @@ class SupervisedApplication:
 
 
 def launch_environment(referred: Collection[str], connections: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a writer that this process launches."""
+    """Build the environment of a writer that this process launches."""
     return writer_environment(referred, os.environ, connections=connections, python=sys.executable, home=str(home()))
 
 

@@ -1,7 +1,7 @@
 """The supervisor of one writer application: each call of `step` observes, decides, acts and reports.
 
-All of its state is in the run folder and the table, so Airflow may replace it at any moment. Two at once do no harm:
-the lock admits one launch, and the other actions are safe to repeat. It does not depend on Airflow.
+All of its state is in the run folder and the table, so Airflow may replace it at any moment. Two supervisors at once do
+no harm: the lock admits one launch, and the other actions are safe to repeat. The module does not depend on Airflow.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from frazil.supervise.told import told
 log = logging.getLogger(__name__)
 
 GAP_MS = 30_000
-"""After a longer pause between two steps the writer's silence proves nothing: this process or the machine slept."""
+"""After a longer pause between two steps, a writer's silence proves nothing: this process or the machine slept."""
 WATCH_EVERY_MS = 10_000
-"""How often a supervisor records that it watches; well below `GAP_MS`."""
+"""The interval at which a supervisor records that it watches; well below `GAP_MS`."""
 LOG_LIMIT_BYTES = 64 * 1024
 FIRST_READ_BYTES = 4 * 1024
-"""How much a new supervisor repeats of a running writer's log; the supervisor before it has shown the rest."""
+"""Bytes of a running writer's log that a new supervisor repeats; its predecessor has shown the rest."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one step decided, and what it has to report."""
+    """The decision and the report of one step."""
 
     decision: Decision
     observed: Observed
     problem: str | None
-    """What went wrong while acting; the next step observes the result and decides again."""
+    """Why the action failed; the next step observes the result and decides again."""
     writer_log: tuple[str, ...]
     """Lines that the writer logged since the last step."""
     at_ms: int = 0
@@ -79,7 +79,7 @@ class Supervisor:
         self._one_at_a_time = threading.Lock()
 
     def step(self) -> Step:
-        """Observe, decide and act once. It blocks for about a second at most; expected errors become `Step.problem`."""
+        """Observe, decide and act once. Blocks for up to about a second; expected errors become `Step.problem`."""
         return self._step(act=True)
 
     def preview(self) -> Step:
@@ -87,7 +87,7 @@ class Supervisor:
         return self._step(act=False)
 
     def person_stopped(self, *, by: str, reason: str) -> Step:
-        """Pause it for a person, and ask the writer to stop. Raises what the catalog raises.
+        """Pause the subject for a user, and ask the writer to stop. Raises the catalog's errors.
 
         The writer is asked to stop even if the pause cannot be stored.
         """
@@ -98,10 +98,10 @@ class Supervisor:
         return self.step()
 
     def person_cleared(self, *, by: str, reason: str) -> Step:
-        """Let a running writer be replaced for a person, or one be tried again that the supervisor gave up on.
+        """Restart a running writer for a user, or retry one that the supervisor gave up on.
 
-        It undoes a pause by the same `by`, and no other. It starts nothing: who supervises from now on does, perhaps on
-        another host.
+        Undoes a pause by the same `by`, and no other. It does not start the writer itself: the next supervisor, perhaps
+        on another host, does.
         """
         with self._one_at_a_time:
             launch = self._launcher.observe().launch
@@ -139,7 +139,7 @@ class Supervisor:
         self._supervision.tell(what, subject=subject, now_ms=now_ms)
 
     def _keep_watch(self, now_ms: int, *, write: bool) -> None:
-        """Record in the run folder that the host is supervised: Airflow may replace this object at any moment."""
+        """Record the watch in the run folder, for the supervisor that replaces this one."""
         self._watch = self._watch.renewed(now_ms, gap_ms=GAP_MS)
         if write and (abs(now_ms - self._watch_written_ms) >= WATCH_EVERY_MS or self._watch.returned_at_ms == now_ms):
             try:
@@ -166,7 +166,7 @@ class Supervisor:
         return dataclasses.replace(observed, table_fingerprint=self._subject.table_fingerprint())
 
     def _act(self, decision: Decision, observed: Observed, *, now_ms: int) -> str | None:
-        """Carry out a decision; returns what went wrong, if anything."""
+        """Carry out a decision, and return its error, if any."""
         launch = observed.launch
         if decision.action is WriterAction.START:
             return self._launch(observed)
@@ -189,7 +189,7 @@ class Supervisor:
         return None
 
     def _ask_to_stop(self, launch: Launch, cause: Cause, reason: str, *, now_ms: int) -> None:
-        """Record the request before sending the signal, so that the writer's end counts as requested."""
+        """Record the request, then send the signal, so that the writer's end counts as requested."""
         self._note(stop=StopRequest(launch.id, now_ms, cause, reason))
         self._launcher.stop(force=False)
 

@@ -1,4 +1,4 @@
-"""The state beside the table as a supervisor sees it: read often, opened seldom, and never raising."""
+"""A stream's desired state and table for its supervisor: read often, opened rarely, without raising."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from frazil.supervise.observed import Desired, Unreadable
 from frazil.table.tables import load_stream_table
 
 RELOAD_AFTER_MS = 10_000
-"""Between two loads of a table that does not exist yet, or that a person has to fix."""
+"""The interval between loads of a table that does not exist yet or cannot be read."""
 
 
 class TableState:
-    """Desired state and table of one stream. What fails is returned as Unreadable, and tried again."""
+    """Desired state and table of one stream. Errors are returned as Unreadable, and the read is retried."""
 
     def __init__(self, *, clock: Callable[[], int]) -> None:
         self._clock = clock
@@ -51,13 +51,13 @@ class TableState:
         return known
 
     def store(self, spec: StreamSpec) -> DesiredStore:
-        """The store for a person's act. Raises as `open_desired` does."""
+        """Return the store for a user's action. Raises the errors of `open_desired`."""
         if self._store is None or not self._store.beside_table:
             self._store = open_desired(spec)
         return self._store
 
     def forget(self) -> None:
-        """Load the table again next time: it may have been created, or created again elsewhere."""
+        """Load the table again next time, because it may have been created."""
         self._store, self._reload_at_ms = None, 0
 
     def _open(self, spec: StreamSpec) -> DesiredStore | None:

@@ -1,4 +1,4 @@
-"""What of a supervisor's decisions belongs into the history of a stream. Pure."""
+"""The supervisor's decisions that belong in a stream's history. Pure."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _WORDS = {
     WriterAction.KILL: "the writer is killed",
     WriterAction.GIVE_UP: "the supervisor gives up, and a person is needed",
 }
-"""A hold that ends by itself is told by the start that follows, and one that does not by what came before."""
+"""Holds are not recorded: the start after them, or the decision before them, says why."""
 
 
 def told(decision: Decision, desired: Desired | Unreadable, problem: str | None, *, now_ms: int) -> Happened | None:
-    """What to tell people of a decision that was carried out, or failed for `problem`; None for nothing."""
+    """Return the event for a decision that was carried out, or failed with `problem`; None if it needs no event."""
     if decision.cause is Cause.PAUSED and isinstance(desired, Desired):
         # As of the act, in words that stay the same: each supervisor that comes after tells it again.
         why = f": {desired.reason}" if desired.reason else ""

@@ -1,7 +1,7 @@
-"""Every metric of frazil, and the values that a process has of them. The documented page is made from this table.
+"""Every metric of frazil, and the values of one process. docs/reference/metrics.md is generated from this table.
 
-Names are OpenTelemetry's; those of Prometheus follow from them by the rules of its specification, so that what a
-collector exports has the same names as our own endpoint.
+Prometheus names are derived from OpenTelemetry names by OpenTelemetry's specification, so that a collector exports the
+same names as our own endpoint.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ STREAM = ("stream", "table")
 PARTITION = (*STREAM, "topic", "partition")
 _UNITS = {"s": "seconds", "By": "bytes"}
 BOUNDS_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
-"""Upper bounds of the buckets of times."""
+"""Upper bounds of the histograms' buckets, in seconds."""
 
 
 class Sort(StrEnum):
@@ -28,19 +28,19 @@ class Sort(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Metric:
     name: str
-    """OpenTelemetry's, such as `frazil.records`."""
+    """The OpenTelemetry name, such as `frazil.records`."""
     sort: Sort
     unit: str
-    """Unit in UCUM, as OpenTelemetry requires: `s`, `By`, or what is counted, in braces."""
+    """Unit in UCUM, as OpenTelemetry requires: `s`, `By`, or the counted thing in braces."""
     means: str
-    """A sentence."""
+    """Its meaning, as a sentence."""
     labels: tuple[str, ...] = STREAM
     by_partition: bool = False
-    """Only if declared: as many series as topic-partitions."""
+    """Published only on request: it has one series per topic-partition."""
 
     @property
     def prometheus(self) -> str:
-        """Its name in Prometheus: with the unit, and `_total` for a counter."""
+        """The Prometheus name, with the unit, and `_total` for a counter."""
         parts = [self.name.replace(".", "_")]
         if (unit := _UNITS.get(self.unit)) and not parts[0].endswith(unit):
             parts.append(unit)
@@ -154,7 +154,7 @@ class Meters:
     values: dict[Metric, dict[Labels, float]] = field(default_factory=lambda: {m: {} for m in METRICS})
     times: dict[Metric, dict[Labels, Times]] = field(default_factory=lambda: {m: {} for m in METRICS})
     observers: list[Callable[[Metric, Labels, float], None]] = field(default_factory=list)
-    """They are told each time that is observed; they return fast and raise nothing."""
+    """Called with each observed time; they must return quickly and not raise."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, metric: Metric, labels: Labels, more: float = 1) -> None:
@@ -175,7 +175,7 @@ class Meters:
             observer(metric, labels, seconds)
 
     def forget(self, metric: Metric, labels: Labels) -> None:
-        """Remove the series whose labels begin so: they are no longer measured."""
+        """Remove the series whose labels begin with these."""
         with self._lock:
             for known in [known for known in self.values[metric] if known[: len(labels)] == labels]:
                 del self.values[metric][known]

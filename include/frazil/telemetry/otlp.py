@@ -1,4 +1,4 @@
-"""Sends the values to an OpenTelemetry collector by OTLP over HTTP. Needs the extra `telemetry`.
+"""Sends the metrics to an OpenTelemetry collector by OTLP over HTTP. Needs the extra `telemetry`.
 
 Where it goes, how often, and with which headers, certificates and resource attributes is declared by OpenTelemetry's
 own variables (`OTEL_EXPORTER_OTLP_ENDPOINT`, `OTEL_METRIC_EXPORT_INTERVAL`, `OTEL_RESOURCE_ATTRIBUTES`, ...).
@@ -21,7 +21,7 @@ from frazil import __version__
 from frazil.telemetry.metrics import BOUNDS_S, METRICS, Labels, Meters, Metric, Sort
 
 END_S = 5.0
-"""How long the end of a process waits for the last values to be sent."""
+"""The time that the end of a process waits for the last values to be sent."""
 
 
 class Otlp:
@@ -51,14 +51,14 @@ class Otlp:
         meters.observers.append(observe)
 
     def close(self) -> None:
-        """Send the last values, for as long as the end may take. A collector that hangs does not delay it."""
+        """Send the last values within the timeout, so that a collector that hangs does not delay the end."""
         ending = threading.Thread(target=partial(self._provider.shutdown, END_S * 1000), daemon=True)
         ending.start()
         ending.join(END_S)
 
 
 def _observed(meter: Meter, meters: Meters, metric: Metric) -> None:
-    """Let OpenTelemetry ask for the values of a counter or a gauge when it exports."""
+    """Let OpenTelemetry read the values of a counter or a gauge when it exports."""
 
     def look(_: CallbackOptions) -> Iterable[Observation]:
         return [Observation(value, _attributes(metric, labels)) for labels, value in meters.of(metric).items()]

@@ -1,4 +1,4 @@
-"""Generates docs/reference/metrics.md from the table, so that it names what there is.
+"""Generates docs/reference/metrics.md from the table of metrics.
 
 `python -m frazil.telemetry.page > docs/reference/metrics.md` updates the page.
 """
@@ -18,7 +18,7 @@ with each process. `python -m frazil.telemetry.page` generates this page.
 
 
 def render() -> str:
-    """The whole page, as Markdown."""
+    """Return the page as Markdown."""
     times = [metric for metric in METRICS if metric.sort is Sort.HISTOGRAM]
     others = [metric for metric in METRICS if metric.sort is not Sort.HISTOGRAM and not metric.by_partition]
     buckets = len(times) * (len(BOUNDS_S) + 1)

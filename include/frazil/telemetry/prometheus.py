@@ -1,4 +1,4 @@
-"""The endpoint that Prometheus scrapes, and the text that it answers with."""
+"""The endpoint that Prometheus scrapes, and its text format."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ log = logging.getLogger(__name__)
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 PATH = "/metrics"
 ANSWER_S = 10.0
-"""How long a client may take for its request."""
+"""The timeout for a client's request."""
 
 
 def exposition(meters: Meters) -> str:
-    """All values in Prometheus' text format; metrics without a series are left out."""
+    """Return all values in Prometheus' text format, without metrics that have no series."""
     lines: list[str] = []
     for metric in METRICS:
         samples = [*_samples(meters, metric)]
@@ -64,7 +64,7 @@ class Endpoint:
     """Serves the values until it is closed, at the first free port of a range."""
 
     def __init__(self, meters: Meters, *, host: str, ports: range) -> None:
-        """Raises OSError if none of the ports can be had."""
+        """Bind the first free port. Raises OSError if none is free."""
         self._server = _bound(meters, host, ports)
         self.host, self.port = host, int(self._server.server_address[1])
         self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
@@ -83,7 +83,7 @@ class Endpoint:
 class _Server(ThreadingTCPServer):
     daemon_threads = True
     allow_reuse_address = True
-    """A port that a writer had a moment ago."""
+    """Allows a port that an ended writer has just released."""
     block_on_close = False
     meters: Meters
 
@@ -111,7 +111,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: a scrape each quarter of a minute is no news."""
+        """Log nothing: a scrape every 15 seconds is not news."""
 
 
 def _bound(meters: Meters, host: str, ports: range) -> _Server:

@@ -1,4 +1,4 @@
-"""Settings by which a process publishes its numbers: variables of its environment, which the supervisor passes on."""
+"""Settings of published metrics, from environment variables that the supervisor passes on."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LISTEN = "FRAZIL_METRICS_LISTEN"
 PARTITIONS = "FRAZIL_METRICS_PARTITIONS"
 
 LISTEN_DEFAULT = "127.0.0.1:9464-9563"
-"""OpenTelemetry's port for Prometheus, and 99 more: each writer application of a host takes the next that is free."""
+"""OpenTelemetry's port for Prometheus, and 99 more: each writer application on a host takes the next free one."""
 _LISTEN = re.compile(r"(?P<host>\[[0-9a-fA-F:]+\]|[^\s:]+):(?P<first>\d{1,5})(-(?P<last>\d{1,5}))?")
 _KNOWN = ("prometheus", "otlp")
 
@@ -24,11 +24,11 @@ class Settings:
     ports: range = range(0)
     partitions: bool = False
     problems: tuple[str, ...] = ()
-    """What is declared and cannot be used. It never ends a writer."""
+    """Errors in the settings. They never end a writer."""
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> Settings:
-        """What an environment declares; nothing is published unless it says so."""
+        """Read the settings from an environment; by default nothing is published."""
         names = [name.strip().lower() for name in environment.get(EXPORTS, "").split(",") if name.strip()]
         problems = [
             f"{EXPORTS} names {name!r}: it is a list of {' and '.join(_KNOWN)}, with commas"
@@ -49,7 +49,7 @@ class Settings:
 
 
 def _where(text: str) -> tuple[str, range]:
-    """The host and the ports; none for a text that is no address."""
+    """Return the host and the ports; None if the text is not an address."""
     found = _LISTEN.fullmatch(text.strip())
     if found is None:
         return "", range(0)

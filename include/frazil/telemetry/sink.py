@@ -1,4 +1,4 @@
-"""Turns the events of one stream into values of its metrics."""
+"""Turns the events of one stream into its metrics."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GAUGES = (m.LAG, m.FRESHNESS, m.BACKPRESSURE, m.STALLED, m.OUTAGE, m.THROTTLED, 
 
 
 class StreamMetrics:
-    """A sink. `partitions` says whether there are metrics by topic-partition."""
+    """A sink of events. `partitions` switches on the metrics by topic-partition."""
 
     def __init__(  # noqa: PLR0913 - what is known of a stream before its first event
         self, meters: m.Meters, *, stream: str, table: str, interval_s: float, partitions: bool, now_s: float
@@ -46,7 +46,7 @@ class StreamMetrics:
             meters.set(gauge, self._labels, 0)
 
     def ended(self) -> None:
-        """The writer has ended. Counters stay, because another writer of this process may go on with them."""
+        """End the writer's metrics. Counters stay, because a later writer of this process may continue them."""
         self._meters.set(m.WRITER_RUNNING, self._labels, 0)
         for gauge in GAUGES:
             self._meters.forget(gauge, self._labels)

@@ -1,4 +1,4 @@
-"""Publishes the metrics of the streams that one process writes. Whatever fails here is logged, and ends no writer."""
+"""Publishes the metrics of the streams that one process writes. Errors are logged, and never end a writer."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Telemetry:
 
     @contextmanager
     def of(self, spec: StreamSpec) -> Iterator[tuple[Sink, ...]]:
-        """The sink of one stream's events while it is written; none if nothing is published."""
+        """Yield the sink of one stream's events while it is written; none if nothing is published."""
         if not (self.settings.prometheus or self.settings.otlp):
             yield ()
             return

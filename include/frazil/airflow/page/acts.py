@@ -1,7 +1,6 @@
-"""Acts from the page: what each would do now, and doing it.
+"""Plans and carries out the page's actions.
 
-What is a stream's own (pause, resume, restart, reset) and signals are changed here, as the command line does.
-Everything that takes longer is a run of the DAG that does it.
+Pause, resume, restart, reset and signals are done here, as the command line does. Longer actions start a DAG run.
 """
 
 from __future__ import annotations
@@ -67,13 +66,13 @@ from frazil.supervise.desired import DesiredStore, open_desired
 from frazil.table.lost import stream_catalog
 
 WITHIN_S = 20.0
-"""How long a person waits for an act; it goes on after that."""
+"""The longest wait for an action, which continues after that."""
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What a person is told of an act; `run` is the path in Airflow's UI of the run that it began."""
+    """The result of an action. `run` is the path in Airflow's UI of the run that it started."""
 
     said: str
     run: str | None = None
@@ -81,20 +80,20 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A declared stream, or a table by one of the streams that feed it."""
+    """A declared stream, or a table with one of the streams that feed it."""
 
     name: str
     spec: StreamSpec
     dag: str
-    """Whose permissions decide."""
+    """The DAG whose permissions apply."""
     method: str
-    """POST to make a run of it, PUT to change what it cares for."""
+    """The permission that the action needs: POST to start a run of the DAG, PUT to change its stream or table."""
     turn: str | None = None
-    """The tables of a route are maintained together, under this name."""
+    """The name under which the tables of a route are maintained together."""
 
 
 def subject_of(act: Act, name: str, sees: Sees) -> Subject | None:
-    """What a person wants to act on; None if no file declares it, or the person may not see it."""
+    """Return the subject of an action; None if no file declares it or the user may not see it."""
     if act not in OF_STREAMS:
         return _table_of(act, name, sees)
     one = next((one for one in declared().value or () if one.name == name), None)
@@ -125,12 +124,12 @@ def _table_of(act: Act, name: str, sees: Sees) -> Subject | None:
 
 
 def planned(act: Act, subject: Subject, form: Form) -> Plan:
-    """What the act would do now. Raises Invalid, and what catalogs and Kafka raise."""
+    """Return the plan of an action. Raises Invalid, and the errors of catalogs and Kafka."""
     return _looked(act, subject, form, by="")[0]
 
 
 def _looked(act: Act, subject: Subject, form: Form, *, by: str) -> tuple[Plan, Prepared | None]:
-    """The plan, and what the table makes of it where it decides."""
+    """Return the plan, with the effects on the table for a prepared action."""
     plan = plan_of(act, _situation(act, subject), dry=is_dry(form))
     plan = replace(plan, lacks=lacking(act, subject.turn or subject.name, form, now_ms=clock.now_ms()))
     spec = subject.spec
@@ -189,7 +188,7 @@ def _with_table(found: Situation, act: Act, spec: StreamSpec) -> Situation:
 
 
 def carry_out(act: Act, subject: Subject, form: Form, *, person: str) -> Done:
-    """Do it. Raises Invalid, FrazilError, and what catalogs and Kafka raise."""
+    """Carry out an action. Raises Invalid, NotKnown, FrazilError, and the errors of catalogs and Kafka."""
     try:
         done = _carried_out(act, subject, form, person=person)
     except (CommitUnavailable, TimeoutError) as error:  # it may still land
@@ -280,7 +279,7 @@ def _send_again(spec: StreamSpec, form: Form, *, by: str) -> str:
 
 
 def within(work: Callable[[], T], *, seconds: float = WITHIN_S) -> T:
-    """The result of what may hang. Raises TimeoutError if it does; it then goes on by itself."""
+    """Return the result of a call that may hang. Raises TimeoutError if it does; the call then continues."""
     done: list[T] = []
     failed: list[BaseException] = []
 

@@ -1,4 +1,4 @@
-"""Where the operations page is on Airflow's API server, and how it is linked from there."""
+"""The operations page's address on Airflow's API server, and its link in Airflow's navigation."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ VIEW = {
 
 
 def base_url() -> str:
-    """Where people reach Airflow, without a slash at the end; empty where `[api] base_url` does not say."""
+    """Return Airflow's address for users, without a slash at the end; empty without `[api] base_url`."""
     return conf.get("api", "base_url", fallback="").rstrip("/")
 
 
 def page_url() -> str:
-    """The operations page's; empty where Airflow's is not known."""
+    """Return the operations page's address; empty if Airflow's is unknown."""
     return f"{base_url()}{PREFIX}/index.html" if base_url() else ""

@@ -1,4 +1,4 @@
-"""Which of Airflow's own processes give no sign of life: told on every view, and by each act that waits for them."""
+"""Airflow components without a recent heartbeat, for every view and for each action that waits for them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WITHIN_S = 0.2
 
 
 def silent_now() -> tuple[Silent, ...]:
-    """None of them where Airflow's database does not answer."""
+    """Return the components without a recent heartbeat; none while Airflow's database does not respond."""
     found = answers().one("Airflow", "components", _look, keep_s=KEEP_S, within_s=WITHIN_S)
     if found.value is None or found.at_ms is None:
         return ()
@@ -21,7 +21,7 @@ def silent_now() -> tuple[Silent, ...]:
 
 
 def sentences() -> tuple[str, ...]:
-    """What each view says of them."""
+    """Return a sentence for each of them."""
     found = silent_now()
     if not found:
         return ()

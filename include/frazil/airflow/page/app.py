@@ -1,4 +1,4 @@
-"""Serves the operations page in Airflow's UI to people who are signed in: static files, and JSON below `api/`."""
+"""Serves the operations page in Airflow's UI to signed-in users: static files, and JSON below `api/`."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ HEADERS = {
 log = logging.getLogger(__name__)
 MAX_FORM_BYTES = 64 * 2**10
 OUTCOMES = {422: "refused", 504: "not known"}
-"""What Airflow's audit log says of an act, by the status of its answer; it failed with any other."""
+"""An action's outcome in Airflow's audit log by the response's status; any other status means that it failed."""
 KINDS = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
 
 
 def operations_page() -> FastAPI:
-    """The application that Airflow's API server mounts at `frazil.airflow.page.address.PREFIX`."""
+    """Build the application that Airflow's API server mounts at `frazil.airflow.page.address.PREFIX`."""
     app = FastAPI(title="frazil: streams", openapi_url=None, lifespan=_warmed)
     app.add_exception_handler(Exception, _unexpected)
     app.add_exception_handler(StarletteHTTPException, _refused)
@@ -110,7 +110,7 @@ def operations_page() -> FastAPI:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """An act that the person may do."""
+    """An action that the user is permitted to take."""
 
     act: Any
     subject: Any
@@ -118,9 +118,9 @@ class Asked:
 
 
 def allowed(request: Request, name: str, act: str, user: GetUserDep) -> Asked:
-    """What the request asks for. Raises HTTPException unless it is our page's, and the person may do it.
+    """Return the requested action. Raises HTTPException unless our page sent it and the user may take it.
 
-    The audit log has refused acts too.
+    Refused actions are written to the audit log, too.
     """
     from frazil.operations.acts import Act  # noqa: PLC0415 - as above
 
@@ -149,7 +149,7 @@ def _asked(request: Request, name: str, act: Any, user: Any) -> Asked:
 
 
 async def sent_form(request: Request, asked: Annotated[Any, Depends(allowed)]) -> dict[str, Any]:
-    """The form that the page sent. Raises HTTPException for another body, and reads no more of it than a form has."""
+    """Read the form from the body, up to its size limit. Raises HTTPException if the body is not a form."""
     try:
         return await _form(request)
     except HTTPException as error:
@@ -179,7 +179,7 @@ def _record_refusal(request: Request, user: Any, act: Any, name: str, error: HTT
 
 
 def _said(work: Callable[[], Any]) -> Any:
-    """What could not be done is an answer to the person, not an error of the server."""
+    """Turn the errors of an action into responses with a status, instead of a server error."""
     from frazil.airflow.page import forms  # noqa: PLC0415 - as above
 
     try:
@@ -196,7 +196,7 @@ def _said(work: Callable[[], Any]) -> Any:
 
 
 async def _unexpected(_: Request, error: Exception) -> Response:
-    """The server logs the error; the person is told what to do."""
+    """Respond to an unexpected error, which the server logs, with the next step for the user."""
     said = installed.outdated(error) or (
         f"{type(error).__name__}: {error}. Look again before you repeat it: the API server's log has the whole error"
     )
@@ -204,19 +204,19 @@ async def _unexpected(_: Request, error: Exception) -> Response:
 
 
 async def _refused(_: Request, error: Exception) -> Response:
-    """What the person is told, safe to show: a detail may quote what was sent."""
+    """Respond with a detail that is safe to show, because it may quote the request."""
     assert isinstance(error, StarletteHTTPException)
     return answered({"detail": error.detail}, error.status_code)
 
 
 async def _unreadable(_: Request, error: Exception) -> Response:
-    """Nothing of the body comes back: it may be of any size."""
+    """Respond without quoting the body, which may be of any size."""
     return answered({"detail": f"the request cannot be read: {type(error).__name__}"}, 422)
 
 
 @asynccontextmanager
 async def _warmed(_: FastAPI) -> AsyncIterator[None]:
-    """The API server loads PyIceberg, and reads the declarations, beside its start: nobody waits for it."""
+    """Load PyIceberg and read the declarations in a thread while the API server starts."""
     installed.remember("API server")
     threading.Thread(target=_warm, daemon=True).start()
     yield
@@ -234,14 +234,14 @@ def _warm() -> None:
 
 
 def _shown(view: Any) -> Response:
-    """A view of one stream or table, with what is to be said on each of them."""
+    """Return a view of one stream or table, with the sentences on Airflow's components."""
     from frazil.airflow.page import alive  # noqa: PLC0415 - as above
 
     return answered(replace(view, airflow=alive.sentences()))
 
 
 def answered(value: Any, status: int = 200) -> Response:
-    """A frozen value as JSON, with texts that are safe to show."""
+    """Return a frozen value as JSON, with texts made safe to show."""
     shown = msgspec.json.encode(_safe(msgspec.to_builtins(value)))
     return Response(shown, status, media_type="application/json", headers=HEADERS)
 
@@ -258,6 +258,6 @@ def _safe(value: Any) -> Any:
 
 
 def visible(user: Any, dags: Mapping[str, str]) -> set[str]:
-    """Of these streams, each with the DAG of its writer, those whose DAG the user may read in Airflow."""
+    """Return the streams whose writer's DAG the user may read in Airflow. `dags` maps streams to these DAGs."""
     allowed = readable(user, set(dags.values()))
     return {stream for stream, dag_id in dags.items() if dag_id in allowed}

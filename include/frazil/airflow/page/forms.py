@@ -1,4 +1,4 @@
-"""What a person filled in for an act: whether it says enough, and what it comes to. Pure."""
+"""Checks the form of an action, and turns it into the action's parameters. Pure."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from frazil.timetext import parse_moment
 
 TARGETS = ("marker", "earliest", "latest", "table", "timestamp")
 LABELS = {"from-time": "From", "to-time": "To, and before", "at": "That time", "partition": "Window", "day": "Day"}
-"""As the dialogs name the fields."""
+"""The fields' labels in the dialogs."""
 HELD_NAMED = 5
-"""The most held windows that one sentence names."""
+"""Held windows that one sentence names."""
 Form = Mapping[str, Any]
 
 
 class Invalid(Exception):
-    """The form cannot be carried out; the message says what to change."""
+    """The form is not valid; the message says what to change."""
 
 
 class NotKnown(Exception):
-    """Nobody knows whether the act was done; the message says why."""
+    """It is unknown whether the action was applied; the message says why."""
 
 
 def lacking(act: Act, name: str, form: Form, *, now_ms: int) -> str | None:
-    """What must be changed in the form before the act can be confirmed; None if it says enough."""
+    """Return what must be changed in the form before the action can be confirmed; None if it is complete."""
     try:
         if act in RUNS_A_DAG:
             asked = run_form(act, name, form)
@@ -70,12 +70,12 @@ def not_held(form: Form, cursor: Cursor | None) -> str | None:
 
 
 def is_dry(form: Form) -> bool:
-    """Whether the person wants to be told alone, of an act that can do so."""
+    """Whether the user requests a dry run."""
     return bool(form.get("dry-run", True))
 
 
 def run_form(act: Act, name: str, form: Form) -> dict[str, Any]:
-    """The parameters of the DAG run that does an act. Raises Invalid if the form says too little."""
+    """Return the parameters of the DAG run for an action. Raises Invalid if the form is incomplete."""
     dry = {"dry-run": is_dry(form)}
     if act is Act.RELEASE:
         reason, window = text_of(form, "reason"), _window(form, "partition")
@@ -93,7 +93,7 @@ def run_form(act: Act, name: str, form: Form) -> dict[str, Any]:
 
 
 def target_of(form: Form) -> ResetTarget:
-    """Where a reset leads to. Raises Invalid."""
+    """Return the target of a reset. Raises Invalid."""
     to = text_of(form, "to")
     if to not in TARGETS:
         raise Invalid(f"Choose where to go on: {', '.join(TARGETS)}")
@@ -101,7 +101,7 @@ def target_of(form: Form) -> ResetTarget:
 
 
 def day_of(form: Form) -> Window:
-    """The day whose windows are meant. Raises Invalid."""
+    """Return the day whose windows are sent again. Raises Invalid."""
     day = _window(form, "day")
     if day.grain is not Grain.DAY:
         raise Invalid("Name a day, such as 2013-12-30: a single hour would leave what rolls up its day waiting")
@@ -109,7 +109,7 @@ def day_of(form: Form) -> Window:
 
 
 def text_of(form: Form, key: str) -> str:
-    """What is in a field of text. Raises Invalid."""
+    """Return the content of a text field. Raises Invalid."""
     value = form.get(key, "")
     if not isinstance(value, str):
         raise Invalid(f"{key} is no text")

@@ -1,7 +1,7 @@
-"""Who may act: a request of our own page, by a person whom Airflow lets do the like, written to Airflow's audit log.
+"""Checks that a request comes from our page and that Airflow permits its user to act, and writes the audit log.
 
-A browser sends the session's cookie with whatever any page makes it send, and Airflow has no CSRF token. A foreign page
-can neither set a header of its own here without a preflight, which nobody grants, nor hide where it comes from.
+A browser sends the session's cookie with requests from any site, and Airflow has no CSRF token. Another site cannot set
+our header without a preflight, which the server never grants, and cannot hide its origin.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ log = logging.getLogger(__name__)
 HEADER, OURS = "x-frazil", "page"
 OUTCOME = "outcome"
 FIELDS = ("reason", "to", "at", "from-time", "to-time", "partition", "day", "dry-run")
-"""The fields of all forms, without the seal."""
+"""The fields of all forms, except the seal."""
 
 
 def foreign(headers: Mapping[str, str], *, base_url: str) -> str | None:
-    """Why a request is not our page's; None if it is. Pure; the names of headers are in lower case."""
+    """Why a request does not come from our page; None if it does. Pure; `headers` has names in lower case."""
     if headers.get(HEADER) != OURS:
         return f"the header X-Frazil: {OURS} is missing"
     if headers.get("sec-fetch-site", "same-origin") != "same-origin":
@@ -44,19 +44,19 @@ def foreign(headers: Mapping[str, str], *, base_url: str) -> str | None:
 
 
 def refusal(headers: Mapping[str, str]) -> str | None:
-    """As `foreign`, for this API server."""
+    """Apply `foreign` to a request to this API server."""
     return foreign(headers, base_url=conf.get("api", "base_url", fallback=""))
 
 
 def may(user: Any, method: str, dag_id: str) -> bool:
-    """Whether the user may make (POST) or change (PUT) runs of a DAG, and so what it cares for."""
+    """Whether the user may start (POST) or change (PUT) runs of a DAG, and so act on its streams and tables."""
     details = DagDetails(id=dag_id, team_name=DagModel.get_team_name(dag_id))
     manager = get_auth_manager()
     return manager.is_authorized_dag(method=method, access_entity=DagAccessEntity.RUN, details=details, user=user)  # type: ignore[arg-type]
 
 
 def readable(user: Any, dag_ids: Collection[str]) -> set[str]:
-    """Of these DAGs, those that the user may read; each by its team where Airflow has several."""
+    """Return the DAGs that the user may read, each checked for its team if Airflow has several."""
     manager = get_auth_manager()
     by_team: dict[str | None, set[str]] = {}
     for dag_id, team in _teams(dag_ids).items():
@@ -78,9 +78,9 @@ def _teams(dag_ids: Collection[str]) -> dict[str, str | None]:
 def record(  # noqa: PLR0913 - an entry
     user: Any, act: str, subject: str, *, dag_id: str | None, form: Mapping[str, Any], outcome: str = "not known yet"
 ) -> int:
-    """Write to Airflow's audit log that a person is about to act; the entry, for `conclude`.
+    """Write to Airflow's audit log that a user is about to act, and return the entry's id, for `conclude`.
 
-    Of the form it has the fields that forms have, shortened.
+    The entry has the form's known fields, shortened.
     """
     name = user.get_name()
     filled_in = {field: _kept(form[field]) for field in FIELDS if field in form}
@@ -93,7 +93,7 @@ def record(  # noqa: PLR0913 - an entry
 
 
 def record_refusal(user: Any, act: str, subject: str, outcome: str) -> None:
-    """Write to the audit log that a person was not let act. The refusal stands where that fails."""
+    """Write a refused action to the audit log. If that fails, the action is still refused."""
     try:
         record(user, act, subject, dag_id=None, form={}, outcome=outcome)
     except SQLAlchemyError:
@@ -107,7 +107,7 @@ def _kept(value: object) -> object:
 
 
 def conclude(entry: int, outcome: str) -> None:
-    """Write to an entry of the audit log what came of the act. What has happened stays so where that fails."""
+    """Write the outcome of an action to its entry in the audit log. If that fails, the action still counts."""
     try:
         with create_session() as session:
             found = session.get(Log, entry)

@@ -1,4 +1,4 @@
-"""What Airflow knows of the streams, read from its database by the API server: standing alerts, DAGs and their runs."""
+"""Active alerts, DAGs and runs of the streams, which the API server reads from Airflow's database."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from frazil.operations.overview import StandingAlert
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The last measurement of `frazil_health`; `at_ms` is None where none is known."""
+    """The last measurement of `frazil_health`; `at_ms` is None before the first one."""
 
     alerts: tuple[StandingAlert, ...] = ()
     at_ms: int | None = None
     due: Mapping[str, Sequence[str]] | None = None
-    """What maintenance has to do, by table; None where an earlier version measured."""
+    """Due maintenance by table; None in measurements of an earlier version."""
 
 
 def standing_alerts() -> Measured:
-    """The alerts that stood when `frazil_health` ran last."""
+    """Read the alerts that were active in the last run of `frazil_health`."""
     newest = (
         select(XComModel)
         .where(XComModel.dag_id == HEALTH_DAG, XComModel.task_id == "measure", XComModel.key == "return_value")
@@ -46,7 +46,7 @@ def standing_alerts() -> Measured:
 
 
 def alerts_in(value: Any) -> tuple[StandingAlert, ...]:
-    """The active alerts of an XCom; what anybody else put there is skipped."""
+    """Return the active alerts of an XCom, without malformed entries."""
     active = value.get("active") if isinstance(value, Mapping) else None
     return tuple(
         StandingAlert(one["table"], one["rule"], one["since_ms"], one["sentence"], _runbook(one))
@@ -63,7 +63,7 @@ def _runbook(alert: Mapping[str, Any]) -> str:
 
 
 def due_in(value: Any) -> dict[str, list[str]] | None:
-    """The actions that are due, by table; None where nobody says."""
+    """Return the due actions of an XCom, by table; None if it has none."""
     due = value.get("due") if isinstance(value, Mapping) else None
     if not isinstance(due, Mapping):
         return None
@@ -75,7 +75,7 @@ def due_in(value: Any) -> dict[str, list[str]] | None:
 
 
 def paused_dags(dag_ids: Collection[str]) -> dict[str, bool]:
-    """Which of these DAGs Airflow has, and whether they are paused."""
+    """Return whether each of these DAGs is paused, without those that Airflow does not have."""
     with create_session() as session:
         rows = session.execute(
             select(DagModel.dag_id, DagModel.is_paused).where(DagModel.dag_id.in_(dag_ids), ~DagModel.is_stale)
@@ -84,16 +84,16 @@ def paused_dags(dag_ids: Collection[str]) -> dict[str, bool]:
 
 
 def newest_run(dag_id: str) -> str | None:
-    """The id of the run that began last."""
+    """Return the id of the newest run."""
     newest = select(DagRun.run_id).where(DagRun.dag_id == dag_id).order_by(DagRun.id.desc()).limit(1)
     with create_session() as session:
         return session.scalar(newest)
 
 
 def next_run_id(dag_id: str, stream: str) -> str:
-    """An id for the stream's next run that is asked for here; another one once there is that run.
+    """Return the id of the stream's next run from this page, which changes once that run exists.
 
-    No two runs have the same, so of two people who ask at the same moment only one gets a run.
+    Run ids are unique, so if two users start a run at the same moment, only one succeeds.
     """
     ours = f"manual__{stream}."  # no stream has a dot in its name
     newest = select(func.max(DagRun.id)).where(DagRun.dag_id == dag_id, DagRun.run_id.startswith(ours, autoescape=True))
@@ -102,7 +102,7 @@ def next_run_id(dag_id: str, stream: str) -> str:
 
 
 def run_under_way(dag_id: str, stream: str) -> Run | None:
-    """The oldest run that is queued or running and changes a stream's tables; a dry run changes nothing."""
+    """Return the oldest queued or running run that changes a stream's tables, without dry runs."""
     unfinished = (
         select(DagRun.run_id, DagRun.state, DagRun.conf)
         .where(DagRun.dag_id == dag_id, DagRun.state.in_((DagRunState.QUEUED, DagRunState.RUNNING)))

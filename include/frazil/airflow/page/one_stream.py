@@ -1,4 +1,4 @@
-"""What the view of one stream asks for."""
+"""The view of one stream."""
 
 from __future__ import annotations
 
@@ -47,21 +47,24 @@ from frazil.status.state import Level, StreamState
 T = TypeVar("T")
 
 TOPIC_URL_VARIABLE = "FRAZIL_TOPIC_URL"
-"""The address of a topic in a tool of the team's, with {topic} for its name."""
+"""The environment variable with the address of a topic viewer, with {topic} for the topic's name."""
 KEEP_ROUTED_S = 15.0
-"""A replay, or a writer, may make a table at any time."""
+"""Short, because a replay or a writer may create a table at any time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What a person wants to see of a stream: how far back, and which tables of its route."""
+    """The user's choices in the view: the period in hours, and a search for tables of the route."""
 
     hours: int = 6
     tables: str = ""
 
 
 def stream(name: str, wish: Wish, sees: Sees, may_act: Callable[[str], bool]) -> StreamView | None:
-    """One stream; None if no file declares it, or the user may not see it. `may_act` takes the id of a DAG."""
+    """Return the view of one stream; None if no file declares it or the user may not see it.
+
+    `may_act` takes the id of a DAG.
+    """
     one = next((one for one in declared().value or () if one.name == name), None)
     if one is None or not sees({name: views.writer_dag_of(one)}):
         return None
@@ -74,7 +77,7 @@ def stream(name: str, wish: Wish, sees: Sees, may_act: Callable[[str], bool]) ->
 
 @dataclass(frozen=True, slots=True)
 class Looks:
-    """The looks at one stream, all of them under way at once."""
+    """The requested answers for one stream, which are read in parallel."""
 
     status: Asked[StreamState]
     history: Asked[History | None]
@@ -149,7 +152,7 @@ def _view(one: DeclaredStream, spec: StreamSpec, wish: Wish, *, may_act: bool) -
 def _routed(
     spec: StreamSpec, found: Mapping[str, str] | None, status: StreamState | None, search: str, level: Level
 ) -> RoutedTables | None:
-    """The tables of its route as they were `found`, with those that its status knows something amiss of."""
+    """Return the tables of its route: those that were `found`, and those with a problem in its status."""
     names, specs = found or {}, [one.spec for one in declared().value or () if one.spec]
     amiss = {
         names.get(table) or made_table(spec, table, specs).name: said
@@ -168,7 +171,7 @@ def _dags(spec: StreamSpec) -> tuple[str, ...]:
 
 
 def _log(spec: StreamSpec, run_id: str | None) -> str | None:
-    """The path in Airflow's UI of what the newest task of its writer logs."""
+    """Return the path in Airflow's UI of the log of the writer's newest task."""
     if run_id is None:
         return None
     task = f"{STREAM_TASK}{spec.name}" if spec.application else TASK_ID
@@ -176,7 +179,7 @@ def _log(spec: StreamSpec, run_id: str | None) -> str | None:
 
 
 def _around(one: DeclaredStream, dags: Mapping[str, bool] | None) -> Around:
-    """Of the table that a stream feeds, what is known by now."""
+    """Return the known surroundings of a stream: its table's windows, its alerts and its DAGs."""
     everything = declared().value or []
     measured = answers().one("Airflow", "alerts", standing_alerts, keep_s=KEEP_S, within_s=0.2)
     care = views.care_of(measured.value, everything)

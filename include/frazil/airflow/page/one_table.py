@@ -1,4 +1,4 @@
-"""What the view of one table asks for: of a stream's own, of its dead letters, or of a route."""
+"""The view of one table: a stream's own, one of its dead letters, or one of a route."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from frazil.spec.units import format_duration
 
 
 def find_table(name: str) -> MaintainedTable | None:
-    """A table that streams write; one that is named as a template names tables may not be there."""
+    """Return a table that streams write. A table with a name from a route's template may not exist."""
     try:
         found = find_maintained([one.spec for one in declared().value or () if one.spec], name)
     except SpecError:
@@ -42,18 +42,18 @@ def find_table(name: str) -> MaintainedTable | None:
 
 
 def views_of(table: MaintainedTable) -> tuple[StreamSpec, ...]:
-    """Its streams as it sees them; empty for dead letters, and for what a template made, which have no windows."""
+    """Return a table's streams; empty for tables without windows, which are dead letters and tables of templates."""
     return tuple(seen for one in table.streams if (seen := seen_by(one, table.identifier)) is not None)
 
 
 def feeders_of(table: MaintainedTable, sees: Sees) -> set[str]:
-    """Of the streams that write it, those that the user may see."""
+    """Return the streams that write a table and that the user may see."""
     names = {spec.name for spec in table.streams}
     return set(sees({one.name: writer_dag_of(one) for one in declared().value or () if one.name in names}))
 
 
 def table(name: str, sees: Sees, may_act: Callable[[str], bool]) -> TableView | None:
-    """One table that streams write; None if none does, or the user may see none of these."""
+    """Return the view of one table; None if the user may not see any stream that writes it."""
     found = find_table(name)
     if found is None:
         return None

@@ -1,4 +1,4 @@
-"""What the page's views ask for, from declarations, catalogs and Airflow, each within a deadline."""
+"""Builds the page's views from declarations, catalogs and Airflow, each within a deadline."""
 
 from __future__ import annotations
 
@@ -40,42 +40,42 @@ from frazil.table.catalogs import catalogs_kept
 from frazil.timetext import utc
 
 WITHIN_S = 1.3
-"""The longest that any answer of the page takes: a little longer than what is silent needs to be known as such."""
+"""The longest wait for a response of the page: slightly longer than `SILENT_AFTER_S`."""
 OVERVIEW_WITHIN_S, MORE_WITHIN_S = 0.4, 0.2
-"""The overview waits so long if nothing at all is known yet, and so long for the rest: the page asks again soon, and
-what hangs holds no line back."""
+"""The overview's wait if no state is known yet, and its wait otherwise. Both are short, because the page refreshes
+soon, and one stream that hangs must not delay the others."""
 SAVED_EVERY_S, FOREVER_S = 60.0, 1e9
 KEEP_S, KEEP_DECLARED_S, KEEP_WINDOWS_S = 8.0, 8.0, 30.0
 LOOKS_A_SECOND = 5
-"""With many streams each is looked at less often, so that an open page costs the API server the same."""
+"""Streams that are refreshed per second, so that an open page costs the API server the same with many streams."""
 MAX_FINGERPRINTS = 5_000
 MEASURED_LATE_MS = 20 * 60_000
 
 Sees = Callable[[Mapping[str, str]], Collection[str]]
-"""Of streams, each with the DAG of its writer, those that the signed-in user may see."""
+"""Returns the streams that the signed-in user may see, from a mapping of streams to their writers' DAGs."""
 
 
 @cache
 def answers() -> Answers:
-    """Those of this process of the API server."""
+    """Return the cache of this API server process."""
     return Answers(around=catalogs_kept)
 
 
 def streams_folder() -> Path:
-    """The folder of declared streams, as the DAG files name it."""
+    """Return the folder of declared streams, which the DAG files use, too."""
     return Path(os.environ.get("FRAZIL_STREAMS") or Path("include") / "streams").absolute()
 
 
 def declared() -> Answer[list[DeclaredStream]]:
-    """Every declared stream."""
+    """Return every declared stream."""
     look = partial(declared_streams, streams_folder())
     return answers().one("declarations", "declarations", look, keep_s=KEEP_DECLARED_S, within_s=WITHIN_S)
 
 
 def overview(sees: Sees, *, airflow: tuple[str, ...] = ()) -> Overview:
-    """One line for each stream that the user may see.
+    """Return the overview, with a line for each stream that the user may see.
 
-    `airflow`: what is to be said of those of its processes that give no sign of life.
+    `airflow` has a sentence for each of its components without a recent heartbeat.
     """
     found = declared()
     everything = found.value or []
@@ -112,7 +112,7 @@ def overview(sees: Sees, *, airflow: tuple[str, ...] = ()) -> Overview:
 
 
 def _recall(streams: Iterable[DeclaredStream]) -> None:
-    """Once in this process: what the page showed before it began."""
+    """Load the last overview of an earlier process, once in this process."""
     kept, file = answers(), _remembered_file()
     look = partial(remembered, file, now_ms=clock.now_ms())
     found = kept.one("this host", ("remembered", file), look, keep_s=FOREVER_S, within_s=MORE_WITHIN_S)
@@ -125,7 +125,7 @@ def _recall(streams: Iterable[DeclaredStream]) -> None:
 
 
 def _save(streams: Iterable[DeclaredStream], answered: Mapping[str, Answer[StreamState]]) -> None:
-    """In a thread of its own, for an API server that begins later."""
+    """Save the overview, in another thread, for an API server that starts later."""
     known = [
         Remembered(one.name, fingerprint_of(one.spec), answer.at_ms, answer.value)
         for one in streams
@@ -143,23 +143,24 @@ def _remembered_file() -> Path:
 
 
 def writer_dag_of(one: DeclaredStream) -> str:
-    """The DAG that runs its writer: that of the application, where streams share one."""
+    """Return the DAG that runs a stream's writer, or that of its shared application."""
     return writer_dag_id((one.spec.application if one.spec else None) or one.name)
 
 
 @dataclass(frozen=True, slots=True)
 class Care:
-    """What `frazil_health` measured last, for each stream."""
+    """The last measurement of `frazil_health`, by stream."""
 
     standing: Mapping[str, Sequence[StandingAlert]]
     tables: Mapping[str, Collection[str]]
-    """By stream, those that it writes to."""
+    """The tables that each stream writes."""
     due: Mapping[str, Sequence[str]] | None
     names: Mapping[str, Mapping[str, str]]
-    """By stream and identifier, its tables as maintenance names them: with the catalog where two have such a table."""
+    """Maintenance's names of tables by stream and identifier. They include the catalog if two catalogs have the table.
+    """
 
     def __call__(self, one: DeclaredStream, windows: Windows | None, dags: Mapping[str, bool] | None) -> Around:
-        """`dags`: those that Airflow has, and whether each is paused."""
+        """Return the surroundings of one stream. `dags` are the DAGs in Airflow, and whether each is paused."""
         writer = writer_dag_of(one)
         alerts = self.standing.get(one.name, ())
         health = health_of(self.tables.get(one.name, ()), alerts, self.due)
@@ -172,7 +173,7 @@ class Care:
 
 
 def care_of(measured: Measured | None, streams: Iterable[DeclaredStream]) -> Care:
-    """By the streams that have a part in each table."""
+    """Assign a measurement to the streams of each table."""
     written: dict[str, set[str]] = {}
     writers: dict[str, list[str]] = {}
     names: dict[str, dict[str, str]] = {}
@@ -189,7 +190,7 @@ def care_of(measured: Measured | None, streams: Iterable[DeclaredStream]) -> Car
 
 
 def unread(looks: Mapping[str, Answer[Any]]) -> dict[str, str]:
-    """What could not be read, a sentence each."""
+    """Return a sentence for each part that could not be read."""
     return {name: said for name, answer in looks.items() if (said := _unread(name, answer))}
 
 
@@ -202,13 +203,13 @@ def _unread(name: str, answer: Answer[Any]) -> str | None:
 
 
 def ask_status(spec: StreamSpec, *, keep_s: float = KEEP_S, first: bool = False) -> Asked[StreamState]:
-    """Begin to look at a stream."""
+    """Request the state of a stream."""
     look = partial(look_at_stream, spec)
     return answers().ask(group_of(spec), status_key(spec), look, keep_s=keep_s, first=first)
 
 
 def status_key(spec: StreamSpec) -> tuple[str, str, str]:
-    """By which its status is kept: another declaration is another stream."""
+    """Return the cache key of a stream's status, which changes with its declaration."""
     return ("status", spec.name, fingerprint_of(spec))
 
 
@@ -216,7 +217,7 @@ _fingerprints: dict[int, tuple[StreamSpec, str]] = {}
 
 
 def fingerprint_of(spec: StreamSpec) -> str:
-    """As the declaration tells it, computed once for each time that it is read: it is asked for again and again."""
+    """Return the declaration's fingerprint, computed once per loaded declaration."""
     known = _fingerprints.get(id(spec))
     if known is None or known[0] is not spec:
         if len(_fingerprints) >= MAX_FINGERPRINTS:
@@ -226,12 +227,12 @@ def fingerprint_of(spec: StreamSpec) -> str:
 
 
 def place_of(spec: StreamSpec) -> tuple[str | None, str]:
-    """The stream's table: its catalog, and its identifier there."""
+    """Return the catalog and the identifier of a stream's table."""
     return spec.table.catalog, spec.table.identifier
 
 
 def feeding(streams: Iterable[DeclaredStream]) -> dict[tuple[str | None, str], tuple[StreamSpec, ...]]:
-    """The streams of each table, by its place."""
+    """Return the streams of each table, by its catalog and identifier."""
     found: dict[tuple[str | None, str], tuple[StreamSpec, ...]] = {}
     for one in streams:
         if one.spec is not None:
@@ -241,19 +242,19 @@ def feeding(streams: Iterable[DeclaredStream]) -> dict[tuple[str | None, str], t
 
 
 def ask_windows(specs: Sequence[StreamSpec], keep_s: float) -> Asked[Windows | None]:
-    """Begin to look how far a table is complete; `specs` are all streams that feed it."""
+    """Request a table's completeness. `specs` are all streams that feed it."""
     key = ("windows", *map(fingerprint_of, specs))
     look = partial(look_at_windows, specs)
     return answers().ask(group_of(specs[0]), key, look, keep_s=max(KEEP_WINDOWS_S, keep_s))
 
 
 def group_of(spec: StreamSpec) -> str:
-    """The looks that share threads: those of one catalog."""
+    """Return the group of reads that share threads: those of one catalog."""
     return f"catalog {spec.table.catalog or 'default'}"
 
 
 def seen_of(one: DeclaredStream, answer: Answer[StreamState] | None) -> Seen:
-    """What a look gave, and what is wrong with the declaration."""
+    """Combine the answer for a stream with the errors of its declaration."""
     wrong = "" if one.missing or not one.problem else one.problem.replace(f"{streams_folder()}/", "")
     file = Seen(conflict=wrong) if one.current else Seen(broken=wrong)
     if answer is None:
@@ -267,7 +268,7 @@ def seen_of(one: DeclaredStream, answer: Answer[StreamState] | None) -> Seen:
 def _notes(
     found: Answer[list[DeclaredStream]], alerts: Answer[Measured], dags: Mapping[str, bool], *, now_ms: int
 ) -> Iterator[str]:
-    """What concerns no single stream. `dags`: whether each is paused."""
+    """Yield sentences that concern all streams. `dags` says whether each DAG is paused."""
     if found.problem:
         yield f"The declarations in {streams_folder()} cannot be read: {found.problem}"
     elif not found.value and not found.pending:

@@ -1,4 +1,4 @@
-"""What a person did in Airflow to a deferred task, inferred from the state the task is in now."""
+"""A user's action in Airflow on a deferred task, inferred from the task's state now."""
 
 from __future__ import annotations
 
@@ -33,27 +33,27 @@ class Act(StrEnum):
     MARKED = "marked"
     """Marked failed or success: the writer stops, and stays stopped."""
     CLEARED = "cleared"
-    """Cleared: a new writer replaces the running one."""
+    """A new writer replaces the running one."""
     DELETED = "deleted with its run"
-    """The writer stops; the desired state of the stream stays as it was."""
+    """The writer stops; the stream's desired state does not change."""
     TAKEN_OVER = "taken over by another triggerer"
-    """No user's act: Airflow also kills a trigger when it hands it to another triggerer."""
+    """No action by a user: Airflow also kills a trigger when it moves it to another triggerer."""
     UNKNOWN = "changed in a way that cannot be looked up"
 
 
 @dataclass(frozen=True, slots=True)
 class DeferredTask:
-    """The task as it was deferred when its trigger began, and as it is now."""
+    """A task as it was when its trigger began, and as it is now."""
 
     try_number: int
     state_now: str | None
     exists_now: bool
     try_number_now: int | None
-    """The latest try that began to supervise; None if that was another run's, or none did."""
+    """The try that supervises now; None if that is another run's, or if there is none."""
 
 
 def act_of(task: DeferredTask) -> Act:
-    """The act that leads from the previous state to the current one."""
+    """Return the action that leads from the previous state to the current one."""
     if not task.exists_now:
         return Act.DELETED
     if task.state_now in _ENDED:
@@ -65,9 +65,9 @@ def act_of(task: DeferredTask) -> Act:
 
 
 async def look_up(stream: str, *, dag_id: str, run_id: str, task_id: str, try_number: int) -> DeferredTask:
-    """Ask Airflow what became of the task. Raises what the task SDK raises.
+    """Read the task's state from Airflow. Raises the task SDK's errors.
 
-    A trigger cannot ask Airflow for a try number, so the supervising try is read from its claim.
+    A trigger cannot read a try number from Airflow, so the supervising try is read from its claim.
     """
     asked = GetTaskStates(dag_id=dag_id, task_ids=[task_id], run_ids=[run_id])
     # Awaited, not sent from a thread: a slow Airflow would exhaust the threads.
@@ -81,7 +81,7 @@ async def look_up(stream: str, *, dag_id: str, run_id: str, task_id: str, try_nu
 
 
 def follow(act: Act, supervisor: Supervisor, *, run_id: str) -> Step:
-    """Apply to the writer what the person did to its task."""
+    """Apply a user's action on the task to the writer."""
     if act is Act.MARKED:
         return supervisor.person_stopped(by=BY, reason=f"the run {run_id} was marked failed or success")
     if act is Act.CLEARED:

@@ -1,6 +1,6 @@
 """One DAG per writer application: the Airflow UI shows each as a running DAG run.
 
-An application is a stream's own, or one that streams share; the DAG of a shared one has a task for each stream.
+An application is a stream's own, or shared by several streams; the DAG of a shared one has a task for each stream.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from frazil.spec.units import format_bytes, format_duration
 
 TASK_ID = "write"
 RETRIES = 1_000_000
-"""The supervisor restarts writers, not the task; a retry only covers a worker or triggerer that broke down."""
+"""Retries only cover a worker or triggerer that broke down: the supervisor restarts writers without the task."""
 RETRY_DELAY = timedelta(seconds=10)
 
 
@@ -36,18 +36,17 @@ def writer_dags(
     on_failure: OnFailure | None = None,
     queue: str | Mapping[str, str] | None = None,
 ) -> dict[str, DAG]:
-    """The writers' DAGs by DAG id, one for each declared stream of the folder, or for the application that it shares.
+    """Return the writers' DAGs by DAG id: one for each declared stream, or for the application that streams share.
 
-    A file that cannot be read affects no other DAG: its own stays as it was and says what is wrong, and a running
-    writer goes on. The DAG of a removed stream stays for a while, so that its run can end with the writer; it starts
-    no other.
+    An unreadable file affects no other DAG. Its own DAG stays as it was and shows the error, and a running writer
+    continues. The DAG of a removed stream stays for a while, so that its run can end with the writer.
 
     :param streams: folder of the declared streams.
     :param application: the writer's Python file, by default the package's own.
     :param shared_application: the Python file of applications that streams share, by default the package's own.
     :param on_failure: notifiers, called when the supervisor gives up on a writer.
-    :param queue: the writers' queue, or each application's by its name, which says on which hosts they run: those whose
-        triggerer serves that queue. Airflow's default queue where nothing is named.
+    :param queue: the queue of all writers, or queues by application name. Writers run on the hosts whose triggerer
+        serves their queue; by default Airflow's default queue.
     """
     own, shared = _applications(all_streams(Path(streams)))
 
@@ -61,7 +60,7 @@ def writer_dags(
 
 
 def _applications(found: Iterable[DeclaredStream]) -> tuple[list[DeclaredStream], dict[str, list[DeclaredStream]]]:
-    """Streams with an application of their own, and the others by the application that they share."""
+    """Return the streams with their own application, and the others by the application that they share."""
     own, shared = [], defaultdict(list)
     for one in found:
         if one.spec is None or one.spec.application is None:
@@ -79,7 +78,7 @@ def _shared_dag(  # noqa: PLR0913, PLR0917 - as `_writer_dag`, with the streams
     on_failure: OnFailure | None,
     queue: str | None,
 ) -> DAG:
-    """A DAG with a task that keeps the application running, and one per stream that shows its state."""
+    """Build a DAG with a task that keeps the application running, and a task per stream that shows its state."""
     present = [one for one in members if not one.removed]
     broken = any(one.problem for one in present)
     common: dict[str, Any] = {
@@ -180,7 +179,7 @@ def _summary(found: DeclaredStream) -> str:
 
 
 def _page(found: DeclaredStream) -> str:
-    """The DAG's page: what is declared, what is wrong with it, and the commands that a person needs."""
+    """Return the DAG's page: the declaration, its errors, and the commands for operators."""
     lines = [f"### {_summary(found)}", ""]
     if found.problem:
         lines += ["**This declaration has a problem:**", "", "```", found.problem, "```", ""]

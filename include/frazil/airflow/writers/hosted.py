@@ -1,4 +1,4 @@
-"""The task of one stream in the DAG of an application that streams share: it shows the stream, and supervises none."""
+"""The task of one stream in the DAG of a shared application. It shows the stream, and does not supervise it."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ if TYPE_CHECKING:
 class HostedStreamOperator(BaseOperator):
     """Shows one stream of an application that streams share, for as long as the application runs it.
 
-    The application supervises its streams itself. This task fails when it gives up on the stream, which then stays as
-    it is until a person acts: *Clear* here, which lets it run again and shows it again, or `frazil resume STREAM`.
-    *Clear* of a stream that runs restarts it. *Mark failed* (or *success*) pauses it until this task is cleared or it
-    is resumed; a pause by `frazil pause` outlasts *Clear*. All of them leave the other streams alone.
+    The application supervises its streams itself. This task fails when it gives up on the stream. To run the stream
+    again, fix the cause, then *Clear* this task or use `frazil resume STREAM`.
+
+    *Clear* of a running stream restarts it. *Mark failed* (or *success*) pauses it until this task is cleared or the
+    stream is resumed; *Clear* does not undo `frazil pause`. None of them affects the other streams.
 
     :param stream: name of the declared stream.
     :param application: name of the application.
@@ -33,7 +34,7 @@ class HostedStreamOperator(BaseOperator):
         self.stream, self.application, self.streams = stream, application, str(streams)
 
     def execute(self, context: Context) -> None:
-        """Hand over to the trigger. A task that was cleared after it failed lets the stream run again."""
+        """Defer to the trigger. After a failure, clearing the task lets the stream run again."""
         from frazil.airflow.writers.hosted_trigger import HostedStreamTrigger  # noqa: PLC0415 - as in the operator
         from frazil.host.claim import Claim, write_claim  # noqa: PLC0415 - needed by a running task only
 

@@ -1,4 +1,4 @@
-"""The trigger of one stream's task in the DAG of an application that streams share."""
+"""The trigger of one stream's task in the DAG of a shared application."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ POLL_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One look at the stream."""
+    """One observation of the stream."""
 
     state: str
     """The state as a sentence."""
     known: StreamState | None = None
-    """The same for the task itself; None where the application does not run here."""
+    """The state for the task; None if the application does not run on this host."""
     belongs: bool = True
-    """Whether the application runs it; False once it left."""
+    """Whether the stream still belongs to the application."""
     is_alive: bool = False
     given_up: GivenUp | None = None
 
 
 class HostedStreamTrigger(FollowingTrigger):
-    """Looks at the stream's run folder every few seconds. Fires when its application gave it up, or runs it no more."""
+    """Observes the stream's run folder. Fires when its application gives up on the stream or no longer runs it."""
 
     def __init__(self, *, stream: str, application: str, streams: str, resume: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -57,7 +57,7 @@ class HostedStreamTrigger(FollowingTrigger):
         return f"{type(self).__module__}.{type(self).__qualname__}", {name: getattr(self, name) for name in names}
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Observe, report and wait, repeatedly; a failed observation is reported, and the next one follows."""
+        """Observe, report and wait in a loop. A failed observation is reported, and retried."""
         from frazil.status.state import State  # noqa: PLC0415 - loads PyIceberg
 
         settled_at_s = time.monotonic() + SETTLED_SECONDS
@@ -92,7 +92,7 @@ class HostedStreamTrigger(FollowingTrigger):
             await asyncio.sleep(POLL_SECONDS)
 
     async def _follow_person(self) -> None:
-        """The stream alone follows: a run that was deleted, or another triggerer, leaves it to its application."""
+        """Apply marks and clears to the stream. After any other change, its application keeps running it."""
         act = await self._act()
         self.log.info("In Airflow the task was %s.", act)
         if act is Act.MARKED:
@@ -101,9 +101,9 @@ class HostedStreamTrigger(FollowingTrigger):
             await in_thread(self._restart)
 
     def _begin(self) -> None:
-        """Record who shows the stream, and undo what ended the task's earlier try: a person cleared it.
+        """Claim the stream, and resume it if a user cleared the task after a mark or a failure.
 
-        A retry after a worker or a triggerer broke down undoes nothing.
+        A retry after a worker or a triggerer broke down does not resume it.
         """
         from frazil.host.claim import Claim, write_claim  # noqa: PLC0415 - needed by a running trigger only
         from frazil.host.given_up import announced_given_up  # noqa: PLC0415
@@ -163,13 +163,13 @@ class HostedStreamTrigger(FollowingTrigger):
         )
 
     def _paused(self, seen: Seen) -> str:
-        """The user who paused a stream, and how it runs again."""
+        """Describe the pause of a stream, and how to resume it; empty if it is not paused."""
         if seen.is_alive or not seen.belongs or (desired := self._desired().read()).mode != "paused":
             return ""
         return f"; paused by {desired.by}: {desired.reason}; `frazil resume {self.stream}` starts it"
 
     def _announce(self, given_up: GivenUp) -> None:
-        """Record why this try failed, for the try after a *Clear*."""
+        """Record the cause of this try's failure, for the try after a *Clear*."""
         from frazil.host.given_up import announce_given_up  # noqa: PLC0415 - needed by a running trigger only
 
         if (instance := self.task_instance) is not None:
@@ -187,7 +187,7 @@ class HostedStreamTrigger(FollowingTrigger):
             desired.pause(by=BY, reason=self._marked())
 
     def _restart(self) -> None:
-        """It undoes a pause by Airflow, and no other."""
+        """Restart the stream. Undoes a pause by Airflow, and no other."""
         desired = self._desired()
         now = desired.read()
         if now.mode == "paused" and now.by != BY:
@@ -215,7 +215,7 @@ def _progress(seen: Observation) -> str:
 
 
 def _ending(last: ExitRecord) -> str:
-    """How the stream's last writer ended, after the word "ended"."""
+    """Describe the end of the stream's last writer, to follow the word "ended"."""
     if last.code is None:
         return f": {last.error or 'it was killed with its application, or its host went down'}"
     return f" with exit code {last.code}: {last.error or 'as it was asked to'}"

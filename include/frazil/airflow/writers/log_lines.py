@@ -1,8 +1,8 @@
 """Selects the lines of a writer's log that are copied into its task's log. The whole log is in writer.log.
 
-A deferred task may run for weeks and Airflow never rotates a task's log. So each hour has a limit, and of lines that
-differ in their numbers only, such as the two of each batch, the first are passed on, and then the newest once an hour
-with how many there were. Warnings beyond the limit are counted.
+A deferred task may run for weeks, and Airflow never rotates a task's log, so each hour has a limit. Of lines that
+differ only in their numbers, such as the two of each batch, the first are copied, then the newest once an hour with a
+count. Warnings beyond the limit are counted.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 WARNINGS_AN_HOUR, OTHERS_AN_HOUR = 200, 30
-"""The limit applies to the first lines of an hour, so that a start is shown whole."""
+"""Lines that are copied per hour: the first ones, so that a start is shown in full."""
 ALIKE_WARNINGS, ALIKE_OTHERS = 10, 1
-"""Lines of one shape that are passed on before the hourly line."""
+"""Lines of one shape that are copied before the hourly line."""
 HOUR_S = 3_600.0
 _NUMBERS = re.compile(r"\d[\d.,:]*")
 
 
 def shape(line: str) -> str:
-    """A line without its numbers."""
+    """Return a line without its numbers."""
     return _NUMBERS.sub("#", line)
 
 
@@ -39,21 +39,21 @@ class Alike:
 
 @dataclass(slots=True)
 class WriterLines:
-    """Counts the lines that it has passed on, by shape, across pieces of the log."""
+    """Counts the copied lines by shape, across pieces of the log."""
 
     _told_s: dict[bool, list[float]] = field(default_factory=lambda: {True: [], False: []})
-    """When warnings, and other lines, were passed on."""
+    """Times of copied warnings, and of other copied lines."""
     _alike: dict[str, Alike] = field(default_factory=dict)
-    """Shapes of the last hour; no more than the lines that an hour may have."""
+    """Shapes of the last hour; bounded by the hour's limit."""
     _left_out: int = 0
-    """Warnings that were omitted by the hour's limit."""
+    """Warnings omitted because of the hour's limit."""
 
     def begin(self) -> None:
-        """Another writer starts: its lines are news, however much they are like those of the last one."""
+        """Start with a new writer: its lines count as new, even if the last writer had similar ones."""
         self._alike.clear()
 
     def telling(self, lines: Iterable[tuple[int, str]], *, now_s: float) -> Iterator[tuple[int, str]]:
-        """The lines to pass on, each with its level, after those that count what was left out before."""
+        """Yield the lines to copy, each with its level, after the lines that count omitted ones."""
         yield from self._after_an_hour(now_s)
         for level, line in lines:
             warns, kind = level >= logging.WARNING, shape(line)

@@ -1,4 +1,4 @@
-"""The task that represents a writer: it defers at once, and fails only when a person is needed."""
+"""The task that represents a writer: it defers at once, and fails only when an operator must act."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ DEFAULT_POLL_SECONDS = 2.0
 class WriterOperator(BaseOperator):
     """Keeps the writer of one declared stream running for as long as the task is deferred.
 
-    How it works: the task defers to a `WriterTrigger`, which launches the writer as a detached process, watches it,
-    and launches it again when it dies; no worker slot is held, and scheduler, API server, workers and triggerer may
-    be restarted while the writer goes on. A retry, and every later run, finds the writer that runs and goes on with it.
+    How it works: the task defers to a `WriterTrigger`, which launches the writer as a detached process, watches it, and
+    restarts it when it dies. It holds no worker slot. Scheduler, API server, workers and triggerer may be restarted
+    while the writer runs. A retry, or a later run, finds the running writer and continues to supervise it.
 
-    What a person does, and what follows: *mark failed* (or *success*) stops the writer after the current batch, and
-    it stays stopped until `frazil resume STREAM`, or until the run that holds for it is cleared. *Clear* replaces the
-    writer by a new one after the current batch. Pausing the DAG does not stop the writer: `frazil pause STREAM` does.
+    *Mark failed* (or *success*) stops the writer after the current batch. It stays stopped until `frazil resume STREAM`
+    or until the run that holds for it is cleared. *Clear* replaces the writer by a new one after the current batch.
+    Pausing the DAG does not stop the writer: `frazil pause STREAM` does.
 
-    The task fails only when the supervisor gives up: an exit code after which a restart would fail in the same way,
-    or crash after crash without a commit. The next run holds, and says what gets out of it.
+    The task fails only when the supervisor gives up, after an exit code with which a restart would fail in the same
+    way, or after repeated crashes without a commit. The next run holds, and describes the remedy.
 
     What it does *not* do: start a writer on another host than the triggerer's, or move one that runs elsewhere.
 
@@ -38,8 +38,8 @@ class WriterOperator(BaseOperator):
     :param application: the writer's Python file, by default the package's own.
     :param poll_seconds: seconds between two observations of the writer.
     :param shared: `stream` is an application that streams share, and `application` its Python file.
-    :param queue: where Airflow's `[triggerer] queues_enabled` is set, the writer runs on a host whose triggerer serves
-        this queue (`airflow triggerer --queues …`).
+    :param queue: the queue of the triggerer (`airflow triggerer --queues …`) on whose host the writer runs, if
+        Airflow's `[triggerer] queues_enabled` is set.
     """
 
     ui_color = "#cfe8f3"
@@ -62,7 +62,7 @@ class WriterOperator(BaseOperator):
         self.poll_seconds = poll_seconds
 
     def execute(self, context: Context) -> None:
-        """Hand over to the trigger."""
+        """Defer to the trigger."""
         from frazil.airflow.lineage_parent import parent_id  # noqa: PLC0415 - a DAG file that is parsed needs no trigger
         from frazil.airflow.writers.trigger import WriterTrigger  # noqa: PLC0415
         from frazil.host.claim import Claim, write_claim  # noqa: PLC0415
@@ -83,8 +83,8 @@ class WriterOperator(BaseOperator):
     def execute_complete(self, context: Context, event: Mapping[str, Any]) -> None:  # noqa: ARG002
         """Fail: the supervisor gave up.
 
-        The failure is confirmed here, so that it is not lost if a process dies in between. Where the worker is another
-        host than the triggerer, the next run's trigger confirms it there.
+        The failure is confirmed here, so that it is not lost if a process dies in between. If the worker runs on
+        another host than the triggerer, the next run's trigger confirms it.
         """
         from frazil.host.given_up import confirm_given_up  # noqa: PLC0415 - needed by a running task only
 

@@ -1,4 +1,4 @@
-"""The trigger that supervises a writer from the triggerer and logs to the task what it does and why."""
+"""The trigger that supervises a writer from the triggerer, and logs its decisions to the task."""
 
 from __future__ import annotations
 
@@ -31,35 +31,36 @@ if TYPE_CHECKING:
     from frazil.supervise.supervisor import Step, Supervisor
 
 PROGRESS_SECONDS = 3_600.0
-"""How often a writer whose state has not changed is mentioned: Airflow never rotates the log of a task that is deferred
-for weeks, and the state on the task itself is newer (`frazil.airflow.shown_state`)."""
+"""The interval at which an unchanged state is logged. It is long, because Airflow never rotates a deferred task's log.
+
+The task itself shows the newest state (`frazil.airflow.shown_state`)."""
 REMOVED_SECONDS = 60.0
-"""Until then the DAG of a removed stream may still have its schedule, or its file may be gone for a moment only."""
+"""The wait before the task of a removed stream ends: its DAG may still have a schedule, or its file may come back."""
 CONNECTION_SECONDS = 30.0
 CLAIM_SECONDS = 3.0
-"""Within that time the trigger of a cleared task's next try says so on this host, if it is here."""
+"""The time in which the trigger of a cleared task's next try, if on this host, writes its claim."""
 LOOK_UP_SECONDS = 20.0
 KILL_SECONDS = 28.0
-"""Airflow allows 30 s for a kill in total."""
+"""Below the 30 s that Airflow allows for a kill."""
 
 THREADS = ThreadPoolExecutor(max_workers=32, thread_name_prefix="frazil-writers")
-"""Threads of our own: with the event loop's few, one silent catalog would hold up every writer."""
+"""Separate from the event loop's few threads, in which one unresponsive catalog would delay every writer."""
 
 FOLLOWING: set[asyncio.Task[None]] = set()
-"""What triggers that were killed still do; the event loop itself would forget it."""
+"""Running work of killed triggers. The event loop keeps only weak references to it."""
 
 T = TypeVar("T")
 
 
 class FollowingTrigger(BaseTrigger):
-    """A trigger that is killed when a person acts on its task, and applies to the stream what the person did."""
+    """A trigger that applies a user's action on its task to the stream. Airflow kills it when the user acts."""
 
     stream: str
 
     async def on_kill(self) -> None:
-        """The task is no longer deferred, and not because of a restart: apply to the writer what a person did.
+        """Apply a user's action to the writer, now that the task is no longer deferred.
 
-        Airflow 3.3 cancels a trigger again each second until it has ended, in here too: that does not end the work.
+        Airflow 3.3 cancels a trigger again each second until it has ended, also during this call. The work continues.
         """
         work = asyncio.create_task(self._follow_person())
         FOLLOWING.add(work)
@@ -72,11 +73,11 @@ class FollowingTrigger(BaseTrigger):
             work.result()
 
     async def _follow_person(self) -> None:
-        """Apply what a person did. `_act` says what that was."""
+        """Apply the user's action, which `_act` returns."""
         raise NotImplementedError
 
     async def _act(self) -> Act:
-        """What became of the task; UNKNOWN if Airflow does not answer within the time that a kill has."""
+        """Return the action on the task; UNKNOWN if Airflow does not respond in time."""
         try:
             act = act_of(await asyncio.wait_for(self._look_up(), LOOK_UP_SECONDS))
         except Exception:
@@ -101,17 +102,17 @@ class FollowingTrigger(BaseTrigger):
         )
 
     async def _ask_ahead(self) -> None:
-        """Make Airflow load what its first answer needs; a kill leaves no time for that. The answer is not used."""
+        """Read the task's state once, so that Airflow's imports are loaded before a kill, which leaves no time."""
         with suppress(Exception):
             await self._look_up()
 
 
 class WriterTrigger(FollowingTrigger):
-    """Observes one writer every few seconds and carries out what the supervisor decides.
+    """Steps the supervisor of one writer every few seconds.
 
     It holds no state and no secret: a restarted triggerer creates another from the same arguments, which finds the
     writer by its run folder. It fires once, when the supervisor gives up or nothing is left to supervise. Blocking
-    calls run in threads of its own.
+    calls run in separate threads.
     """
 
     def __init__(  # noqa: PLR0913 - what it is made again from
@@ -149,7 +150,7 @@ class WriterTrigger(FollowingTrigger):
         return f"{type(self).__module__}.{type(self).__qualname__}", arguments
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Step, report, wait; until the task has something to do."""
+        """Step, report and wait in a loop, until the task must end."""
         await in_thread(self._begin)
         supervisor = await self._make_supervisor()
         self._asking_ahead = asyncio.create_task(self._ask_ahead())
@@ -198,7 +199,7 @@ class WriterTrigger(FollowingTrigger):
         return of_writer(known, step.observed, step.decision, now_ms=step.at_ms, problem=step.problem)
 
     def _begin(self) -> None:
-        """Record on this host what the worker that deferred the task may have recorded on another."""
+        """Record the claim on this host, because the worker that deferred the task may run on another."""
         from frazil.host.claim import Claim, write_claim  # noqa: PLC0415 - needed by a triggerer only
         from frazil.host.given_up import settle_given_up  # noqa: PLC0415 - as above
 
@@ -227,7 +228,7 @@ class WriterTrigger(FollowingTrigger):
             self.log.warning("%s: cannot record that its writer was given up on: %s", self.stream, error)
 
     async def _make_supervisor(self) -> Supervisor:
-        """Run in a thread, because importing PyIceberg takes a second."""
+        """Create it in a thread, because importing PyIceberg takes a second."""
         if self._supervisor is None:
             loop = asyncio.get_running_loop()
             self._supervisor = await in_thread(partial(self._supervise, loop))
@@ -246,7 +247,7 @@ class WriterTrigger(FollowingTrigger):
         return Supervisor(program, connections=connections)
 
     def _tell(self, step: Step) -> None:
-        """Log the relevant lines of the writer's log, and the decision when it changes or a while has passed."""
+        """Log the selected lines of the writer's log, and the decision if it changed or was not logged for long."""
         from frazil.host.writer_log import leveled  # noqa: PLC0415 - as above
 
         for level, line in self._lines.telling(leveled(step.writer_log), now_s=time.monotonic()):
@@ -267,12 +268,12 @@ class WriterTrigger(FollowingTrigger):
 
     @staticmethod
     def _what(step: Step) -> tuple[object, ...]:
-        """What a line is about, without what changes at each step."""
+        """The parts of a decision that do not change at each step."""
         decision = step.decision
         return (decision.action, decision.cause, decision.until_ms, shape(step.problem or ""))
 
     def _tell_stall(self, stall: Stall | None) -> None:
-        """Warn when a stall begins and when it ends; in between only its numbers change."""
+        """Warn when a stall begins and when it ends, not when its numbers change."""
         before, self._stall = self._stall, stall
         if (before and before.kind) == (stall and stall.kind):
             return
@@ -297,7 +298,7 @@ def _event(step: Step) -> dict[str, Any]:
 
 
 async def _connections(ids: frozenset[str]) -> dict[str, str]:
-    """Airflow connections as JSON, by id; the caller must not log them. Raises SpecError if one is missing."""
+    """Read Airflow connections as JSON, by id. Never log them. Raises SpecError if one is missing."""
     found = {}
     for name in sorted(ids):
         try:
