@@ -1,4 +1,4 @@
-"""Which keys a merge inserted, updated and deleted, told from the files that it wrote."""
+"""Finds the keys that a merge inserted, updated and deleted, from the files that it wrote."""
 
 from __future__ import annotations
 
@@ -17,13 +17,16 @@ from frazil.merge.table_files import Reader, arrow_schema
 KEYS_NAMED = 10
 
 Key = Mapping[str, Any]
-"""One key's values by column, as the table has them: what is sensitive is hashed or a token. Bytes are hexadecimal."""
+"""One key's values by column, as stored: sensitive values are hashed or tokens. Bytes are hexadecimal."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChangedKeys:
-    """The first keys of each kind, in order. None of a kind whose rows are not one for each key, as where others wrote
-    a key twice: a wrong name is worse than none."""
+    """The first keys of each kind, in order.
+
+    A kind is empty if its rows and keys do not match one to one, because another writer stored a key twice: no name is
+    better than a wrong one.
+    """
 
     inserted: tuple[Key, ...] = ()
     updated: tuple[Key, ...] = ()
@@ -31,10 +34,10 @@ class ChangedKeys:
 
 
 def changed_keys(done: Iterable[tuple[MergeTask, MergeResult]], reader: Reader, keys: Schema) -> ChangedKeys:
-    """The keys of a merge that wrote no data file anew for the sake of rows that stay.
+    """Return the keys that a merge changed. Requires a merge that rewrote no data file for rows that stay.
 
-    `keys` is the schema of the key columns. Each written row has the key of an insert or an update, and each row that
-    left a file that of an update or a delete.
+    `keys` is the schema of the key columns. Each written row is an insert or an update, and each row that left a file
+    is an update or a delete.
     """
     counts, none = Counts(), no_rows(arrow_schema(keys))
     written, left = [none], [none]
@@ -52,7 +55,7 @@ def changed_keys(done: Iterable[tuple[MergeTask, MergeResult]], reader: Reader, 
 
 
 def _left(task: MergeTask, result: MergeResult, reader: Reader, keys: Schema) -> Iterable[pa.Table]:
-    """The keys of the rows that left the task's files with this merge, and not before."""
+    """Return the keys of the rows that left the task's files in this merge."""
     by_path = {file.path: file for file in task.files}
     for path in result.replaced:
         with reader.open(path) as data:
@@ -66,7 +69,7 @@ def _left(task: MergeTask, result: MergeResult, reader: Reader, keys: Schema) ->
 
 
 def _plain(rows: pa.Table) -> pa.Table:
-    """With the storage of extension types, such as UUIDs, which no join takes."""
+    """Cast extension types, such as UUIDs, to their storage types, because joins do not support them."""
     storage = [f.type.storage_type if isinstance(f.type, pa.BaseExtensionType) else f.type for f in rows.schema]
     return rows.cast(pa.schema([f.with_type(kind) for f, kind in zip(rows.schema, storage, strict=True)]))
 

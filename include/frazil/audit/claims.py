@@ -1,4 +1,4 @@
-"""What commit records say was committed: in all, or in a period."""
+"""The ranges and counts that commit records claim: all of them, or those of a period."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ from frazil.ingest.contract import is_routed
 from frazil.offsets.spans import TopicPartition
 
 CLOCK_SLACK_MS = 3_600_000
-"""How far writers' clocks may have gone back: records are searched from this long before the period begins."""
+"""How far a writer's clock may have stepped back: the search for records begins this long before the period."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """What the commit records of a stream claim."""
+    """The claims of a stream's commit records."""
 
     ranges: Mapping[TopicPartition, tuple[CommittedRange, ...]] = field(default_factory=dict)
     records: int = 0
     rejected: int = 0
     batches: int = 0
     routed: Mapping[str, int] = field(default_factory=dict)
-    """Of the records, the rows of each table of a route."""
+    """The part of `records` in each routed table."""
     gone: tuple[str, ...] = ()
-    """Paths of records that snapshots name and that are missing or unreadable."""
+    """Paths of commit records that snapshots name but that are missing or unreadable."""
     lost: tuple[str, ...] = ()
-    """Ranges that retention deleted before they were read, according to the period's snapshots."""
+    """Ranges that retention deleted before they were read, from the period's snapshots."""
     replayed: Mapping[TopicPartition, BitMap64] = field(default_factory=dict)
-    """Dead letters that became rows: they are in ranges that their own batches claim."""
+    """Dead letters that became rows: they lie in ranges that their original batches claim."""
     repeats: int | None = 0
-    """Records that were dropped because they repeat a row; None if a snapshot that counts them is gone."""
+    """Records dropped as repeats; None if a snapshot that counts them has expired."""
 
     def without(self, mine: Claims) -> dict[TopicPartition, tuple[CommittedRange, ...]]:
-        """The ranges of these claims except those of `mine`; a range that is claimed twice is removed once."""
+        """Return the ranges of these claims without those of `mine`; a range that is claimed twice is removed once."""
         return {
             tp: tuple((Counter(ranges) - Counter(mine.ranges.get(tp, ()))).elements())
             for tp, ranges in self.ranges.items()
@@ -54,7 +54,7 @@ class Claims:
 def claims(journals: JournalStore, marker: Marker, metadata: TableMetadata) -> Claims:
     """Read every commit record up to the marker, and those of published backfills.
 
-    Journals that wait or were never committed claim nothing.
+    Journals that wait, or were never committed, claim nothing.
     """
     live = [record for record in journals.records() if _committed(record.key, marker)]
     backfills = list(published(journals, metadata, marker.stream))
@@ -66,11 +66,12 @@ def claims(journals: JournalStore, marker: Marker, metadata: TableMetadata) -> C
 def window_claims(journals: JournalStore, marker: Marker, metadata: TableMetadata, window: Period) -> Claims:
     """Read the commit records of a period, and few others.
 
-    A batch's time is that of its snapshot in the branch's history: a journal that waited for its writer was committed
-    when the writer came back. So consecutive periods leave nothing out, whenever a batch was journaled. If the history
-    at the beginning of the period was expired, the records themselves are searched, newest first, by the time at which
-    they were written, from an hour before the period; a clock that went back further hides some. Records of backfills
-    and of skipped ranges have no such time: expiry keeps their snapshots for the audits of their hour.
+    A batch belongs to the period of its snapshot, not of its journal: a journal may wait until its writer returns. So
+    consecutive periods cover every batch once.
+
+    If snapshots from the beginning of the period have expired, the records are searched by the time they were written,
+    newest first, until one hour before the period. A clock that stepped back further hides some. Backfills and skipped
+    ranges have no such time: expiry keeps their snapshots for the audits of their hour.
     """
     found: list[Journal] = []
     gone: list[str] = []
@@ -107,7 +108,7 @@ def _repeats(journals: JournalStore, metadata: TableMetadata, batches: Sequence[
 def _before_history(
     journals: JournalStore, marker: Marker, oldest: BatchKey | None, window: Period
 ) -> Iterator[Journal]:
-    """Records of the period, newest first, older than the oldest batch in the history."""
+    """Return the period's records that are older than the oldest batch in the history, newest first."""
     for record in journals.records(newest_first=True, below=oldest):
         if not _committed(record.key, marker):
             continue
@@ -118,7 +119,7 @@ def _before_history(
 
 
 def _history_begins_ms(metadata: TableMetadata) -> int:
-    """Since when the branch has every commit; 0 if it has them from the first on."""
+    """Return the time from which the branch has every commit; 0 if it has them all."""
     oldest = next(reversed(list(ancestors(metadata))), None)
     # Its parent does not tell: PyIceberg removes the id of an expired parent.
     return 0 if oldest is None or oldest.sequence_number in {None, 0, 1} else oldest.timestamp_ms

@@ -1,7 +1,7 @@
-"""Whether a topic-partition landed exactly once: a pure comparison of what its table, commit records and Kafka say.
+"""Compares one topic-partition's table, commit records and Kafka records: did it land exactly once? Pure.
 
-What Kafka does not have is not missing: compaction and transactions leave gaps in a topic, and retention deletes its
-beginning. What the commit records do not cover was never claimed: a reset skipped it, or it is older than the records.
+An offset that Kafka does not have is not missing: compaction and transactions leave gaps, and retention deletes the
+beginning. An offset outside all commit records was never claimed: a reset skipped it, or it is older than the records.
 """
 
 from __future__ import annotations
@@ -32,47 +32,50 @@ SPANS_NAMED = 5
 
 @dataclass(frozen=True, slots=True)
 class InKafka:
-    """What Kafka has of a topic-partition, read at `read_committed`: `offsets` of `[first, marker)`."""
+    """The offsets that Kafka has in `[first, marker)`, read with `read_committed`."""
 
     first: int
     offsets: BitMap64
     cut: int | None = None
-    """Where its log was cut, below what was committed: from this offset on it has, or will have, other records."""
+    """The offset where its log was truncated, below what was committed: from there on, records are new ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Everything that is known about one topic-partition."""
+    """The evidence for one topic-partition."""
 
     topic: str
     partition: int
     marker: int
     topic_id: str
-    """The id of that topic."""
+    """The id of the current topic."""
     ranges: tuple[CommittedRange, ...]
-    """What is audited."""
+    """The audited ranges."""
     rows: OffsetTally
     dead_letters: OffsetTally
     kafka: InKafka | None = None
-    """None if Kafka was not asked."""
+    """Kafka's records; None if the audit does not compare with them."""
     whole: bool = True
-    """False if `ranges` are those of a period, and rows and dead letters only what lies in them."""
+    """False if `ranges`, rows and dead letters cover only a period."""
     elsewhere: tuple[CommittedRange, ...] = ()
-    """What was committed outside of the period, if that was looked up: it may explain what looks wrong."""
+    """Ranges committed outside the period, if they were read: they may explain what looks wrong."""
     rewritten: tuple[tuple[int, int], ...] = ()
-    """Offsets `[start, end)` that Kafka gave to a second record; known and accepted, so they may be there twice."""
+    """Offsets `[start, end)` that Kafka assigned to a second record.
+
+    Operators accepted that, so rows may occur twice.
+    """
     given_up: tuple[tuple[int, int], ...] = ()
-    """Committed offsets `[start, end)` whose loss somebody accepted after a rollback."""
+    """Committed offsets `[start, end)` whose loss an operator accepted after a rollback."""
     replayed: BitMap64 = field(default_factory=BitMap64)
-    """Records that were dead letters when they were committed, and have become rows."""
+    """Records that were committed as dead letters and have become rows."""
     tables: str = "the table"
-    """What `rows` are of, as sentences call it."""
+    """What findings call the tables that have `rows`."""
     drops_repeats: bool = False
-    """Whether rows that repeat others were dropped: then the table may have fewer than the commit records count."""
+    """Whether repeats were dropped: then the table may have fewer rows than the commit records count."""
 
     @property
     def generations(self) -> dict[str, list[CommittedRange]]:
-        """All known ranges, by the id of the topic that had the name."""
+        """All known ranges, by topic id."""
         return by_topic_id((*self.ranges, *self.elsewhere))
 
     @property
@@ -82,18 +85,18 @@ class Evidence:
 
     @property
     def letter_groups(self) -> list[Group]:
-        """The same of the present topic alone: dead letters of a former topic of the name have no offsets in common."""
+        """Groups of the current topic only: dead letters of a former topic share no offsets with it."""
         current = ([r for r in of if r.topic_id == self.topic_id] for of in (self.ranges, self.elsewhere))
         return groups(*current)
 
 
 class FindingKind(StrEnum):
     DUPLICATES = "duplicates"
-    """An offset is in the table, or in the dead-letter table, more than once."""
+    """An offset occurs more than once in the table, or in the dead-letter table."""
     MISSING = "missing"
-    """Kafka has the record, a commit claims it, and no table has it."""
+    """Kafka has the record and a commit claims it, but no table has it."""
     MISCOUNTED = "miscounted"
-    """The tables hold more or fewer rows than the commit records say."""
+    """The tables have more or fewer rows than the commit records count."""
     ROW_AND_DEAD_LETTER = "row and dead letter"
     UNCLAIMED = "unclaimed"
     """Rows that no commit covers."""
@@ -101,16 +104,16 @@ class FindingKind(StrEnum):
     RECORD_GONE = "record gone"
     """A snapshot names a commit record that is missing or unreadable."""
     LOG_CUT = "log cut"
-    """Kafka lost committed records and gives their offsets to others, which no table has."""
+    """Kafka lost committed records and assigned their offsets to new ones, which no table has."""
     UNCHECKED = "unchecked"
-    """One witness says nothing, where another was asked."""
+    """One source of evidence is silent, but another was compared."""
     NOT_COMPARED = "not compared"
-    """What was committed was held against nothing."""
+    """Committed records were compared with nothing."""
     SKIPPED = "skipped"
     READ_AGAIN = "read again"
-    """Offsets were committed more than once, as after a reset, and are counted each time."""
+    """Offsets were committed more than once, for example after a reset, and are counted each time."""
     CHANGED = "changed"
-    """Somebody else's commits deleted or overwrote rows."""
+    """Commits of another program deleted or overwrote rows."""
 
     @property
     def is_wrong(self) -> bool:
@@ -127,16 +130,16 @@ class FindingKind(StrEnum):
 class Finding:
     kind: FindingKind
     count: int
-    """How many offsets, or rows, it is about."""
+    """Number of offsets or rows."""
     sentence: str
     where: str
     """The topic-partition, or the stream."""
     keys: tuple[Mapping[str, Any], ...] = ()
-    """Of a stream with a key, the first keys that it is about: values by column, as the table has them."""
+    """The first keys that it concerns, for a stream with a key: values by column, as stored."""
 
 
 def compare(evidence: Evidence) -> tuple[Finding, ...]:
-    """Everything that is wrong, and what could not be checked. Pure."""
+    """Return everything that is wrong, and what could not be checked. Pure."""
     found = [
         *_duplicates(evidence),
         *_both(evidence),
@@ -152,13 +155,13 @@ def compare(evidence: Evidence) -> tuple[Finding, ...]:
 
 
 def compare_letters(evidence: Evidence) -> tuple[Finding, ...]:
-    """What is wrong with the dead letters alone. Pure."""
+    """Return what is wrong with the dead letters. Pure."""
     found = [*_duplicated_letters(evidence), *_miscounted(evidence, _letters(evidence))]
     return tuple(f for f in found if f.count)
 
 
 def missing(evidence: Evidence) -> BitMap64:
-    """Offsets that Kafka has and a commit claims, and that are in neither table."""
+    """Return the offsets that Kafka has and a commit claims, but neither table has."""
     if evidence.kafka is None:
         return BitMap64()
     claimed = claimed_offsets(r for r in evidence.ranges if r.topic_id == evidence.topic_id and not r.selects)
@@ -167,7 +170,7 @@ def missing(evidence: Evidence) -> BitMap64:
 
 
 def duplicates(evidence: Evidence) -> int:
-    """Surplus rows: an offset may be there once for each topic that had the name."""
+    """Count surplus rows. Each topic that had the name may have a row at an offset."""
     allowed_twice, once = covered(evidence.rewritten), BitMap64()
     for ranges in evidence.generations.values():
         claimed = claimed_offsets(ranges)
@@ -222,7 +225,7 @@ def _log_cut(e: Evidence) -> Iterable[Finding]:
 
 
 def _unclaimed(e: Evidence) -> Iterable[Finding]:
-    """Rows at or past the marker, or in a gap between commits. Rows older than the records are only a note."""
+    """Rows at or past the marker, or between commits, are unclaimed. Rows older than the records are only a note."""
     claimed = claimed_offsets(e.ranges)
     begin = min((r.start for r in e.ranges), default=e.marker)
     before = e.rows.seen & between(0, begin)
@@ -241,20 +244,20 @@ def _unclaimed(e: Evidence) -> Iterable[Finding]:
 
 @dataclass(frozen=True, slots=True)
 class _Witness:
-    """What one table has, and what commit records claim for it."""
+    """One table's rows, and what commit records claim for it."""
 
     name: str
     tally: OffsetTally
     claimed: Callable[[CommittedRange], int]
     groups: list[Group]
     lost: BitMap64
-    """Offsets that have a finding already, as Kafka has their records."""
+    """Missing offsets that already have a finding from the comparison with Kafka."""
     given_twice: BitMap64
     accepted: BitMap64
-    """Offsets whose loss a user accepted, and that are in neither table."""
+    """Offsets in neither table whose loss a user accepted."""
 
     def compare(self, group: Group) -> tuple[int, int]:
-        """How many records are missing, at least, and how many are more than claimed."""
+        """Return the minimum number of missing records, and the number beyond the claims."""
         given_twice, accepted = self.given_twice, self.accepted
 
         def there(r: CommittedRange) -> int:
@@ -297,7 +300,7 @@ def _accepted(e: Evidence) -> BitMap64:
 
 
 def _miscounted(e: Evidence, witness: _Witness) -> Iterable[Finding]:
-    """Compare commit records with a table. What is missing by Kafka is not reported again."""
+    """Compare commit records with a table. Records already reported as missing are not reported again."""
     fewer = more = 0
     first: Group | None = None
     for group in witness.groups:
@@ -318,10 +321,10 @@ def _miscounted(e: Evidence, witness: _Witness) -> Iterable[Finding]:
 def compare_repeats(
     evidence: Sequence[Evidence], records: int, repeats: int | None, *, stream: str, by_source: bool = False
 ) -> tuple[Finding, ...]:
-    """Compare the rows of a stream that drops repeats with the committed records less the dropped ones. Pure.
+    """Compare the rows of a stream with dedupe with the committed records, without the dropped ones. Pure.
 
-    `repeats` is None if the number of dropped records is not known. Then `by_source` leaves the comparison to Kafka's
-    records.
+    `repeats` is None if the number of dropped records is unknown. With `by_source`, the comparison is then left to
+    Kafka's records.
     """
     rows = sum(e.rows.copies + len(e.rows.seen & claimed_offsets(e.ranges)) for e in evidence)
     if repeats is None or not all(map(counted_once, evidence)):
@@ -342,7 +345,7 @@ def compare_repeats(
 
 
 def _not_compared(e: Evidence) -> Iterable[Finding]:
-    """Records of ranges that overlap, whose number is only known within bounds."""
+    """Report overlapping ranges, whose number of records is only known within bounds."""
     if e.drops_repeats:
         return
     open_, first, given_twice = 0, None, covered(e.rewritten)
@@ -363,7 +366,7 @@ def _not_compared(e: Evidence) -> Iterable[Finding]:
 
 
 def _limits(e: Evidence) -> Iterable[Finding]:
-    """What could not be checked, and what was skipped on purpose."""
+    """Report what could not be checked, and what was skipped on purpose."""
     current = [r for r in e.ranges if r.topic_id == e.topic_id]
     if e.whole:
         there = e.rows.seen | e.dead_letters.seen
@@ -402,7 +405,7 @@ def _finding(e: Evidence, kind: FindingKind, count: int, sentence: str) -> Findi
 
 
 def counted_once(e: Evidence) -> bool:
-    """Whether no audited offset was read, or given, more than once: only then rows can be counted without offsets."""
+    """Whether each audited offset was read and assigned once. Only then can rows be counted without offsets."""
     once = all(group.is_single for group in e.groups)
     return once and not covered((*e.rewritten, *e.given_up)) & claimed_offsets(e.ranges)
 
@@ -412,7 +415,7 @@ def _named(offsets: BitMap64) -> str:
 
 
 def _spans_named(found: list[tuple[int, int]]) -> str:
-    """The first few spans, as text."""
+    """Return the first few spans as text."""
     named = [f"{first}" if first == last else f"{first} to {last}" for first, last in found[:SPANS_NAMED]]
     return ", ".join(named) + (", …" if len(found) > SPANS_NAMED else "")
 
@@ -420,10 +423,10 @@ def _spans_named(found: list[tuple[int, int]]) -> str:
 def compare_counts(  # noqa: PLR0913 - all that is counted, and why nothing else is
     *, rows: int, claimed: int, other_streams: int, stream: str, adopted: int = 0, declared: bool = False
 ) -> tuple[Finding, ...]:
-    """For a stream without Kafka coordinates: compare the number of rows with the sum of the commit records. Pure.
+    """Compare the number of rows with the commit records, for a stream without Kafka coordinates. Pure.
 
-    `adopted` is the number of rows that the table had before the stream. `declared`: whether the stream is declared
-    with coordinates, which its table then lacks.
+    `adopted` is the number of rows that the table had before the stream. `declared`: whether the declaration has
+    coordinates although the table does not.
     """
     where = "its table lacks the columns" if declared else "coordinates: false"
     found = [

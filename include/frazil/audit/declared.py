@@ -1,4 +1,4 @@
-"""The audit of a declared stream, whatever its records do to its table."""
+"""Audits a declared stream, in the way that its mode requires."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from frazil.spec.model import StreamSpec
 
 
 def audit(spec: StreamSpec, *, window: Period | None, with_source: bool) -> Audit:
-    """Audit what was committed in a period, or ever; with its source, against what Kafka still has.
+    """Audit what was committed in a period, or ever; `with_source` also compares with what Kafka still has.
 
     Raises what `audit_stream` raises, and what opening the stream raises.
     """

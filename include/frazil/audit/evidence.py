@@ -1,4 +1,4 @@
-"""What the audit compares: claims, rows, dead letters and Kafka's own offsets, by topic-partition."""
+"""The evidence that the audit compares, by topic-partition: claims, rows, dead letters and Kafka's offsets."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def gather(  # noqa: PLR0913 - what is known, and of what
     drops_repeats: bool = False,
     tables: str = "the table",
 ) -> tuple[Evidence, ...]:
-    """One piece of evidence for every topic-partition that is known, or that a period claims."""
+    """Return the evidence for each topic-partition that is known, or that a period claims."""
     known = claimed.ranges.keys() | (marker.offsets.keys() | rows.keys() if whole else set())
     return tuple(
         Evidence(
@@ -49,7 +49,7 @@ def gather(  # noqa: PLR0913 - what is known, and of what
 
 
 def explained(evidence: tuple[Evidence, ...], every: Claims, mine: Claims) -> tuple[Evidence, ...]:
-    """The evidence of a period, whose claims are `mine`, with what was committed and replayed at any time."""
+    """Return a period's evidence with all other claims and replays; `mine` are the claims of the period."""
     elsewhere, replayed = every.without(mine), every.replayed
     return tuple(
         replace(e, elsewhere=elsewhere.get(tp, ()), replayed=replayed.get(tp) or BitMap64())

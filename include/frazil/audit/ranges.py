@@ -1,8 +1,8 @@
-"""Committed ranges of one topic-partition: how they overlap, and which numbers of records they allow. Pure.
+"""Overlaps of a topic-partition's committed ranges, and the numbers of records that they allow. Pure.
 
-Ranges overlap after a reset, a backfill of offsets that were committed before, or when a topic was created again under
-its name. The records of such ranges cannot be counted range by range, but each range still bounds them from below, and
-all of them together from above.
+Ranges overlap after a reset, after a backfill of offsets that were committed before, and when a topic was recreated.
+The records of such ranges cannot be counted one by one. But each range bounds them from below, and all ranges together
+bound them from above.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from frazil.offsets.spans import Span, between
 
 @dataclass(frozen=True, slots=True, order=True)
 class CommittedRange:
-    """What one commit record says about a topic-partition: `[start, end)` became rows and dead letters."""
+    """One commit record's claim on a topic-partition: `[start, end)` became rows and dead letters."""
 
     start: int
     end: int
@@ -26,9 +26,9 @@ class CommittedRange:
     rejected: int
     topic_id: str
     selects: bool = False
-    """A backfill took only some of the records, by their event time; the others are not missing."""
+    """Whether a backfill took only some records, by event time; the others are not missing."""
     leader_epoch: int | None = field(default=None, compare=False)
-    """The epoch of the leader that had `end`; None if no broker said so."""
+    """The epoch of the leader that had `end`; None if no broker reported it."""
 
     @property
     def offsets(self) -> BitMap64:
@@ -37,20 +37,20 @@ class CommittedRange:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Audited ranges that overlap one another, or one that overlaps no other."""
+    """Audited ranges that overlap one another, or a single range without overlaps."""
 
     audited: tuple[CommittedRange, ...]
     others: tuple[CommittedRange, ...]
-    """Ranges of other times that overlap them."""
+    """Ranges outside the audit that overlap them."""
 
     @property
     def is_single(self) -> bool:
-        """Whether one range is all, so that its numbers are exact."""
+        """Whether the group is a single range, so that its numbers are exact."""
         return len(self.audited) + len(self.others) == 1
 
     @property
     def offsets(self) -> BitMap64:
-        """Those of the audited ranges."""
+        """The offsets of the audited ranges."""
         return claimed_offsets(self.audited)
 
     @property
@@ -58,7 +58,7 @@ class Group:
         return by_topic_id((*self.audited, *self.others))
 
     def bounds(self, claimed: Callable[[CommittedRange], int]) -> dict[str, tuple[int, int]]:
-        """The smallest and largest number of records within `offsets`, by the id of their topic.
+        """Return the smallest and largest possible number of records within `offsets`, by topic id.
 
         `claimed` is the number of records of each range.
         """
@@ -72,12 +72,12 @@ class Group:
         return found
 
     def missing(self, short: Callable[[CommittedRange], int]) -> int:
-        """How many distinct records are missing at least, where `short` is the number that one range misses."""
+        """Return the minimum number of distinct missing records; `short` is how many one range is missing."""
         return _heaviest_chain({r: short(r) for r in self.audited})
 
 
 def groups(audited: Iterable[CommittedRange], others: Iterable[CommittedRange] = ()) -> list[Group]:
-    """The audited ranges in order, grouped with every range that overlaps them. Empty ranges are left out."""
+    """Group the audited ranges with every range that overlaps them, in order. Empty ranges are left out."""
     found: list[tuple[list[CommittedRange], list[CommittedRange]]] = []
     reach = -1
     marked = [*((r, True) for r in audited), *((r, False) for r in others)]
@@ -90,7 +90,7 @@ def groups(audited: Iterable[CommittedRange], others: Iterable[CommittedRange] =
 
 
 def _heaviest_chain(weights: Mapping[CommittedRange, int]) -> int:
-    """Sort the ranges into chains without overlaps, as few as possible, and return the largest sum of weights."""
+    """Partition the ranges into chains without overlaps, as few as possible, and return the largest sum of weights."""
     chains: list[tuple[int, int]] = []
     for r, weight in sorted(weights.items()):
         at = next((i for i, (end, _) in enumerate(chains) if end <= r.start), len(chains))
@@ -100,7 +100,7 @@ def _heaviest_chain(weights: Mapping[CommittedRange, int]) -> int:
 
 
 def by_topic_id(ranges: Iterable[CommittedRange]) -> dict[str, list[CommittedRange]]:
-    """The ranges by the id of the topic that had the name."""
+    """Group the ranges by topic id."""
     found: dict[str, list[CommittedRange]] = defaultdict(list)
     for r in ranges:
         found[r.topic_id].append(r)
@@ -108,7 +108,7 @@ def by_topic_id(ranges: Iterable[CommittedRange]) -> dict[str, list[CommittedRan
 
 
 def merged_ranges(ranges: Iterable[CommittedRange]) -> list[Span]:
-    """Ranges `[start, end)` in order; those that touch or overlap are merged, and empty ones are left out."""
+    """Merge ranges `[start, end)` that touch or overlap. Returns them in order, without empty ones."""
     whole: list[Span] = []
     for r in sorted(r for r in ranges if r.end > r.start):
         if whole and r.start <= whole[-1][1]:
@@ -119,7 +119,7 @@ def merged_ranges(ranges: Iterable[CommittedRange]) -> list[Span]:
 
 
 def covered(spans: Iterable[Span]) -> BitMap64:
-    """All offsets of spans that are not empty."""
+    """Return all offsets of the spans, which must not be empty."""
     whole = BitMap64()
     for start, end in spans:
         whole.add_range(start, end)
@@ -131,7 +131,7 @@ def claimed_offsets(ranges: Iterable[CommittedRange]) -> BitMap64:
 
 
 def read_again(ranges: Iterable[CommittedRange]) -> int:
-    """How many offsets of a topic are in more than one of the ranges."""
+    """Count the offsets that are in more than one of the ranges."""
     found, reach = list[Span](), 0
     for r in sorted(ranges):
         found.append((r.start, min(r.end, reach)))

@@ -1,7 +1,7 @@
-"""The rows of a stream with a route, in its home and in the tables of its route, as one audit sees them.
+"""The rows of a stream with a route, in its default table and its routed tables, for one audit.
 
-Which rows went to which table is what commit records say: no declaration is asked, so a table that the route no longer
-has is audited too. Rows that wait for a table that is behind are counted from their files.
+Commit records, not the declaration, show which table got which rows. So a table that the route no longer has is audited
+too. Rows that wait for a table that is behind are counted from their files.
 """
 
 from __future__ import annotations
@@ -36,40 +36,40 @@ from frazil.table.lost import registration
 from frazil.table.parallel import in_parallel
 
 LOOKS = 3
-"""So often a table is looked at whose rows move to it meanwhile."""
+"""Attempts to read a table while its waiting rows are being committed."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoutedRows:
-    """What one routed table has of the audited batches."""
+    """The rows of the audited batches in one routed table."""
 
     target: Target
     rows: Tallies
-    """With those that wait. Those of a table that was renamed are its own under the name that it has now."""
+    """Including waiting rows. Rows of a renamed table count under its new name."""
     waiting: int = 0
     problem: str | None = None
     """Why the table, or a file that waits for it, could not be read."""
     renamed: Target | None = None
-    """The name that the table has now, if it has another."""
+    """The table's new name, if it was renamed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Replays:
-    """The published replays of a stream's dead letters, of any time: their rows are in ranges that batches claim."""
+    """All published replays of the stream's dead letters. Their rows lie in ranges that batches claim."""
 
     rows: Mapping[TopicPartition, BitMap64] = field(default_factory=dict)
     routed: Mapping[Target, Mapping[TopicPartition, BitMap64]] = field(default_factory=dict)
-    """Those of them that are in tables of the route."""
+    """The part of `rows` in routed tables."""
     last: Lane | None = None
-    """One whose rows may still wait for their tables: its letters have not left theirs."""
+    """A replay whose dead letters are still in their table, because rows may wait for routed tables."""
     journals: Sequence[Journal] = ()
-    """Those of its chunks."""
+    """The journals of its chunks."""
     given_up: Set[Target] = frozenset()
-    """Tables that never get their rows of it."""
+    """Tables that will never get their rows of it."""
 
     @classmethod
     def of(cls, tables: StreamTables, home: Table) -> Replays:
-        """Read the records of all replays that `home` has."""
+        """Read the records of all replays that the default table `home` has."""
         rows: dict[TopicPartition, BitMap64] = defaultdict(BitMap64)
         routed: dict[Target, dict[TopicPartition, BitMap64]] = defaultdict(lambda: defaultdict(BitMap64))
         for record in published(tables.journals, home.metadata, tables.stream):
@@ -82,7 +82,7 @@ class Replays:
         return cls(rows, routed, last, chunks(tables.journals, last), given_up(tables.journals, last.id))
 
     def waiting(self, properties: Mapping[str, str], target: Target) -> list[StagedFile]:
-        """The files with rows that a table of these properties lacks."""
+        """Return the files with rows that a table with these properties does not have yet."""
         if self.last is None or target in self.given_up or has_lane(properties, self.last):
             return []
         return [file for journal in self.journals for file in journal.staged_for(target)]
@@ -97,10 +97,10 @@ def routed_rows(  # noqa: PLR0913 - what is read, and where
     replays: Replays,
     named: Collection[Target] = (),
 ) -> tuple[RoutedRows, ...]:
-    """What the tables have that commit records name, up to home's marker: they may be further by now.
+    """Read the tables that commit records name, up to the default table's marker; they may be ahead by now.
 
     `within` has the audited ranges; None for all. `named` are the tables that the route names: one of them may be a
-    table that was renamed. Raises what catalog and storage raise.
+    renamed table. Raises what catalog and storage raise.
     """
     targets = sorted(claimed.routed.keys() | {t for t, of in replays.routed.items() if _claimed_of(of, claimed)})
     if not targets:
@@ -115,7 +115,7 @@ def routed_rows(  # noqa: PLR0913 - what is read, and where
 
 @dataclass(frozen=True, slots=True)
 class _Sought:
-    """Which rows of each table are looked for, and where."""
+    """The rows to look for in each table, and their sources."""
 
     tables: StreamTables
     waiting: Mapping[Target, Sequence[Journal]]
@@ -125,7 +125,7 @@ class _Sought:
 
 
 def _rows_of(sought: _Sought, target: Target) -> RoutedRows:
-    """Looks again where a file is gone that waited beside home: the table has its rows by now."""
+    """Read a table, again if a waiting file has disappeared: the table has its rows by now."""
     waiting = sought.waiting.get(target, ())
     for _ in range(LOOKS):
         found = _looked_at(sought, waiting, target)
@@ -176,7 +176,7 @@ def _looked_at(sought: _Sought, waiting: Sequence[Journal], target: Target) -> R
 
 
 def _first_now(sought: _Sought, target: Target, table: Table) -> Target | None:
-    """The name of the table that the route had by this one, where it was renamed and another was put in its place."""
+    """Return the new name of the route's table, if it was renamed and another table now has its name."""
     if property_name(sought.tables.stream) in table.properties:
         return None
     member = member_of(sought.tables, target)
@@ -184,7 +184,7 @@ def _first_now(sought: _Sought, target: Target, table: Table) -> Target | None:
 
 
 def _gone(tables: StreamTables, target: Target, member: Member | None) -> str:
-    """What to do about a table that the catalog lacks, whether the route still has it or not."""
+    """Return what to do about a table that is not in the catalog, whether or not the route still has it."""
     catalog, newest = tables.main.catalog_name, None if member is None else newest_left(tables, member)
     again = "" if newest is None else f": `{registration(catalog, target, newest.path)}`"
     return (
@@ -201,9 +201,9 @@ def compare_tables(
     claimed: Claims,
     replays: Replays,
 ) -> Iterator[Finding]:
-    """Which tables have other numbers of rows than commit records count for them; `home` is its name and its rows.
+    """Compare the rows of each table with those that commit records count for it. Pure.
 
-    Pure.
+    `home` is the name and the rows of the default table.
     """
     for one in routed:
         if one.problem:
@@ -233,7 +233,7 @@ def compare_tables(
 
 
 def _claimed_of(offsets: Mapping[TopicPartition, BitMap64], claimed: Claims) -> int:
-    """How many of the offsets lie in the ranges that commit records claim."""
+    """Count the offsets within the ranges that commit records claim."""
     return sum(
         offsets[tp].range_cardinality(*span)
         for tp, ranges in claimed.ranges.items()
@@ -243,7 +243,7 @@ def _claimed_of(offsets: Mapping[TopicPartition, BitMap64], claimed: Claims) -> 
 
 
 def _rows_of_claims(tallies: Tallies, claimed: Claims) -> int:
-    """How many rows lie in the ranges that commit records claim; others have findings of their own."""
+    """Count the rows within the ranges that commit records claim; other rows have their own findings."""
     return sum(
         tallies[tp].copies + sum(tallies[tp].seen.range_cardinality(*span) for span in merged_ranges(ranges))
         for tp, ranges in claimed.ranges.items()

@@ -1,4 +1,4 @@
-"""One audit of one stream: read all evidence at one snapshot, compare it, and say what was found."""
+"""One audit of one stream: read all evidence at one snapshot, compare it, and report the findings."""
 
 from __future__ import annotations
 
@@ -42,23 +42,23 @@ from frazil.table.landed_offsets import Wanted, has_coordinates, tally
 from frazil.timetext import utc
 
 AskKafka = Callable[[Marker, Claims], tuple[Mapping[TopicPartition, InKafka], tuple[Finding, ...]]]
-"""What Kafka has of the claimed ranges, and findings about what it could not be asked."""
+"""Returns what Kafka has of the claimed ranges, and findings about ranges that cannot be compared with Kafka."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionAudit:
-    """One topic-partition in numbers. Offsets `[start, end)` are committed; for a period, by its batches."""
+    """The numbers of one topic-partition. Offsets `[start, end)` are committed; for a period, by its batches."""
 
     topic: str
     partition: int
     start: int | None
-    """None if no batch was committed."""
+    """The first committed offset; None without a committed batch."""
     end: int
     rows: int
     distinct: int
     duplicates: int
     gaps: int | None
-    """Records that Kafka has and no table does; None if Kafka was not asked."""
+    """Records that Kafka has but no table does; None if the audit does not compare with Kafka."""
     dead_letters: int
 
 
@@ -68,15 +68,15 @@ class Audit:
     partitions: tuple[PartitionAudit, ...]
     findings: tuple[Finding, ...]
     batches: int
-    """How many commit records were read."""
+    """Number of commit records read."""
     window: Period | None = None
-    """None for everything that was ever committed."""
+    """The audited period; None covers everything that was ever committed."""
     by_key: bool = False
-    """Records changed rows of their keys: `rows` of a partition are its changes, and nothing is counted by offset."""
+    """Whether records change rows by key: then `rows` are changes, and nothing is counted by offset."""
     complete: bool = field(init=False)
-    """Whether all that was committed was compared."""
+    """Whether everything that was committed was compared."""
     clean: bool = field(init=False)
-    """Whether it was, and nothing is wrong."""
+    """Whether the audit is complete and found nothing wrong."""
 
     def __post_init__(self) -> None:
         complete = not any(f.kind is FindingKind.NOT_COMPARED for f in self.findings)
@@ -93,7 +93,7 @@ class Audit:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """What one audit reads from: the main table at one snapshot, with the marker that came with it."""
+    """The sources of one audit: the main table at one snapshot, with that snapshot's marker."""
 
     tables: StreamTables
     table: Table
@@ -102,7 +102,7 @@ class _Run:
     ask_kafka: AskKafka | None
     drops_repeats: bool
     named: Collection[Target]
-    """The tables that the stream's route names by now."""
+    """The tables that the route names now."""
 
     def claims(self) -> Claims:
         if self.window is None:
@@ -110,7 +110,7 @@ class _Run:
         return window_claims(self.tables.journals, self.marker, self.table.metadata, self.window)
 
     def evidence(self, claimed: Claims) -> tuple[tuple[Evidence, ...], tuple[Finding, ...]]:
-        """The evidence, and findings about what Kafka could not be asked and about single tables of a route."""
+        """Gather the evidence, with findings about single tables and about what cannot be compared with Kafka."""
         topics, within = self._topics(claimed), self._within(claimed)
         kafka, notes = self.ask_kafka(self.marker, claimed) if self.ask_kafka else ({}, ())
         home = tally(self.table, Wanted(topics, within), Wanted(topics, within, branch=open_branch(self.marker.stream)))
@@ -134,7 +134,7 @@ class _Run:
         return found, (*notes, *of_tables)
 
     def letters(self, claimed: Claims) -> Tallies:
-        """The dead letters, without those of a published replay that have not left their table yet."""
+        """Tally the dead letters, without those that a published replay has yet to remove."""
         ids = self.marker.source.topic_ids
         wanted = Wanted(self._topics(claimed), self._within(claimed), ids, self.marker.stream)
         letters = tally(self.tables.dead_letters.refresh(), wanted)
@@ -165,14 +165,12 @@ def audit_stream(  # noqa: PLR0913 - what is audited, and by what
 ) -> Audit:
     """Read all evidence and compare it.
 
-    `drops_repeats` is for a stream with dedupe, which drops records that repeat a row. `replayed_from_source` means
-    that the caller compares the rows with Kafka's records, which needs no number of dropped records. `named` are the
-    tables that the stream's route names by now.
+    `drops_repeats`: whether the stream has dedupe, which drops repeats. `replayed_from_source`: whether the caller
+    compares the rows with Kafka's records, so that the number of dropped records is not needed. `named` are the tables
+    that the route names now. Raises AdoptionRequired without a marker, KafkaUnavailable, MarkerUnreadable.
 
-    Raises AdoptionRequired without a marker, KafkaUnavailable, MarkerUnreadable.
-
-    The main table is read first, at one snapshot: dead letters and commit records are written before it, and the tables
-    of a route follow it.
+    The main table is read first, at one snapshot: dead letters and commit records are written before it, routed tables
+    after it.
     """
     while True:
         table = tables.main.refresh()
@@ -199,7 +197,7 @@ def audit_letters(
 ) -> tuple[Finding, ...] | None:
     """Compare the dead letters alone with the commit records.
 
-    Returns None if a replay was published since `table` was loaded: then load it again.
+    Returns None if a replay was published after `table` was loaded: then load it again.
     """
     run = _Run(tables, table, marker, window, None, drops_repeats=False, named=())
     letters = run.letters(claimed)
@@ -211,7 +209,7 @@ def audit_letters(
 
 
 def marker_of(tables: StreamTables, table: Table) -> Marker:
-    """The marker of a stream that can be audited. Raises AdoptionRequired without one."""
+    """Return the marker of a stream to audit. Raises AdoptionRequired if it does not exist."""
     marker = read_marker(table.properties, tables.stream)
     if marker is None:
         raise AdoptionRequired(
@@ -222,7 +220,7 @@ def marker_of(tables: StreamTables, table: Table) -> Marker:
 
 
 def standing_findings(table: Table, marker: Marker, claimed: Claims, window: Period | None) -> tuple[Finding, ...]:
-    """What is wrong with the table and its commit records, whatever the rows are."""
+    """Return what is wrong with the table and its commit records, independent of its rows."""
     return (*_before(table, marker, claimed), *_changed(table, stream=marker.stream, window=window))
 
 
@@ -231,7 +229,7 @@ def _before(table: Table, marker: Marker, claimed: Claims) -> tuple[Finding, ...
 
 
 def _replayed_meanwhile(run: _Run) -> bool:
-    """Whether dead letters have left their table for rows that the main table, which was read before, did not have."""
+    """Whether a replay has removed dead letters whose rows the main table did not have yet when it was read."""
     lane = read_lane(run.table.properties, run.marker.stream)
     if run.marker.routed is not None:  # tables of a route get their rows before the letters leave
         now = read_lane(run.tables.main.refresh().properties, run.marker.stream)
@@ -246,9 +244,11 @@ def _replayed_meanwhile(run: _Run) -> bool:
 def _looked_at_twice(
     run: _Run, claimed: Claims, evidence: tuple[Evidence, ...], compared: Callable[[Evidence], tuple[Finding, ...]]
 ) -> tuple[Evidence, ...]:
-    """If a period looks wrong, compare it next to everything that was ever committed, which may explain it (a reset).
-    So is a period of a topic that was created again, whose offsets other rows have too. Any other clean period never
-    reads the records of other times."""
+    """Add all other claims to a period that looks wrong, because a reset may explain it.
+
+    The same applies to a recreated topic, whose offsets occur in other rows too. Any other clean period reads no
+    records of other times.
+    """
     if run.window is None or not (
         any(f.kind.is_wrong for e in evidence for f in compared(e)) or _created_again(run, claimed)
     ):
@@ -257,7 +257,7 @@ def _looked_at_twice(
 
 
 def _created_again(run: _Run, claimed: Claims) -> bool:
-    """Whether a topic of the audited ranges had, or has, another id: by the marker, or the oldest commit record."""
+    """Whether a topic of the audited ranges had, or has, another id, by the marker or the oldest commit record."""
     oldest = next(run.tables.journals.records(), None)
     ids = {(topic, r.topic_id) for (topic, _), ranges in claimed.ranges.items() for r in ranges}
     sources = [run.marker.source, *([oldest.source] if oldest else [])]
@@ -293,7 +293,7 @@ def _rolled_back(table: Table, marker: Marker) -> tuple[Finding, ...]:
 
 
 def _gone(claimed: Claims, marker: Marker) -> tuple[Finding, ...]:
-    """Records that cannot be read. `frazil forget` deleted those from before it, which is no error."""
+    """Report unreadable commit records. Those that `frazil forget` deleted are no error."""
     found = []
     for path in claimed.gone:
         key = key_of(path)
@@ -306,13 +306,13 @@ def _gone(claimed: Claims, marker: Marker) -> tuple[Finding, ...]:
 
 
 def _lost(claimed: Claims, marker: Marker) -> tuple[Finding, ...]:
-    """What the stream was told to skip: a note, not an error."""
+    """Report what the stream skipped as declared: a note, not an error."""
     sentence = "retention deleted these before they were read, and source.on-gap skipped them: {}"
     return tuple(Finding(FindingKind.SKIPPED, 1, sentence.format(text), marker.stream) for text in claimed.lost)
 
 
 def _changed(table: Table, *, stream: str, window: Period | None) -> tuple[Finding, ...]:
-    """Commits that took rows away and are not frazil's, by their summaries: a note, for they reopen no window."""
+    """Report commits of other programs that removed rows, by their summaries: a note, because they reopen no window."""
     found = [
         snapshot
         for snapshot in ancestors(table.metadata)
@@ -334,9 +334,9 @@ def _changed(table: Table, *, stream: str, window: Period | None) -> tuple[Findi
 
 
 def _without_coordinates(run: _Run, claimed: Claims, *, declared: bool) -> tuple[Finding, ...]:
-    """By count alone, which says little if others write to the table too, and nothing about a period.
+    """Compare by count alone, which is weak if other streams write to the table, and impossible for a period.
 
-    `declared`: whether the stream is declared with coordinates, which its table then lacks.
+    `declared`: whether the declaration has coordinates although the table does not.
     """
     stream, properties = run.marker.stream, run.table.properties
     if run.window is not None:

@@ -1,4 +1,4 @@
-"""The tables of a stream that are held against Kafka's records: its default table, and those of its route."""
+"""The tables that are compared with Kafka's records: the default table and the routed tables."""
 
 from __future__ import annotations
 
@@ -22,17 +22,20 @@ from frazil.table.made_tables import made_for, tables_of
 
 @dataclass(frozen=True, slots=True)
 class Sinks:
-    """Each table as it was read, by target."""
+    """The tables as they were read, by target."""
 
     tables: Mapping[Target, Table]
     by_value: Mapping[str, Target]
-    """The tables of the route by the values that they are for, also of those that are not compared."""
+    """Routed tables by value, including those that are not compared."""
     findings: Sequence[Finding] = ()
-    """Why some are not compared."""
+    """Why some tables are not compared."""
 
     @classmethod
     def of(cls, spec: StreamSpec, tables: StreamTables, main: Table, marker: Marker) -> Sinks:
-        """`main` was read first, with its marker. A table that lacks rows of it, or has later ones, is not compared."""
+        """Load the routed tables. `main` was read first, with its marker.
+
+        A table that is missing rows up to that marker, or has later ones, is not compared.
+        """
         if spec.route is None:
             return cls({"main": main}, {})
         found = tables_of(main.catalog, spec.route, stream=spec.name)
@@ -44,7 +47,7 @@ class Sinks:
         return cls({"main": main, **compared}, by_value, findings)
 
     def placed(self, spec: StreamSpec, context: StageContext) -> StageContext:
-        """The context of records that are staged again, with the route as it is declared now."""
+        """Return the context for records that are staged again, with the route as declared now."""
         if (route := spec.route) is None:
             return context
         destinations = Destinations(
@@ -65,7 +68,7 @@ class Sinks:
 def _not_compared(
     route: Route, tables: StreamTables, found: Mapping[Target, Table], marker: Marker
 ) -> Iterator[tuple[Target, str]]:
-    """The tables that cannot be held against what the default table has decided, and why."""
+    """Return the tables that cannot be compared with the default table's marker, and why."""
     waiting = Followers.of(tables, marker).waiting
     for target in sorted({*route.tables.values()} - found.keys()):
         yield target, f"the table is not in the catalog; `frazil route {tables.stream}` says what mends that"

@@ -1,4 +1,4 @@
-"""Kafka as the audit's independent witness: what it still has of the ranges that commit records claim."""
+"""Kafka as the audit's independent source: the records it still has of the claimed ranges."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from frazil.spec.references import kafka_properties
 def ask_kafka(
     spec: StreamSpec, marker: Marker, claimed: Claims
 ) -> tuple[Mapping[TopicPartition, InKafka], tuple[Finding, ...]]:
-    """What Kafka has of each claimed range, if it still is the cluster and topic that the marker knows."""
+    """Return what Kafka has of each claimed range, if cluster and topic are still those of the marker."""
     with open_kafka(spec) as kafka:
         found = kafka.describe()
         first, ends = kafka.earliest(found.partitions), kafka.log_ends(found.partitions)
@@ -46,7 +46,7 @@ def ask_kafka(
 
 
 def _another(topic: str, known: SourceIdentity, now: SourceIdentity, spec: StreamSpec) -> str | None:
-    """Why Kafka's topic says nothing about what was committed; None if it does."""
+    """Return why Kafka's topic cannot be compared with what was committed; None if it can."""
     if topic not in spec.source.reads:
         return "the stream no longer reads the topic: nothing is compared with Kafka"
     if known.cluster_id == now.cluster_id and known.topic_ids.get(topic) == now.topic_ids.get(topic):
@@ -57,10 +57,10 @@ def _another(topic: str, known: SourceIdentity, now: SourceIdentity, spec: Strea
 def cut_logs(
     kafka: KafkaOffsets, marker: Marker, ranges: Mapping[TopicPartition, list[CommittedRange]]
 ) -> dict[TopicPartition, int]:
-    """Return the offsets where logs were cut below what was committed, unless the cut is known and accepted.
+    """Return the offsets where logs were truncated below what was committed, unless an operator accepted that.
 
-    Asking for the last offset that each leader had covers everything before it, so a log that was cut long ago and has
-    grown since is found as well.
+    It checks the last offset of each leader epoch, which covers everything before it. So a log that was truncated long
+    ago and has grown since is found as well.
     """
     found = dict(
         find_cut(kafka, {tp: marker.offsets[tp] for tp in ranges if tp in marker.offsets}, marker.leader_epochs)

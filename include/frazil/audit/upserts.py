@@ -1,10 +1,9 @@
-"""The audit of an upsert table: a merge of what Kafka has, made again beside the table, would change nothing. So it is
-with a table whose stream drops repeats: of what Kafka has, nothing would be added.
+"""The audit of upsert and dedupe tables: a repeated merge of what Kafka has must change nothing.
 
-Rows of an upsert cannot be counted against records, since most records replace a row. So the committed ranges are read
-from Kafka again, up to the marker, into change files in a folder of their own, and merged with the table's files as
-they were with that marker. What that merge would insert, update or delete is what the table has wrong. Memory and CPU
-are those of a batch of these records.
+Rows of an upsert cannot be counted against records, because most records replace a row. So the audit reads the
+committed ranges from Kafka again, up to the marker, and stages them in a folder of its own. It merges them with the
+table's files as of that marker, without committing. Whatever that merge would insert, update or delete is wrong in the
+table. Memory and CPU are those of one batch of these records.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ LATE_AFTER_DELETE = (
 def audit_upserts(
     spec: StreamSpec, tables: StreamTables, *, window: Period | None = None, with_source: bool = False
 ) -> Audit:
-    """Audit the table and its dead letters; without its source no row. Raises as `audit_stream` does."""
+    """Audit the table and its dead letters; rows only `with_source`. Raises as `audit_stream` does."""
     letters = None
     while letters is None:
         table, marker, claimed = _claimed(spec, tables, window)
@@ -73,7 +72,7 @@ def audit_upserts(
 
 
 def compared_with_source(spec: StreamSpec, tables: StreamTables, *, window: Period | None) -> Iterator[Finding]:
-    """What the table lacks of Kafka's records, for a stream with dedupe. Raises as `audit_stream` does."""
+    """Return the records of Kafka that the table of a stream with dedupe is missing. Raises as `audit_stream` does."""
     table, marker, claimed = _claimed(spec, tables, window)
     yield from _compared(spec, tables, table, marker, claimed)
 
@@ -92,7 +91,7 @@ def _claimed(spec: StreamSpec, tables: StreamTables, window: Period | None) -> t
 
 
 def _numbers(claimed: Claims) -> Iterator[PartitionAudit]:
-    """What was committed, each time; a dead letter that was replayed since is a change."""
+    """Count what was committed, each time; a dead letter that was replayed counts as a change."""
     for (topic, partition), of in sorted(item for item in claimed.ranges.items() if item[1]):
         start, end, rejected = min(r.start for r in of), max(r.end for r in of), sum(r.rejected for r in of)
         replayed = claimed.replayed.get((topic, partition), BitMap64())
@@ -102,7 +101,7 @@ def _numbers(claimed: Claims) -> Iterator[PartitionAudit]:
 
 
 def _read_again(claimed: Claims) -> Iterator[Finding]:
-    """What the numbers count more than once."""
+    """Report what the numbers count more than once."""
     for (topic, partition), of in sorted(claimed.ranges.items()):
         if again := sum(read_again(ranges) for ranges in by_topic_id(of).values()):
             sentence = (
@@ -157,7 +156,7 @@ def _compared(
 
 
 def _to_read_again(claimed: Claims, marker: Marker) -> int:
-    """How many offsets were committed that the stream stands before, since a reset."""
+    """Count the committed offsets that a reset made the stream read again."""
     ends = {tp: max(r.end for r in of) for tp, of in claimed.ranges.items() if of}
     return sum(max(0, end - marker.offsets[tp]) for tp, end in ends.items() if tp in marker.offsets)
 
@@ -168,7 +167,7 @@ def _ids(topic_ids: Mapping[str, str], starts: Mapping[TopicPartition, int]) -> 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Replay:
-    """The records to read again, and the tables that they are held against."""
+    """The records to read again, and the tables to compare them with."""
 
     spec: StreamSpec
     tables: StreamTables
@@ -177,7 +176,7 @@ class _Replay:
     ranges: tuple[OffsetRange, ...]
 
     def staged(self, folder: Path) -> tuple[StageResult, StageContext]:
-        """Files of the records, below a folder."""
+        """Stage the records below a folder."""
         kafka = executors_kafka_properties(self.spec, os.environ)
         found = stage_context(self.spec, self.tables, BatchKey(0, 0), kafka_properties=kafka, topic_ids=self.topic_ids)
         found = self.sinks.placed(self.spec, found)
@@ -186,13 +185,13 @@ class _Replay:
         return stage(context, StageTask(0, self.ranges), attempt=0, on_progress=lambda _: None), context
 
     def _held(self) -> dict[TopicPartition, bytes]:
-        """Records that are dead letters, whatever the declaration makes of them now."""
+        """Return the records that are dead letters, whatever the declaration makes of them now."""
         wanted = Wanted({of.topic for of in self.ranges}, None, self.topic_ids, self.spec.name)
         letters = tally(self.tables.dead_letters.refresh(), wanted)
         return {tp: of.seen.serialize() for tp, of in letters.items() if of.seen}
 
     def merge_context(self, staged: StageContext, target: Target, folder: Path) -> MergeContext:
-        """Of a merge into a table that writes nothing but what it would write anew."""
+        """Return the context of a merge into a table whose result is never committed."""
         table = self.sinks.tables[target]
         rules = dataclasses.replace(merge_rules(self.spec, table), how="merge-on-read", traced=False)
         merged = target_table(table, folder=str(folder / "merged" / target))
@@ -230,7 +229,7 @@ def _differences_of(
 
 
 def _of_keys(counts: Counts, keys: ChangedKeys, spec: StreamSpec, subject: str) -> Iterator[Finding]:
-    """What a merge of all records would change."""
+    """Report what a merge of all records would change."""
     late = LATE_AFTER_DELETE if spec.order_by else ""
     for kind, count, which, what in (
         (

@@ -1,3 +1,3 @@
-"""Records that Kafka, or files, still have and the table lacks: planned, staged, audited and published exactly once."""
+"""Lands records that Kafka or files have and the table does not: planned, staged, audited, published exactly once."""
 
 from __future__ import annotations

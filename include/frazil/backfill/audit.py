@@ -1,4 +1,4 @@
-"""What the tables hold of the offsets that a backfill is to read, and whether what it staged may be published. Pure."""
+"""Compares what a backfill staged with its source and with the tables, before it is published. Pure."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def held(
     claimed: Mapping[TopicPartition, tuple[CommittedRange, ...]],
     tallies: Iterable[Tallies],
 ) -> dict[TopicPartition, BitMap64]:
-    """Offsets that need not be read: those in the tables, and all of any committed range whose every record is there.
+    """Return the offsets that need no read: those in the tables, and every offset of a complete committed range.
 
-    Whole ranges count because compaction and transactions leave gaps, which would look like missing records.
+    Complete ranges count as a whole, because compaction and transactions leave gaps that look like missing records.
     """
     there = {tp: _seen(tallies, tp) for tp in asked}
     for tp, ranges in claimed.items():
@@ -43,30 +43,30 @@ def generations(asked: Spans, claimed: Mapping[TopicPartition, tuple[CommittedRa
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """What a backfill put on its branches, compared with main and with its source."""
+    """The records that a backfill staged on its branches, main and the source."""
 
     journals: tuple[Journal, ...]
     rows: Tallies
     dead_letters: Tallies
     elsewhere: tuple[Tallies, ...]
-    """What the tables hold already."""
+    """What the tables already hold."""
     source: Mapping[TopicPartition, BitMap64] | None = None
-    """The records of the ranges that Kafka, or the files, have. None if only some of the records were taken."""
+    """The records that Kafka or the files have of these ranges. None if an event-time filter selected some of them."""
 
 
 def spans_of(journals: Iterable[Journal]) -> Spans:
-    """The offsets that the chunks cover."""
+    """Return the offsets that the chunks cover."""
     return merged((p.topic_partition, (p.start, p.end)) for j in journals for p in j.progress)
 
 
 def landed_elsewhere(staged: Staged) -> int:
-    """Records on the branches that are in the tables too: they landed there after they were staged."""
+    """Count the staged records that have also landed in the tables since."""
     own = {tp: _seen((staged.rows, staged.dead_letters), tp) for tp in staged.rows.keys() | staged.dead_letters}
     return sum(len(offsets & _seen(staged.elsewhere, tp)) for tp, offsets in own.items())
 
 
 def problems(staged: Staged) -> list[str]:
-    """Why the staged records must not be published, a sentence each; empty if they may."""
+    """Return the reasons why the staged records must not be published, one sentence each."""
     said = []
     for name, tallies, counted in (
         ("rows", staged.rows, sum(j.records for j in staged.journals)),

@@ -1,8 +1,8 @@
-"""What a replay of an upsert stream stages: change files, which are in no table until the replay is published.
+"""Change files that a replay of an upsert stream stages. No table has them until the replay is published.
 
-No branch has them, so what was staged is told by the files that the chunks' journals name. Nor can the table tell
-which letters are still to land, for a later change may have replaced what one brought: the dead-letter table tells
-that, since only a published replay takes letters out of it.
+No branch has them either, so the chunks' journals list what was staged. The table cannot show which dead letters still
+have to land, because a later change may have replaced the row. The dead-letter table shows it: only a published replay
+removes dead letters.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from frazil.table.landed_offsets import tally_files
 
 
 def replaying(merging: Merging) -> Merging:
-    """How dead letters are merged, which are older than what Kafka has after them."""
+    """Return the merge settings for dead letters, which are older than the changes that followed them in Kafka."""
 
     def rules(table: Table) -> MergeRules:
         return dataclasses.replace(merging.rules(table), replays=True)
@@ -33,22 +33,22 @@ def replaying(merging: Merging) -> Merging:
 
 
 def changes_of(journals: Iterable[Journal]) -> tuple[StagedFile, ...]:
-    """The files of a lane's chunks that a merge takes."""
+    """Return the staged files that a merge applies."""
     return tuple(f for journal in journals for f in journal.staged_for("main") if f.content in MERGED)
 
 
 def tally_changes(table: Table, journals: Iterable[Journal]) -> dict[TopicPartition, OffsetTally]:
-    """The offsets of the staged changes."""
+    """Tally the offsets of the staged changes."""
     return tally_files(table.io, (file.path for file in changes_of(journals)))
 
 
 def gone(spans: Spans, letters: Tallies) -> dict[TopicPartition, BitMap64]:
-    """The offsets of the spans that are no dead letters, or none any more."""
+    """Return the offsets of the spans that are not, or no longer, dead letters."""
     return {tp: BitMap64.union(*(between(*s) for s in of)) - _seen(letters, tp) for tp, of in spans.items() if of}
 
 
 def settled_meanwhile(rows: Tallies, letters: Tallies) -> Tallies:
-    """What was staged and is no dead letter any more."""
+    """Return the staged offsets that are no longer dead letters."""
     left: Mapping[TopicPartition, BitMap64] = {tp: rows[tp].seen - _seen(letters, tp) for tp in rows}
     return {tp: OffsetTally([*offsets]) for tp, offsets in left.items() if offsets}
 

@@ -1,8 +1,8 @@
-"""The only committer of a backfill: take-over, chunks on the lane's branch, and one publication on main or none.
+"""Commits a backfill: takes it over, commits chunks to its branch, and publishes once on main.
 
-It relies on what `frazil.commit.committer` relies on. The branch is the lane's fence: every change of the lane asserts
-where its branch stands, or that there is none. Dead letters go the same way in their own table. Publishing on main is
-the decision; the dead letters follow it, if need be in the next run.
+It makes the assumptions of `frazil.commit.committer`. The branch is the fence: every commit asserts the branch's
+snapshot, or its absence. Dead letters take the same steps in their own table. The publication on main is the decision;
+the dead letters follow it, in the next run if necessary.
 """
 
 from __future__ import annotations
@@ -64,16 +64,16 @@ class LaneCommitter:
 
     tables: StreamTables
     own: StreamTables
-    """The same tables, with the lane's own staging folders and journals."""
+    """The same tables, with the backfill's own staging folders and journals."""
     lane: Lane
 
     @classmethod
     def begin(cls, tables: StreamTables, request: BackfillRequest, *, going_on: str | None = None) -> LaneCommitter:
-        """Begin the backfill, or the next epoch of an interrupted one, and settle what that left.
+        """Begin the backfill, or the next epoch of an interrupted one, and settle its unfinished commits.
 
         From then on no earlier epoch can commit. Raises `WriterBusy` if another backfill is under way, and `Fenced` if
-        one has just ended, whose dead letters may not have followed; BackfillAbandoned if a person abandoned what the
-        request's run began, or the lane that this one was `going_on` with.
+        one has just ended and its dead letters may not have followed. Raises BackfillAbandoned if an operator abandoned
+        the backfill of the request's run, or the one that `going_on` names.
         """
         ended = clear_ended(tables)
 
@@ -108,16 +108,17 @@ class LaneCommitter:
         return self._commit(journal, planned=planned)
 
     def staged(self) -> Lane:
-        """Record that everything is staged."""
+        """Record that every chunk is staged."""
         staged = self._change(self.tables.main, lambda lane: dataclasses.replace(lane, state=LaneState.STAGED))
         self.lane = commit_snapshots((staged,), retry_policy=self.tables.retry_policy)
         return self.lane
 
     def publish(self, record: Record, *, audited_at: int) -> Lane:
-        """Append the branch's files to main in one commit, which ends the lane; or merge the changes that were staged.
+        """Publish on main in one commit, which ends the backfill: append the staged files, or merge the
+        changes.
 
-        `audited_at` is the snapshot of main that was found to hold none of them. Every attempt checks that this still
-        holds, and raises `StaleBatch` if it may not.
+        The audit found none of them in snapshot `audited_at` of main. Every attempt checks that this still holds, and
+        raises `StaleBatch` otherwise.
         """
         path = record_path(self.tables.journals, self.lane.id)
         self.tables.store.put(path, record.to_bytes())
@@ -143,7 +144,7 @@ class LaneCommitter:
         return self.lane
 
     def _tell(self, what: str) -> None:
-        """A replay is told by what it takes out of the dead-letter table."""
+        """Add a backfill's event to the history. A replay is recorded when its dead letters leave their table."""
         if not self.lane.replays:
             _tell(self.tables, f"backfill {self.lane.id} {what}")
 
@@ -178,7 +179,7 @@ class LaneCommitter:
         return found.owned_by(self.lane.epoch)
 
     def _settle(self) -> None:
-        """Commit the journal that an interrupted epoch left, unless its offsets were staged since; close the others."""
+        """Commit the journal of an interrupted epoch, unless its offsets were staged since; void the others."""
         for key in self.own.journals.keys():  # noqa: SIM118 - not a mapping
             waiting = None if self.lane.has(key) else self._entry(key)
             if not isinstance(waiting, Journal):
@@ -221,7 +222,7 @@ def _publish(  # noqa: PLR0913 - what is published, and where
     summary: Mapping[str, str],
     check: Callable[[Table], None] = lambda _: None,
 ) -> Lane:
-    """In one update: change main, remove the branch with its snapshots, mark the lane published."""
+    """Change main, remove the branch with its snapshots, and mark the backfill published, in one update."""
     end = BranchEnd(branch_name(tables.stream))
 
     def propose(table: Table) -> Done[Lane] | Change[Lane]:
@@ -257,9 +258,9 @@ def _summary(record: Record, path: str) -> dict[str, str]:
 def abandon(tables: StreamTables, lane: Lane, *, by: str | None = None) -> Lane:
     """End a backfill that is under way: remove its branches and everything it staged.
 
-    `by` is the person who wants that, after whom no run of it begins it anew; None for a run that drops its own.
-    Returns the lane as it ended: it may have been published before, or abandoned by somebody else. Raises FrazilError
-    if another one began since, which nothing here touches.
+    `by` is the operator who abandons it, after which no run starts it again; None if a run drops its own. Returns the
+    backfill as it ended: it may have been published, or abandoned by another operator. Raises FrazilError, without
+    touching anything, if another backfill began since.
     """
     ended = _drop(tables, tables.main, lane, by=by)
     if ended is None or ended.id != lane.id:
@@ -271,12 +272,12 @@ def abandon(tables: StreamTables, lane: Lane, *, by: str | None = None) -> Lane:
 
 
 def _tell(tables: StreamTables, sentence: str) -> None:
-    """Remember it in the stream's history."""
+    """Append a sentence to the stream's history."""
     tell_act(tables.main.current(), tables.stream, sentence, at_ms=tables.clock_ms())
 
 
 def unfinished(tables: StreamTables) -> Lane | None:
-    """The stream's backfill or replay that is under way, or was published without its dead letters. Changes nothing."""
+    """Return the stream's open backfill or replay, or one whose dead letters do not follow yet. Changes nothing."""
     lane = _lane_of(tables.main, tables.stream)
     if lane is None or lane.is_open or lane.state is not LaneState.PUBLISHED:
         return lane if lane and lane.is_open else None
@@ -285,9 +286,9 @@ def unfinished(tables: StreamTables) -> Lane | None:
 
 
 def clear_ended(tables: StreamTables) -> str | None:
-    """Finish what the last lane's run may have left undone: publish its dead letters, delete its leftovers.
+    """Finish the last backfill's cleanup: publish its dead letters, delete leftover files.
 
-    Returns its id; None if there was none, or it is under way.
+    Returns its id; None if there was no backfill, or it is still under way.
     """
     lane = _lane_of(tables.main, tables.stream)
     if lane is None or lane.is_open:
@@ -313,11 +314,11 @@ def _clear(tables: StreamTables, lane: Lane) -> None:
 
 
 def settle_replay(tables: StreamTables, lane: Lane) -> None:
-    """Do what follows the publication of a replay on home.
+    """Finish a replay after its publication on the default table.
 
-    First bring the tables of a route their rows. Then take the letters that are rows out of their table, and note on
-    the others that they were tried: in one commit, which also removes the branch and ends the lane in that table, so it
-    happens once. At last delete the copies that the replay read, and what it staged of those that failed.
+    The routed tables get their rows first. Then one commit removes the dead letters that became rows, notes the failed
+    attempt on the others, removes the branch, and ends the replay in the dead-letter table. Because it is one commit,
+    it happens once. Finally the copies that the replay read, and the failed records it staged, are deleted.
     """
     own_chunks = chunks(tables.journals, lane)
     failed = [f for journal in own_chunks for f in journal.staged_for("dead-letters")]
@@ -344,7 +345,7 @@ def _publish_letters(tables: StreamTables, lane: Lane) -> None:
 
 
 def _sweep(own: StreamTables, lane: Lane) -> None:
-    """Delete staged files that no committed chunk names, after closing the keys of uncommitted chunks."""
+    """Delete staged files that no committed chunk names. Voids the keys of uncommitted chunks first."""
     keys = {
         key
         for target, handle in own.targets.items()
@@ -360,7 +361,7 @@ def _sweep(own: StreamTables, lane: Lane) -> None:
 
 
 def _own(tables: StreamTables, lane_id: str) -> StreamTables:
-    """The tables with the lane's own folders and journals: no sweep of lane or live stream meets the other's files."""
+    """Return the tables with the backfill's own folders and journals, which the live stream's sweep never touches."""
     return dataclasses.replace(
         tables, stream=lane_stream(tables.stream, lane_id), journals=lane_journals(tables.journals, lane_id)
     )
@@ -371,14 +372,14 @@ def _lane_of(handle: TableHandle, stream: str) -> Lane | None:
 
 
 def _append(tables: StreamTables, handle: TableHandle, decide: LaneStep) -> Lane:
-    """Commit the lane that `decide` returns, with an empty snapshot on the branch."""
+    """Commit the backfill that `decide` returns, with an empty snapshot on the branch."""
     return commit_snapshots((_commit_of(tables, handle, decide),), retry_policy=tables.retry_policy)
 
 
 def _commit_of(
     tables: StreamTables, handle: TableHandle, decide: LaneStep, *, files: tuple[StagedFile, ...] = ()
 ) -> TableCommit[Lane]:
-    """The commit of one snapshot on the branch, with `files` and the lane that `decide` returns."""
+    """Return the commit of one snapshot on the branch, with `files` and the backfill that `decide` returns."""
     writer = SnapshotWriter(files, branch=branch_name(tables.stream))
 
     def propose(table: Table) -> Done[Lane] | Change[Lane]:
@@ -394,9 +395,9 @@ def _commit_of(
 
 
 def _drop(tables: StreamTables, handle: TableHandle, lane: Lane, *, by: str | None = None) -> Lane | None:
-    """Remove the lane's branch, if there is one, with its snapshots: their files are about to be deleted.
+    """Remove the backfill's branch and its snapshots, because their files are about to be deleted.
 
-    Of a lane that its own run dropped before, note that a person wants it so. Returns the stream's last lane.
+    If its own run dropped it before, add the operator who abandons it. Returns the stream's last backfill.
     """
     end = BranchEnd(branch_name(tables.stream))
 

@@ -1,6 +1,6 @@
-"""Which streams can have a backfill, or their dead letters replayed, by their declaration.
+"""Decides from the declaration whether a stream can be backfilled, or its dead letters replayed.
 
-Pure, and without PyIceberg: a DAG file that is parsed asks as well.
+Pure, and without PyIceberg: DAG files call it when they are parsed.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from frazil.spec.model import StreamSpec
 
 
 def check_backfilled(spec: StreamSpec, *, routed: bool = False, table_has: bool = True) -> None:
-    """Check that the stream can be backfilled: that each of its records is a row of its table. Raises SpecError.
+    """Check that each record of the stream is a row of its table, as a backfill requires. Raises SpecError.
 
-    `routed`: whether its marker says that it has, or had, a route; `table_has`: as `check_coordinates`.
+    `routed`: whether the marker has, or had, a route; `table_has`: as in `check_coordinates`.
     """
     if spec.mode == "upsert":
         raise SpecError(
@@ -36,12 +36,12 @@ def check_backfilled(spec: StreamSpec, *, routed: bool = False, table_has: bool 
 
 
 def check_replayed(spec: StreamSpec, *, table_has: bool = True) -> None:
-    """Check that dead letters of the stream can be decoded again. Raises SpecError."""
+    """Check that the stream's dead letters can be replayed. Raises SpecError."""
     check_coordinates(spec, table_has=table_has)
 
 
 def has_backfill(spec: StreamSpec) -> bool:
-    """Whether the stream, as it is declared, can be backfilled."""
+    """Whether the declaration allows a backfill."""
     try:
         check_backfilled(spec)
     except SpecError:
@@ -50,9 +50,9 @@ def has_backfill(spec: StreamSpec) -> bool:
 
 
 def check_coordinates(spec: StreamSpec, *, table_has: bool = True) -> None:
-    """Check that the table tells which records it has. Raises SpecError.
+    """Check that the table's rows carry Kafka coordinates. Raises SpecError.
 
-    `table_has`: whether it has the columns, as far as that is known.
+    `table_has`: whether the table has the columns, if that is known.
     """
     if not (spec.coordinates and table_has):
         where = "its table lacks the columns" if spec.coordinates else "coordinates: false"

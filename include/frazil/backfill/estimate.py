@@ -1,4 +1,4 @@
-"""What a backfill would write, in numbers. A sample is decoded for them, into a folder that is deleted again."""
+"""Estimates what a backfill would write. A sample is decoded into a temporary folder, which is deleted again."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from frazil.spec.units import counted
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """The answer of a dry run. `records_at_most` and `sampled` say how certain it is."""
+    """The result of a dry run. `records_at_most` and `sampled` show how certain it is."""
 
     asked: int
-    """Offsets of Kafka, or records of files."""
+    """Offsets in Kafka, or records in files."""
     held: int
-    """Of those requested: in the table, or known not to be records."""
+    """Requested offsets that are in the table already, or are known to hold no record."""
     records_at_most: int
     records: int
-    """Estimated from the sample: less than `records_at_most` if event times select, or Kafka has gaps."""
+    """Estimated from the sample: below `records_at_most` if event times filter records, or Kafka has gaps."""
     rejected: int
     bytes: int
     files: int
     chunks: int
     partitions: int
-    """Partitions of the table in the sample: at least this many are written to."""
+    """Table partitions that the sample writes to; the backfill writes to at least these."""
     sampled: int
     topic_partitions: int
     source_files: int
@@ -71,7 +71,7 @@ def estimate(backfill: Backfill, plan: BackfillPlan) -> Estimate:
 
 
 def sentences(found: Estimate, *, stream: str) -> list[str]:
-    """What a dry run says."""
+    """Return the output of a dry run."""
     what = (
         f"records in {counted(found.source_files, 'file')} ({found.source_bytes:,} bytes)"
         if found.source_files
@@ -107,7 +107,7 @@ def _sampled(backfill: Backfill, plan: BackfillPlan) -> Iterator[StageResult]:
 
 
 def _bytes_per_record(backfill: Backfill, sample: list[StagedFile]) -> float:
-    """The table's own figure if it has rows: the small files of a sample are mostly footers."""
+    """Return the table's average record size, or the sample's if the table is empty: small files are mostly footers."""
     head = backfill.opened.tables.main.current().current_snapshot()
     summary = head.summary if head else None
     rows, size = (int(summary.get(f"total-{n}") or 0) if summary else 0 for n in ("records", "files-size"))

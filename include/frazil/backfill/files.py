@@ -1,4 +1,4 @@
-"""Files as a backfill's source: scanned before anything is staged, and read as if they were the topics."""
+"""Files as a backfill's source, scanned before anything is staged, then read like topics."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ FILES_NAMED = 3
 
 @dataclass(frozen=True, slots=True)
 class FileIndex:
-    """Which records the files hold."""
+    """The records that each file holds."""
 
     files: tuple[RecordFile, ...]
     records: Mapping[TopicPartition, BitMap64]
 
     def having(self, tp: TopicPartition, offset: int) -> str:
-        """Names a few files whose records of the topic-partition surround an offset."""
+        """Name up to three files whose records surround an offset of the topic-partition."""
         around = (
             f.path
             for f in self.files
@@ -57,18 +57,18 @@ class FileIndex:
 
 @dataclass(frozen=True)
 class FileSource:
-    """The files under a path, as listed; `schema` has the columns that a record's own bytes fill."""
+    """The files listed under a path. `schema` has the columns that are decoded from a record's bytes."""
 
     location: str
     files: tuple[FileInfo, ...]
     io_properties: Mapping[str, str]
     schema: Schema
     is_whole: bool = False
-    """True: files may hold records that compaction removed from the topic before the stream read it."""
+    """Always false: files may hold records that compaction removed from the topic before the stream read it."""
 
     @classmethod
     def open(cls, location: str, table: Table) -> FileSource:
-        """List the files, with the credentials of the table's storage. Raises SpecError if there are none."""
+        """List the files, with the credentials of the table's storage. Raises SpecError if none is found."""
         properties = table.io.properties
         listed = _listed(location, properties)
         if not listed:
@@ -77,7 +77,7 @@ class FileSource:
         return cls(location, listed, properties, record_schema(table.schema(), True))
 
     def pinned(self, request: BackfillRequest) -> BackfillRequest:
-        """The request, with these files. Raises SpecError if it was made for others."""
+        """Return the request with a fingerprint of these files. Raises SpecError if it was made for other files."""
         if request.listing not in {None, self.listing}:
             raise SpecError(self._changed())
         return request.model_copy(update={"listing": self.listing})
@@ -89,7 +89,7 @@ class FileSource:
 
     @cached_property
     def index(self) -> FileIndex:
-        """Scan every file. Raises SpecError if one cannot be used, or if a record occurs twice."""
+        """Scan every file. Raises SpecError if a file cannot be used, or a record occurs twice."""
         io = load_file_io(dict(self.io_properties), location=self.location)
         tallies = defaultdict[TopicPartition, OffsetTally](OffsetTally)
         files = tuple(_looked_through(info, io, self.schema, tallies) for info in self.files)
@@ -109,7 +109,10 @@ class FileSource:
         return known
 
     def asked(self, request: BackfillRequest, marker: Marker) -> Spans:
-        """The spans of the records. Raises SpecError, or StaleBatch if they are letters, if the stream is not there."""
+        """Return the spans of the records.
+
+        Raises SpecError if the stream has not read these offsets, or StaleBatch if the records are dead letters.
+        """
         for tp, found in self.index.records.items():
             name, live, last = f"{tp[0]}-{tp[1]}", marker.offsets.get(tp), found.max()
             if request.dead_letters and (live is None or last >= live):
@@ -148,7 +151,7 @@ class FileSource:
         return [StageTask(index, ranges(piece)) for index, piece in enumerate(cut)]
 
     def sample(self, spans: Spans) -> list[StageTask]:
-        """A single task, so that each file is read once."""
+        """Return a single task, so that each file is read once."""
         places = self.chunks(spans, most=math.ceil(self.at_most(spans) / PLACES))
         found = [plan.first_records(place, self.index.records, most=AT_A_PLACE) for place in places]
         return [StageTask(0, tuple(r for place in found for r in ranges(place)))]
@@ -166,7 +169,7 @@ class FileSource:
 def _looked_through(
     info: FileInfo, io: FileIO, schema: Schema, tallies: Mapping[TopicPartition, OffsetTally]
 ) -> RecordFile:
-    """The file with the spans of its records, whose offsets are all tallied."""
+    """Return the file with the spans of its records, and tally their offsets."""
     bounds: dict[TopicPartition, tuple[int, int]] = {}
     for table in coordinates(info.path, io, schema):
         for batch in table.select(COORDINATES).to_batches():
@@ -179,7 +182,9 @@ def _looked_through(
 
 
 def _listed(location: str, properties: Mapping[str, str]) -> tuple[FileInfo, ...]:
-    """The readable files under a folder, or the one file. Hidden files are skipped: somebody is still writing them."""
+    """List the readable files under a folder, or the one file. Hidden files are skipped, because they may be
+    incomplete.
+    """
     store = open_store(location, properties)
     if is_record_file(location):
         folder = location.rpartition("/")[0]

@@ -1,4 +1,4 @@
-"""What a lane's commits check in each attempt, on the table that they will replace. Pure."""
+"""Checks that each commit attempt of a backfill makes on the table it is about to change. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MOVES = frozenset({"reset", "adopt", "forget"})
 
 
 def check_begun(spec: StreamSpec, marker: Marker | None) -> Marker:
-    """The marker, before which a backfill reads. Raises AdoptionRequired if there is none."""
+    """Return the marker: a backfill reads offsets before it. Raises AdoptionRequired if it does not exist."""
     if marker is None:
         raise AdoptionRequired(
             f"stream {spec.name!r} has no marker in table {spec.table.identifier}: a backfill reads what lies "
@@ -32,14 +32,14 @@ def check_begun(spec: StreamSpec, marker: Marker | None) -> Marker:
 
 
 def check_has_own(spec: StreamSpec, marker: Marker | None) -> Marker:
-    """The marker, which tells which dead letters are the stream's own. Raises AdoptionRequired if there is none."""
+    """Return the marker, which identifies the stream's own dead letters. Raises AdoptionRequired if there is none."""
     if marker is None:
         raise AdoptionRequired(f"stream {spec.name!r} has no marker: nothing tells which letters are its own")
     return marker
 
 
 def check_no_replay(lane: Lane | None) -> None:
-    """Check that no replay of the stream's dead letters is under way, before a backfill begins. Raises WriterBusy."""
+    """Check that no replay is under way before a backfill begins. Raises WriterBusy."""
     if lane is not None and lane.is_open and lane.replays:
         raise WriterBusy(
             f"dead letters of stream {lane.stream!r} are being replayed ({lane.request['dead-letters']}): wait "
@@ -48,7 +48,7 @@ def check_no_replay(lane: Lane | None) -> None:
 
 
 def check_no_backfill(lane: Lane | None) -> None:
-    """Check that no backfill of the stream is under way, before its dead letters are replayed. Raises WriterBusy."""
+    """Check that no backfill is under way before dead letters are replayed. Raises WriterBusy."""
     if lane is not None and lane.is_open and not lane.replays:
         raise WriterBusy(
             f"backfill {lane.id} of stream {lane.stream!r} is {lane.state}: finish it, or end it with `frazil "
@@ -57,9 +57,9 @@ def check_no_backfill(lane: Lane | None) -> None:
 
 
 def taken(lane: Lane | None, request: BackfillRequest) -> Lane:
-    """The lane of a request's next epoch, new or the open one.
+    """Return the next epoch of the request's backfill, new or already open.
 
-    Raises WriterBusy if another request's is open, and BackfillAbandoned as `check_wanted`.
+    Raises WriterBusy if another request is under way, and BackfillAbandoned as `check_wanted`.
     """
     check_wanted(lane, request.run)
     epoch = 1 + (lane.epoch if lane else 0)
@@ -78,13 +78,15 @@ def taken(lane: Lane | None, request: BackfillRequest) -> Lane:
 
 
 def check_wanted(found: Lane | None, run: str | None) -> None:
-    """Check that no person abandoned what a run had begun. Takes the stream's last lane; raises BackfillAbandoned."""
+    """Check that no operator abandoned the backfill of this run; `found` is the stream's last one. Raises
+    BackfillAbandoned.
+    """
     if found is not None and run is not None and run in found.abandoned_runs:
         raise BackfillAbandoned(_abandoned(f"a person abandoned what run {run} had begun on stream {found.stream!r}"))
 
 
 def check_not_abandoned(found: Lane | None, lane_id: str) -> None:
-    """Check that no person abandoned a lane. Takes the stream's last one; raises BackfillAbandoned."""
+    """Check that no operator abandoned this backfill; `found` is the stream's last one. Raises BackfillAbandoned."""
     if found is not None and found.id == lane_id and found.abandoned_by:
         act = "the replay of dead letters" if found.replays else "backfill"
         raise BackfillAbandoned(
@@ -100,7 +102,7 @@ def _abandoned(what: str) -> str:
 
 
 def check_mine(found: Lane | None, lane: Lane) -> Lane:
-    """Check that the lane is still this epoch's. Raises `Fenced`, and BackfillAbandoned if a person abandoned it."""
+    """Check that this epoch still owns the backfill. Raises `Fenced`, or BackfillAbandoned if it was abandoned."""
     check_not_abandoned(found, lane.id)
     if found is None or (found.id, found.epoch) != (lane.id, lane.epoch) or not found.is_open:
         now = "is gone" if found is None else f"is {found.id}, epoch {found.epoch}, {found.state}"
@@ -109,7 +111,7 @@ def check_mine(found: Lane | None, lane: Lane) -> Lane:
 
 
 def replaced(lane: Lane, seen: str) -> str:
-    """What a run is told that another one took over from; `seen` says what shows it."""
+    """Return the message for a run that another run replaced; `seen` is the evidence."""
     if lane.replays:
         return (
             f"another `frazil dlq replay {lane.stream}` took this replay over, or a person abandoned it: this command "
@@ -122,7 +124,7 @@ def replaced(lane: Lane, seen: str) -> str:
 
 
 def overtaken(lane: Lane, lost: str) -> str:
-    """What a replay is told whose rounds were all lost."""
+    """Return the message for a replay that lost every commit attempt."""
     return (
         f"{lost}. If it is the stream's writer: `frazil pause {lane.stream}`, then `frazil dlq replay {lane.stream}` "
         f"finishes this one, and `frazil resume {lane.stream}` lets the writer go on"
@@ -130,7 +132,7 @@ def overtaken(lane: Lane, lost: str) -> str:
 
 
 def ended_meanwhile(lane: Lane) -> str:
-    """What a run is told while which another one, of `lane`, ended before it could begin its own."""
+    """Return the message for a run during whose start another backfill or replay ended."""
     act = "replay of dead letters" if lane.replays else "backfill"
     return (
         f"another {act} of stream {lane.stream!r}, {lane.id}, ended while this command began (it is {lane.state}). "
@@ -139,7 +141,7 @@ def ended_meanwhile(lane: Lane) -> str:
 
 
 def ended_before(lane: Lane, last: Lane | None) -> str:
-    """What a person is told who abandons a lane that has ended; `last` is the stream's last one."""
+    """Return the message for an operator who abandons a backfill that has ended; `last` is the stream's last one."""
     act = "replay of dead letters" if lane.replays else "backfill"
     now = f"its last one is {last.id}, which is {last.state}" if last else "its table names none any more"
     return (
@@ -155,13 +157,13 @@ def check_fit(table: Table, files: tuple[StagedFile, ...] | list[StagedFile], la
 
 
 def check_declared(files: Collection[StagedFile], *, merges: bool, lane: Lane) -> None:
-    """Check that files hold changes where, and only where, the stream is declared to merge. Raises StaleBatch."""
+    """Check that the files hold changes if, and only if, the declared mode merges. Raises StaleBatch."""
     if any((file.content in MERGED) != merges for file in files):
         raise StaleBatch(f"backfill {lane.id} was staged when the stream was declared with another mode")
 
 
 def check_no_open_windows(marker: Marker | None, files: Collection[StagedFile], *, table: str) -> None:
-    """Check that no rows wait on the stream's open branch, which a merge would not see. Raises SpecError."""
+    """Check that no rows wait on the stream's open branch, where a merge cannot find them. Raises SpecError."""
     if marker and marker.open_snapshot_id is not None and any(file.content in MERGED for file in files):
         raise SpecError(
             f"stream {marker.stream!r} has rows on its open branch from when it was declared with commit.align: table "
@@ -170,7 +172,7 @@ def check_no_open_windows(marker: Marker | None, files: Collection[StagedFile], 
 
 
 def check_not_reset(table: Table, stream: str, audited_at: int, lane: Lane) -> None:
-    """Check that since the audit the live stream has only moved forward from the marker that it had then."""
+    """Check that the live stream was neither reset nor rolled back since the audit."""
     for snapshot in ancestors(table.metadata):
         if snapshot.snapshot_id == audited_at:
             return

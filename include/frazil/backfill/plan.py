@@ -1,4 +1,4 @@
-"""Which offsets a backfill reads: those requested below the live stream's marker, less those the tables hold. Pure."""
+"""Computes the offsets that a backfill reads: those requested before the marker, without those in the tables. Pure."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def asked(
     first: Mapping[TopicPartition, int],
     live: Mapping[TopicPartition, int],
 ) -> Spans:
-    """The requested offsets, between the `first` ones that Kafka still has and the `live` stream's marker.
+    """Return the requested offsets between the `first` that Kafka still has and the `live` stream's position.
 
-    Those two are also the bounds if none are given. Offsets at or past the marker, and topic-partitions that the marker
-    does not know yet, are for the live stream to read: a backfill never races it.
+    Those two are also the default bounds. The live stream itself reads offsets from its position on, and
+    topic-partitions that the marker does not have yet: a backfill never competes with it.
     """
     bounds = {
         tp: (max(start.get(tp, 0), first[tp]), min(end.get(tp, live[tp]), live[tp]))
@@ -30,7 +30,7 @@ def asked(
 
 
 def missing(wanted: Spans, held: Mapping[TopicPartition, BitMap64]) -> Spans:
-    """The offsets that are wanted and not held, as the fewest spans."""
+    """Return the wanted offsets that are not held, as the fewest spans."""
     left = {
         tp: tuple(piece for span in spans for piece in runs(between(*span) - held.get(tp, BitMap64()), span))
         for tp, spans in wanted.items()
@@ -39,10 +39,10 @@ def missing(wanted: Spans, held: Mapping[TopicPartition, BitMap64]) -> Spans:
 
 
 def chunks(spans: Spans, *, most: int) -> tuple[Spans, ...]:
-    """The spans cut into chunks of about `most` offsets, each with its share of every topic-partition.
+    """Cut the spans into chunks of about `most` offsets, each with its share of every topic-partition.
 
-    Shares keep the topic-partitions abreast, so that a chunk's records are from one time and its files from few
-    partitions. A chunk may exceed `most` by one offset per topic-partition.
+    Shares keep the topic-partitions at the same time, so a chunk's files fall into few table partitions. A chunk may
+    exceed `most` by one offset per topic-partition.
     """
     count = math.ceil(offsets(spans) / most)
     cut = ({tp: piece for tp, of in spans.items() if (piece := _share(of, i, count))} for i in range(count))
@@ -50,7 +50,7 @@ def chunks(spans: Spans, *, most: int) -> tuple[Spans, ...]:
 
 
 def chunks_of_records(spans: Spans, records: Mapping[TopicPartition, BitMap64], *, most: int) -> tuple[Spans, ...]:
-    """As `chunks`, but counting the records known to lie in the spans; spans without records are left out."""
+    """Cut the spans as `chunks` does, but count the known records; spans without records are left out."""
     there = within(spans, records)
     count = math.ceil(sum(map(len, there.values())) / most)
     cut = (
@@ -65,13 +65,13 @@ def chunks_of_records(spans: Spans, records: Mapping[TopicPartition, BitMap64], 
 
 
 def first_records(spans: Spans, records: Mapping[TopicPartition, BitMap64], *, most: int) -> Spans:
-    """The beginnings of the spans that hold the first `most` records of each topic-partition."""
+    """Return the beginnings of the spans that hold the first `most` records of each topic-partition."""
     there = within(spans, records)
     return {tp: _of_rank(spans[tp], found, 0, min(most, len(found))) for tp, found in there.items()}
 
 
 def _share(of: tuple[Span, ...], index: int, count: int) -> tuple[Span, ...]:
-    """The part of the spans, laid end to end, that lies in the `index`-th of `count` equal lengths."""
+    """Return the part of the concatenated spans that lies in the `index`-th of `count` equal lengths."""
     low, high = _shares(sum(end - start for start, end in of), index, count)
     found, at = [], 0
     for start, end in of:
@@ -87,7 +87,7 @@ def _shares(length: int, index: int, count: int) -> Span:
 
 
 def _of_rank(of: tuple[Span, ...], found: BitMap64, low: int, high: int) -> tuple[Span, ...]:
-    """The parts of the spans from the `low`-th record up to, but without, the `high`-th."""
+    """Return the parts of the spans from the `low`-th record up to the `high`-th, which is excluded."""
     if low == high:
         return ()
     first, end = found[low], found[high - 1] + 1

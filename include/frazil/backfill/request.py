@@ -1,4 +1,4 @@
-"""What a person asks of a backfill; the form, the API and the command validate it in the same way."""
+"""The request of a backfill, validated in the same way for the form, the API and the command."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from frazil.spec.values import Model
 from frazil.timetext import parse_moment, utc
 
 UtcMoment = Annotated[AwareDatetime, AfterValidator(lambda moment: parse_moment(moment).astimezone(UTC))]
-"""In UTC, so that one moment has one text."""
+"""A moment in UTC, so that equal moments have equal text."""
 Offset = Annotated[int, Field(ge=0)]
 OffsetsByTopic = dict[str, dict[int, Offset]]
 """`{topic: {partition: offset}}`; a topic-partition that is not listed has no bound."""
@@ -25,30 +25,31 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class BackfillRequest(Model):
-    """Bounds are `[from, to)`. Without any, everything that Kafka has and the table lacks is requested."""
+    """A backfill's request. Bounds are `[from, to)`; without any, everything that is missing from the table is read."""
 
     stream: str = Field(pattern=STREAM_NAME)
     from_time: UtcMoment | None = None
-    """Kafka's timestamps of the records; its time index turns them into offsets."""
+    """Kafka's record timestamps, which its time index maps to offsets."""
     to_time: UtcMoment | None = None
     from_offsets: OffsetsByTopic | None = None
     to_offsets: OffsetsByTopic | None = None
     from_event_time: UtcMoment | None = None
-    """Rows with other event times are left out, and so are records that cannot be decoded: they have none."""
+    """Rows outside this range are left out. So are records that cannot be decoded, because they have no event time."""
     to_event_time: UtcMoment | None = None
     files: str | None = None
-    """A folder or file, by absolute path or URI, to read instead of Kafka; its records carry Kafka's coordinates."""
+    """A folder or file, by absolute path or URI, read instead of Kafka; its records carry Kafka coordinates."""
     dead_letters: str | None = None
-    """Which dead letters are decoded again, in words: the files are a copy of them. Once their rows are published, they
-    leave the dead-letter table. None for any other backfill."""
+    """The selection of dead letters to replay, as text; the files are a copy of them. Published ones leave the
+    dead-letter table. None for any other backfill.
+    """
     listing: str | None = None
-    """The fingerprint of the files, their sizes and times; found when a backfill of files is opened."""
+    """The fingerprint of the files' paths, sizes and times, set when a backfill of files is opened."""
     target: Literal["table", "branch"] = "table"
-    """With `branch`, the staged and audited records stay on their branch until a run with `table` publishes them."""
+    """`branch` keeps the audited records on their branch until a run with `table` publishes them."""
     chunk_records: int = Field(1_000_000, gt=0)
-    """About how many records are staged and committed at once; an interruption costs at most this many."""
+    """Records staged and committed at once, approximately; an interruption loses no more work than this."""
     run: str | None = None
-    """Who asks, such as a run of Airflow's: once a person abandoned what it began, it begins nothing anew."""
+    """The caller, such as an Airflow run. Once an operator abandons its backfill, it cannot start it again."""
 
     @model_validator(mode="after")
     def _bounds_make_sense(self) -> Self:
@@ -77,13 +78,13 @@ class BackfillRequest(Model):
 
     @property
     def digest(self) -> str:
-        """Identifies the request: the same request again goes on with the same backfill."""
+        """A digest of the request: repeating the request continues the same backfill."""
         asked = self.model_dump_json(exclude={"target", "chunk_records", "run"})
         return hashlib.sha256(asked.encode()).hexdigest()[:10]
 
     @property
     def event_times_us(self) -> tuple[int, int] | None:
-        """`[from, to)` in microseconds since 1970; None if the event time does not matter."""
+        """`[from, to)` in microseconds since 1970; None without an event-time range."""
         if self.from_event_time is None and self.to_event_time is None:
             return None
         begin, end = self.from_event_time, self.to_event_time
@@ -98,7 +99,8 @@ _VERBS = {"from": "begin", "to": "end"}
 
 
 def parse_request(raw: Mapping[str, Any]) -> BackfillRequest:
-    """Parse a request from the form, the API or a lane's marker, keys in kebab-case; empty values count as absent.
+    """Parse a request from the form, the API or a stored backfill; keys are in kebab-case, empty values count as
+    absent.
 
     Raises SpecError with a sentence for each problem.
     """
@@ -114,7 +116,7 @@ def parse_request(raw: Mapping[str, Any]) -> BackfillRequest:
 
 
 def check_not_ahead(request: BackfillRequest, now_ms: int) -> None:
-    """Check that the range does not lie wholly in the future. Raises SpecError."""
+    """Check that the range does not lie entirely in the future. Raises SpecError."""
     begin = request.from_time
     if begin is not None and _us(begin) > now_ms * 1000:
         raise SpecError(

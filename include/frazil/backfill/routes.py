@@ -1,8 +1,8 @@
-"""The routed tables of a replay: which of them gets a letter's row, and how the row comes there.
+"""The routed tables of a replay: which table gets a dead letter's row, and how the row lands there.
 
-Home decides, as it does for a batch: the commit that ends the lane says which letters are rows, of all tables. Until a
-table has its rows they wait beside the lane's journals, written as home's are. Each table gets them in one commit, with
-the lane in its properties, and so once, whoever commits. Then the letters leave.
+The default table's commit decides which dead letters become rows, in all tables. Until a table has its rows, they wait
+next to the journals, in the default table's format. Each table gets them in one commit that also records the replay in
+its properties, so they land once. Then the dead letters leave.
 """
 
 from __future__ import annotations
@@ -50,22 +50,22 @@ from frazil.table.tables import data_location
 log = logging.getLogger(__name__)
 
 SETTLES_S = 15.0
-"""How long the tables may lack rows of home's last batch, which a running writer is bringing them."""
+"""Timeout for a running writer to bring the routed tables up to the default table's last batch."""
 MAX_OPENED = 3
 
 
 @dataclasses.dataclass(slots=True)
 class LettersRoute:
-    """The route of a stream whose letters are replayed. Each of its tables is there, and lacks no row."""
+    """The route of a stream whose dead letters are replayed. Every table exists and is up to date."""
 
     tables: StreamTables
     routed: RoutedTables
 
     @classmethod
     def open(cls, spec: StreamSpec, tables: StreamTables) -> LettersRoute | None:
-        """Load the tables, and make those that are declared; None for a stream without a route.
+        """Load the tables, and create those that are declared; None for a stream without a route.
 
-        Raises RouteBehind while a table is not there or lacks rows, and what `RoutedTables.open` raises.
+        Raises RouteBehind while a table is missing or behind, and what `RoutedTables.open` raises.
         """
         if spec.route is None:
             return None
@@ -83,7 +83,7 @@ class LettersRoute:
         return found
 
     def make(self, values: Collection[str]) -> None:
-        """Make tables of new values, as far as there may be more, as a writer does."""
+        """Create tables for new values, as a writer does, up to the route's limit."""
         self.routed.make(values, _settled(self.tables))
         self._check_there()
 
@@ -93,7 +93,7 @@ class LettersRoute:
             raise RouteBehind(_refused(self.tables.stream, f"table {target} is not there: {reason}"))
 
     def placed(self, context: StageContext, own: StreamTables, key: BatchKey) -> StageContext:
-        """The context of a chunk, with the route; rows of routed tables wait beside the lane's journals."""
+        """Return a chunk's context with the route; rows of routed tables wait next to the journals."""
         placed = self.routed.placed(context, key)
         waits = dataclasses.replace(placed.main, folder=own.beside_home(key))
         targets = {target: waits if is_routed(target) else of for target, of in placed.targets.items()}
@@ -101,7 +101,7 @@ class LettersRoute:
 
 
 def _settled(tables: StreamTables) -> Marker:
-    """Home's marker, once no table of the route lacks a row up to it. Raises RouteBehind."""
+    """Return the default table's marker once every routed table is up to date with it. Raises RouteBehind."""
     retry_policy = tables.retry_policy
     deadline = retry_policy.clock() + SETTLES_S
     while True:
@@ -123,7 +123,7 @@ def _refused(stream: str, why: str) -> str:
 
 
 def tally_routed(table: Table, journals: Iterable[Journal]) -> dict[Target, dict[TopicPartition, OffsetTally]]:
-    """The offsets of the rows that were staged for routed tables. `table` is home, whose storage has them."""
+    """Tally the offsets of the rows staged for routed tables. `table` is the default table, whose storage has them."""
     waiting = _waiting(journals)
     return {target: tally_files(table.io, (file.path for file in files)) for target, files in waiting.items()}
 
@@ -136,9 +136,9 @@ def _waiting(journals: Iterable[Journal]) -> dict[Target, list[StagedFile]]:
 
 
 def bring(tables: StreamTables, lane: Lane, journals: Iterable[Journal]) -> None:
-    """Commit the rows of a published replay to the routed tables that lack them, but those that a person gave up.
+    """Commit the rows of a published replay to the routed tables that do not have them yet, except those given up.
 
-    Raises CommitUnavailable for a table that cannot take them, after all others.
+    Raises CommitUnavailable for a table that cannot take them, after all others were tried.
     """
     gone = given_up(tables.journals, lane.id)
     waiting = {target: files for target, files in _waiting(journals).items() if target not in gone}
@@ -162,7 +162,7 @@ def bring(tables: StreamTables, lane: Lane, journals: Iterable[Journal]) -> None
 
 
 def _follow(tables: StreamTables, lane: Lane, target: Target, files: list[StagedFile]) -> None:
-    """Commit a table's rows, written anew as it has its columns, in one update with the lane."""
+    """Commit a table's rows, rewritten for its columns, in one update with the replay's state."""
     handle = tables.handle(target)
     table = handle.refresh()
     if has_lane(table.metadata.properties, lane):
@@ -195,7 +195,7 @@ def _follow(tables: StreamTables, lane: Lane, target: Target, files: list[Staged
 
 
 def _check_last(tables: StreamTables, lane: Lane) -> None:
-    """Check that no later replay has begun: all tables had this one's rows before. Raises Fenced."""
+    """Check that no later replay has begun: it would mean that all tables have these rows. Raises Fenced."""
     found = read_lane(tables.main.refresh().metadata.properties, tables.stream)
     if found is None or found.id != lane.id:
         raise Fenced(f"another `frazil dlq replay {lane.stream}` finished this one: this command changes nothing more")

@@ -1,7 +1,7 @@
-"""A backfill from request to publication: find what is missing, stage it chunk by chunk on a branch, audit, publish.
+"""A backfill from request to publication: find what is missing, stage it in chunks on a branch, audit, publish.
 
-A backfill that is interrupted and run again goes on: every run looks again for what is missing, and counts what an
-interrupted run staged as held. It never waits for the live stream's writer, and never makes it wait.
+An interrupted backfill continues when it is run again: every run plans again, and counts what was staged as held. It
+neither waits for the live stream's writer nor makes it wait.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ from frazil.table.landed_offsets import Wanted, has_coordinates, tally
 log = logging.getLogger(__name__)
 
 MAX_SPANS = 10_000
-"""Each is read by itself; if there are more, it is better to delete the rows there first."""
+"""Each span is read separately; with more, deleting the rows in between first is faster."""
 ATTEMPTS = 3
 
 
@@ -75,20 +75,20 @@ class BackfillPlan:
 
     spans: Spans
     asked: int
-    """Offsets of Kafka, or records of files, that were requested, including those held already."""
+    """Requested offsets in Kafka, or records in files, including those that landed already."""
     source: SourceIdentity
 
 
 @dataclass(frozen=True, slots=True)
 class _Audited:
-    """What an audit saw, for the commit that publishes it."""
+    """What an audit found, for the commit that publishes."""
 
     at: int
     """The snapshot of main that was compared."""
     replayed: Tallies
-    """The offsets that are rows, or changes, once the lane is published; nothing of a backfill."""
+    """The offsets that become rows or changes when a replay is published; empty for a backfill."""
     routed: Mapping[Target, Tallies]
-    """Those of them whose rows are for tables of the route."""
+    """The part of `replayed` whose rows are for routed tables."""
 
 
 @dataclass(slots=True)
@@ -99,25 +99,25 @@ class Backfill:
     opened: OpenStream
     source: RecordSource
     route: LettersRoute | None = None
-    """The route of a stream whose dead letters are replayed."""
+    """The route, if dead letters of a stream with a route are replayed."""
     epoch: int = 0
-    """That which this run began last."""
+    """The last epoch that this run began."""
     held: str = ""
-    """The id of the lane that this run began, or went on with, last."""
+    """The id of the last backfill that this run began or continued."""
 
     @property
     def spec(self) -> StreamSpec:
         return self.opened.spec
 
     def lane(self) -> Lane | None:
-        """This request's own lane as it stands; None if the stream's last backfill was for another request."""
+        """Return this request's backfill; None if the stream's last backfill was for another request."""
         found = _last_lane(self.opened)
         return found if found and found.digest == self.request.digest else None
 
     def plan(self, lane: Lane | None = None) -> BackfillPlan:
-        """Look up what is missing, less what `lane` has staged if it is under way. Changes nothing.
+        """Find what is missing, without what an open `lane` has staged. Changes nothing.
 
-        Raises SpecError if the table cannot tell what it holds, or a file cannot be used; AdoptionRequired,
+        Raises SpecError if the table's rows do not identify their records, or a file cannot be used; AdoptionRequired,
         TopicRecreated, KafkaUnavailable.
         """
         table, marker = self._table_and_marker()
@@ -146,7 +146,9 @@ class Backfill:
         return BackfillPlan(left, self.source.at_most(wanted), identity)
 
     def context(self, tables: StreamTables, key: BatchKey, topic_ids: Mapping[str, str]) -> StageContext:
-        """What a chunk is staged with. None of its dead letters are in their table yet: their offsets would be held."""
+        """Return a chunk's context. Its dead letters stay out of their table until publication, so they do not count as
+        held.
+        """
         properties = executors_kafka_properties(self.spec, os.environ)
         context = stage_context(self.spec, tables, key, kafka_properties=properties, topic_ids=topic_ids)
         if self.route:
@@ -154,11 +156,10 @@ class Backfill:
         return self.source.context(dataclasses.replace(context, event_times_us=self.request.event_times_us))
 
     def publish(self) -> Lane | None:
-        """Audit what was staged, and publish it unless its target is the branch. None if nothing was staged.
+        """Audit the staged records, and publish them unless the target is the branch. None if nothing was staged.
 
-        Raises StaleBatch if the stream was reset or the table changed meanwhile; the backfill is then dropped, and
-        begins again with the next run. Raises BackfillAbandoned if a person abandoned it, and FrazilError if the audit
-        finds something wrong.
+        Raises StaleBatch if the stream was reset or the table changed; the backfill is then dropped, and begins again
+        with the next run. Raises BackfillAbandoned if an operator abandoned it, and FrazilError if the audit fails.
         """
         self.check_wanted()
         lane = self.lane()
@@ -191,7 +192,7 @@ class Backfill:
         raise AssertionError
 
     def begin(self, lane: Lane | None) -> LaneCommitter:
-        """Begin the next epoch of the lane, or of a new one. Raises what `LaneCommitter.begin` raises."""
+        """Begin the next epoch of the backfill, or a new backfill. Raises what `LaneCommitter.begin` raises."""
         going_on = lane.id if lane and lane.is_open else None
         self.held = going_on or self.held
         committer = LaneCommitter.begin(self.opened.tables, self.request, going_on=going_on)
@@ -199,19 +200,19 @@ class Backfill:
         return committer
 
     def drop(self) -> None:
-        """Give up what was staged if it can no longer be used. Raises as `check_wanted`."""
+        """Drop what was staged if it can no longer be used. Raises as `check_wanted`."""
         if (lane := self.lane()) and lane.is_open:
             abandon(self.opened.tables, lane)
         self.check_wanted()
 
     def check_wanted(self) -> None:
-        """Raise BackfillAbandoned if a person abandoned what this run, or an earlier try of it, had begun."""
+        """Raise BackfillAbandoned if an operator abandoned the backfill of this run, or of an earlier attempt of it."""
         last = _last_lane(self.opened)
         check_not_abandoned(last, self.held)
         check_wanted(last, self.request.run)
 
     def check(self) -> None:
-        """Raise what would make any plan of this stream impossible: before Spark is started for it."""
+        """Raise the errors that any plan of this stream would raise, before Spark starts."""
         self._table_and_marker()
 
     def _table_and_marker(self) -> tuple[Table, Marker]:
@@ -231,9 +232,9 @@ class Backfill:
                 )
 
     def _tallies(self, table: Table, spans: Spans, source: SourceIdentity) -> tuple[Tallies, Tallies, Tallies]:
-        """What the tables hold: rows on main, rows of windows that are still open, dead letters.
+        """Tally the tables: rows on main, rows of open windows, and dead letters.
 
-        A replay reads records for the very reason that they are dead letters.
+        A replay leaves out the dead letters, because they are what it reads.
         """
         wanted = Wanted({topic for topic, _ in spans}, spans)
         return (
@@ -243,7 +244,7 @@ class Backfill:
         )
 
     def _letters(self, spans: Spans, source: SourceIdentity) -> Tallies:
-        """What the dead-letter table holds; for a replay, without what a person discarded."""
+        """Tally the dead-letter table; for a replay, without discarded dead letters."""
         asked = Wanted({topic for topic, _ in spans}, spans, topic_ids=source.topic_ids, stream=self.spec.name)
         wanted = dataclasses.replace(asked, discarded=not self.request.dead_letters)
         return tally(self.opened.tables.dead_letters.refresh(), wanted)
@@ -253,16 +254,16 @@ class Backfill:
 
     @property
     def _merges(self) -> bool:
-        """Whether the records are merged where they land."""
+        """Whether records are merged into the table."""
         return merging_mode(self.spec) is not None
 
     @property
     def _by_letters(self) -> bool:
-        """Whether the dead-letter table tells what is still to land, because the table alone does not."""
+        """Whether the dead-letter table, not the table itself, shows what still has to land."""
         return self._merges or self.route is not None
 
     def _audited(self, committer: LaneCommitter) -> _Audited:
-        """What the audit saw. What fails in it because the files that it compares were abandoned is told as that."""
+        """Run the audit. If it fails because an operator abandoned the backfill, raise that instead."""
         try:
             return self._audit(committer)
         except StaleBatch:
@@ -272,7 +273,7 @@ class Backfill:
             raise
 
     def _audit(self, committer: LaneCommitter) -> _Audited:
-        """Compare what was staged with main, its journals and its source."""
+        """Compare the staged records with main, the journals and the source."""
         table, marker = self._table_and_marker()
         journals = tuple(committer.journals())
         spans = spans_of(journals)
@@ -309,7 +310,7 @@ class Backfill:
     def _replayed(
         self, table: Table, marker: Marker, journals: Sequence[Journal], routed: Mapping[Target, Tallies]
     ) -> Tallies:
-        """What a replay staged: rows on the branch, changes, and rows for tables of the route."""
+        """Tally what a replay staged: rows on the branch, changes, and rows for routed tables."""
         if self._merges:
             return together([tally_changes(table, journals), *routed.values()])
         topics = named(self.spec.source.reads, marker.source.topic_ids)
@@ -317,7 +318,7 @@ class Backfill:
         return together([home, *routed.values()])
 
     def _late(self) -> dict[int, int]:
-        """Rows on the branch by the window of their event time. Complete windows reopen, once each."""
+        """Count the rows on the branch by window. Windows that were complete reopen, once each."""
         table, counts = self.opened.tables.main.refresh(), Counter[int]()
         head = head_of(table.metadata, branch_name(self.spec.name))
         if head is None or self.spec.window is None:
@@ -339,9 +340,9 @@ def _last_lane(opened: OpenStream) -> Lane | None:
 def open_backfill(
     spec: StreamSpec, request: BackfillRequest, *, kafka_timeout_s: float = TIMEOUT_S, looks: bool = False
 ) -> Iterator[Backfill]:
-    """Open the request's stream and source; `looks` says that nothing is to be changed.
+    """Open the request's stream and source; with `looks`, nothing may be changed.
 
-    Raises SpecError without a table or a file, and as `check_backfilled` and `check_not_ahead`.
+    Raises SpecError if the table or the files do not exist, and as `check_backfilled` and `check_not_ahead`.
     """
     check_backfilled(spec)
     check_not_ahead(request, clock.now_ms())

@@ -1,4 +1,4 @@
-"""Where a backfill's records come from: what its plan, its staging and its audit ask of Kafka, or of files."""
+"""The source of a backfill's records: Kafka or files, behind one protocol."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from frazil.stream.plan import spread
 from frazil.table.object_store import FileInfo
 
 PLACES = 8
-"""How many places a sample is taken from, spread evenly over what is missing of each topic-partition."""
+"""Places a sample is taken from, spread evenly over each topic-partition's missing offsets."""
 AT_A_PLACE = 250
 
 
 class RecordSource(Protocol):
-    """What a backfill reads, Kafka or files, by Kafka coordinates."""
+    """Records that a backfill reads, addressed by Kafka coordinates."""
 
     @property
     def is_whole(self) -> bool:
@@ -36,46 +36,46 @@ class RecordSource(Protocol):
 
     @property
     def files(self) -> tuple[FileInfo, ...]:
-        """What is read instead of Kafka, if anything."""
+        """The files read instead of Kafka; empty for Kafka."""
         ...
 
     def identity(self, known: SourceIdentity) -> SourceIdentity:
-        """Whose offsets these are, as far as the source can tell; otherwise `known`.
+        """Return the topics that these offsets belong to, or `known` if the source cannot tell.
 
-        Raises SpecError if the source itself changed under the backfill.
+        Raises SpecError if the source changed after the backfill began.
         """
         ...
 
     def asked(self, request: BackfillRequest, marker: Marker) -> Spans:
-        """The requested offsets below the marker. Raises SpecError for topics that the stream does not know."""
+        """Return the requested offsets before the stream's position. Raises SpecError for topics it does not read."""
         ...
 
     def holding(self, spans: Spans) -> Spans:
-        """The spans that may hold records."""
+        """Return the spans that may hold records."""
         ...
 
     def at_most(self, spans: Spans) -> int:
-        """How many records the spans may hold."""
+        """Return an upper bound of the records in the spans."""
         ...
 
     def records(self, spans: Spans) -> Mapping[TopicPartition, BitMap64]:
-        """The records that the source has of the spans."""
+        """Return the records that the source has within the spans."""
         ...
 
     def chunks(self, spans: Spans, *, most: int) -> tuple[Spans, ...]:
-        """The spans cut into chunks of about `most` records."""
+        """Cut the spans into chunks of about `most` records."""
         ...
 
     def tasks(self, spans: Spans, cores: int) -> list[StageTask]:
-        """As many tasks as cores, at most."""
+        """Return tasks, no more than `cores`."""
         ...
 
     def sample(self, spans: Spans) -> list[StageTask]:
-        """A few records at several places of the spans."""
+        """Return tasks that read a few records at several places of the spans."""
         ...
 
     def context(self, context: StageContext) -> StageContext:
-        """The context with what tasks need to read this source."""
+        """Return the context with what tasks need to read this source."""
         ...
 
 
@@ -110,7 +110,7 @@ class KafkaSource:
         return offsets(spans)
 
     def records(self, spans: Spans) -> dict[TopicPartition, BitMap64]:
-        """Read by a consumer of its own."""
+        """Read the offsets with a separate consumer."""
         first = self.kafka.earliest(spans)
         ranges = {tp: (max(of[0][0], first[tp]), of[-1][1]) for tp, of in spans.items()}
         found = read_offsets(self.properties, ranges)
@@ -127,7 +127,7 @@ class KafkaSource:
         return [StageTask(index, ranges(place)) for index, place in enumerate(places)]
 
     def context(self, context: StageContext) -> StageContext:
-        """As it is, with references: tasks resolve them where they run, as a writer's do."""
+        """Return the context unchanged: tasks resolve its references where they run, as a writer's do."""
         return context
 
 
@@ -136,7 +136,7 @@ def ranges(spans: Spans) -> tuple[OffsetRange, ...]:
 
 
 def _piece(of: tuple[Span, ...], place: int) -> Span:
-    """A few offsets at one of the places, never two of them twice."""
+    """Return a few offsets at one of the places; places never overlap."""
     length = sum(end - start for start, end in of)
     at, until = length * place // PLACES, length * (place + 1) // PLACES
     for start, end in of:

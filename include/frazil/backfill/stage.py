@@ -1,4 +1,4 @@
-"""The part of a backfill that an engine runs: the live stream's own staging, over chunks of what is missing."""
+"""The part of a backfill that an engine runs: the live stream's staging, applied to chunks of missing records."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ log = logging.getLogger(__name__)
 
 
 def run(backfill: Backfill, engine: Engine, tell: Callable[[Lane], None] = lambda _: None) -> Lane | None:
-    """Stage, audit, publish; begin again where the stream was moved meanwhile. None where nothing is missing.
+    """Stage, audit and publish, starting over if the stream was moved. None if nothing is missing.
 
-    `tell` hears of each chunk.
+    `tell` is called after each chunk.
     """
     for attempt in range(ATTEMPTS):
         try:
@@ -38,11 +38,14 @@ def run(backfill: Backfill, engine: Engine, tell: Callable[[Lane], None] = lambd
 
 
 def stage(backfill: Backfill, engine: Engine, tell: Callable[[Lane], None] = lambda _: None) -> Lane | None:
-    """Stage all that is missing on the branch, a chunk at a time; None where nothing is missing.
+    """Stage everything that is missing on the branch, a chunk at a time; None if nothing is missing.
 
-    Raises what `Backfill.plan` raises; WriterBusy where another backfill is under way; Fenced where another run of this
-    one took over; BackfillAbandoned where a person abandoned it; StaleBatch where what was staged is of no use any
-    more, and was dropped; OffsetGap where retention meanwhile deleted what was to be read.
+    Raises what `Backfill.plan` raises, and:
+    - WriterBusy: another backfill is under way.
+    - Fenced: another run took this one over.
+    - BackfillAbandoned: an operator abandoned it.
+    - StaleBatch: the staged records became unusable and were dropped.
+    - OffsetGap: retention deleted records that were planned.
     """
     backfill.check_wanted()
     # First, for a lane that was published may not have brought its dead letters yet: they would seem to be missing.
@@ -79,7 +82,7 @@ def _chunks(backfill: Backfill, engine: Engine, committer: LaneCommitter, plan: 
 
 
 def log_notices(results: Iterable[StageResult], said: set[str]) -> None:
-    """Log what tasks want people to know, such as a slower way of reading; what was `said` before is not said again."""
+    """Log each notice of the tasks once, such as a slower way of reading; `said` has those logged before."""
     for notice in sorted({notice for result in results for notice in result.notices} - said):
         log.warning("%s", notice)
         said.add(notice)
@@ -88,7 +91,7 @@ def log_notices(results: Iterable[StageResult], said: set[str]) -> None:
 def _chunk(
     backfill: Backfill, engine: Engine, committer: LaneCommitter, spans: Spans, plan: BackfillPlan
 ) -> tuple[Journal, list[StageResult]]:
-    """Stage one chunk; its source is asked once more whether it is still what was planned for."""
+    """Stage one chunk, then check that its source is still the one that was planned for."""
     opened, own, key = backfill.opened, committer.own, committer.next_key()
     context = backfill.context(own, key, plan.source.topic_ids)
     progress = ProgressFolder(f"{lane_folder(opened.tables.journals, committer.lane.id)}/progress", context.main.io)

@@ -1,6 +1,6 @@
-"""Rejected records that a person lets a stream take as dead letters, however many they are: one object in its state.
+"""Rejected records that an operator accepts as dead letters, however many: one object in the stream's state.
 
-Whoever accepts says how far: up to the ends of the topics at that moment. Records that come later count again.
+An acceptance covers records up to the ends of the topics at that moment. Later records count again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NAME = "accepted-rejects.json"
 
 @dataclass(frozen=True, slots=True)
 class AcceptedRejects:
-    """Rejected records before `offsets` do not open the circuit."""
+    """An acceptance: rejected records before `offsets` do not open the circuit breaker."""
 
     offsets: Mapping[TopicPartition, int]
     source: SourceIdentity
@@ -32,7 +32,7 @@ class AcceptedRejects:
 
 
 def accept(tables: StreamTables, accepted: AcceptedRejects) -> None:
-    """Replaces what was accepted before."""
+    """Write the acceptance, replacing an earlier one."""
     text = json.dumps(
         {
             "offsets": nested(accepted.offsets),
@@ -47,7 +47,7 @@ def accept(tables: StreamTables, accepted: AcceptedRejects) -> None:
 
 
 def accepted_offsets(tables: StreamTables, source: SourceIdentity) -> dict[TopicPartition, int]:
-    """Before which offset of each topic-partition rejected records are accepted; of these very topics."""
+    """Return the offsets before which rejected records are accepted, for topics that are still the same."""
     found = _read(tables)
     return of_same_topics(found.offsets, found.source, source) if found else {}
 

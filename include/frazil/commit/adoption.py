@@ -1,8 +1,8 @@
-"""What a stream finds in a table that others wrote to: rows of no stream, and other streams that read its topics.
+"""Decides what a stream may do with a table that others wrote to: rows of no stream, and other readers of its topics.
 
-A stream that was forgotten leaves a note in the table, the property `frazil.forgotten.<name>`. It holds the last epoch,
-which is never used again, and the topics that were read: their rows are still in the table, and a stream that reads
-those topics from the beginning would write them a second time.
+A forgotten stream leaves a note in the table, the property `frazil.forgotten.<name>`. It holds the last epoch, which is
+never used again, and the topics that were read. Their rows are still in the table, so a stream that reads those topics
+from the beginning would write them a second time.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ FORMAT_VERSION = 1
 
 
 def check_adopted(metadata: TableMetadata, *, stream: str, table: str, source: SourceIdentity) -> None:
-    """Refuse a table that others have written, unless a person allowed it with `frazil adopt`.
+    """Refuse a table that others have written, unless an operator allowed it with `frazil adopt`.
 
-    Raises AdoptionRequired for rows that no stream wrote, and for topics that another stream, or a forgotten one, has
-    read into the table: a stream that was renamed, or begins again, would read all of them again.
+    Raises AdoptionRequired for rows that no stream wrote. Also raises it for topics that another or a forgotten stream
+    has read into the table: a renamed or restarted stream would read all of them again.
     """
     if others := readers_of(metadata.properties, source, stream=stream):
         other, topics = next(iter(others.items()))
@@ -55,7 +55,7 @@ def check_adopted(metadata: TableMetadata, *, stream: str, table: str, source: S
 
 
 def rows_of(metadata: TableMetadata) -> int | None:
-    """How many rows main has, from its newest snapshot's summary; None if that does not say."""
+    """Return main's number of rows, from its newest snapshot's summary; None if the summary does not have it."""
     head = head_of(metadata)
     text = "0" if head is None else head.summary.get("total-records") if head.summary else None
     return int(text) if text else None
@@ -64,7 +64,7 @@ def rows_of(metadata: TableMetadata) -> int | None:
 def readers_of(
     properties: Mapping[str, str], source: SourceIdentity, *, stream: str
 ) -> dict[str, dict[str, dict[TopicPartition, int]]]:
-    """The offsets of other streams of the table that have read topics of this source, by stream and topic."""
+    """Return the offsets of other streams of the table that have read topics of this source, by stream and topic."""
     found = {}
     for name in sorted(properties):
         other = name.removeprefix(PROPERTY_PREFIX)
@@ -81,7 +81,7 @@ def readers_of(
 
 
 def forgotten_reader(properties: Mapping[str, str], source: SourceIdentity, *, stream: str) -> str | None:
-    """A forgotten stream of this name, or one that has read topics of this source; None if there is none."""
+    """Return a forgotten stream of this name, or one that has read topics of this source; None without either."""
     if FORGOTTEN_PREFIX + stream in properties:
         return stream
     notes = (name for name in sorted(properties) if name.startswith(FORGOTTEN_PREFIX))
@@ -89,7 +89,7 @@ def forgotten_reader(properties: Mapping[str, str], source: SourceIdentity, *, s
 
 
 def forgotten(properties: Mapping[str, str], stream: str) -> dict[str, str]:
-    """The note that a stream leaves, as a table property, with the topics of an earlier note."""
+    """Return the note of a forgotten stream as a table property, with the topics of an earlier note."""
     marker = _readable(properties, stream)
     before = _note(properties.get(FORGOTTEN_PREFIX + stream, "{}"))
     cluster_id = marker.source.cluster_id if marker else before.get("cluster-id")
@@ -106,7 +106,7 @@ def forgotten(properties: Mapping[str, str], stream: str) -> dict[str, str]:
 
 
 def forgotten_epoch(properties: Mapping[str, str], stream: str) -> int:
-    """The last epoch that the stream had when it was forgotten; 0 where it never was."""
+    """Return the stream's last epoch when it was forgotten; 0 if it never was."""
     return int(_note(properties.get(FORGOTTEN_PREFIX + stream, "{}")).get("epoch", 0))
 
 
@@ -116,13 +116,13 @@ def _has_read(note: str, source: SourceIdentity) -> bool:
 
 
 def _topic_ids(note: Mapping[str, Any]) -> Mapping[str | None, Mapping[str, str]]:
-    """The topics of a note, by cluster."""
+    """Return the topics of a note, by cluster."""
     newest = {note["cluster-id"]: note.get("topic-ids", {})} if note.get("cluster-id") else {}
     return {**note.get("other-clusters", {}), **newest}
 
 
 def _note(text: str) -> Mapping[str, Any]:
-    """What a note says; nothing where it has another format, or was edited by hand."""
+    """Parse a note; empty if it has another format or was edited by hand."""
     try:
         raw = json.loads(text)
         return raw if raw["format"] == FORMAT_VERSION else {}
@@ -133,7 +133,7 @@ def _note(text: str) -> Mapping[str, Any]:
 def continued(
     starts: Mapping[TopicPartition, int], others: Mapping[str, Mapping[str, Mapping[TopicPartition, int]]]
 ) -> dict[TopicPartition, int]:
-    """Where a stream begins: after what other streams have read of its topics, else at its own start."""
+    """Return where a stream begins: after what other streams have read of its topics, else at its own start."""
     read = [offsets for topics in others.values() for offsets in topics.values()]
     return {tp: max((of[tp] for of in read if tp in of), default=start) for tp, start in starts.items()}
 

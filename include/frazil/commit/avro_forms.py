@@ -1,6 +1,6 @@
 """Avro files whose schema this process has resolved before.
 
-PyIceberg builds a manifest's schema, the schema's JSON and its encoder anew for each file: a quarter of a small commit.
+PyIceberg rebuilds a manifest's schema, the schema's JSON and its encoder for each file: a quarter of a small commit.
 All three follow from the table's schema and its partition spec.
 """
 
@@ -27,7 +27,7 @@ _HEADER_WRITER = construct_writer(META_SCHEMA)
 
 @dataclass(frozen=True, slots=True)
 class AvroForm:
-    """What files of one kind have in common. Threads may share it: encoders keep nothing between records."""
+    """What files of one kind share. Threads may share it too: encoders keep no state between records."""
 
     file_schema: Schema
     schema_name: str
@@ -36,16 +36,16 @@ class AvroForm:
 
     @classmethod
     def resolved(cls, file_schema: Schema, record_schema: Schema, *, name: str) -> Self:
-        """The form of files of a schema, whose records are in memory by another."""
+        """Resolve the form of files with `file_schema`, for records that are in memory with `record_schema`."""
         text = json.dumps(AvroSchemaConversion().iceberg_to_avro(file_schema, schema_name=name))
         return cls(file_schema, name, text, resolve_writer(record_schema=record_schema, file_schema=file_schema))
 
 
 class FormedAvroFile(AvroOutputFile[D]):
-    """An Avro file of a known form; its bytes are those of PyIceberg's, but for the random mark between blocks."""
+    """An Avro file of a known form. Its bytes are PyIceberg's, except for the random sync marker between blocks."""
 
     def __init__(self, output_file: OutputFile, form: AvroForm, *, metadata: Mapping[str, str]) -> None:
-        """`metadata` names the codec."""
+        """Take the form and the header's metadata, which names the codec."""
         self.output_file, self.file_schema, self.schema_name = output_file, form.file_schema, form.schema_name
         self.sync_bytes, self.writer = os.urandom(SYNC_SIZE), form.writer
         self.metadata, self._schema_json = dict(metadata), form.schema_json

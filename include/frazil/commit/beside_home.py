@@ -1,12 +1,12 @@
-"""Rows of routed tables that cannot be loaded or made: they wait in files beside home, written as home's own are.
+"""Rows of routed tables that cannot be loaded or created: they wait in files next to the default table, in its format.
 
-Their journals name these files for the routed table. Once that is there, its rows are written anew as it has its
-columns, and committed as the files of any batch that it lacks; then nobody needs the first files any more.
+Their journals name these files for the routed table. Once the table exists, its rows are rewritten for its columns, and
+committed like the files of any missing batch. The first files are then deleted.
 
-A record beside the new files names them: each try, and each start, commits the same ones, as long as they are there.
+A record next to the new files names them, so each attempt and each start commits the same ones while they exist.
 
-A note beside those that wait has what the rows do not tell: the value that the table is made for, why it is not there,
-and the batch up to which a person gave its rows up.
+A note next to the waiting files has what the rows do not show: the value that the table is created for, and why it does
+not exist. It also has the batch up to which an operator gave up the rows.
 """
 
 from __future__ import annotations
@@ -37,24 +37,26 @@ from frazil.table.tables import data_location
 log = logging.getLogger(__name__)
 
 MOVED = "waited"
-"""The folder, in the table's folder of the stream, of the batches' folders with rows that were written anew. No batch
-has this name, so no sweep takes them for what a batch staged; no orphan is cleaned up there before the table has the
-batch."""
+"""The folder for rewritten rows, in the table's folder of the stream; it has one folder per batch.
+
+No batch has this name, so no sweep takes its files for staged ones. Orphan clean-up leaves it alone until the table has
+the batch.
+"""
 RECORD = "files.json"
-"""Names the files beside it that the table can take."""
+"""The file that names the files next to it which the table can take."""
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What is known of a routed table that is not there."""
+    """What is recorded about a routed table that does not exist."""
 
     target: Target
     value: str | None
-    """The value that the template makes it for; None for a table that the route names."""
+    """The value that the template creates it for; None for a table that the route names."""
     reason: str
-    """Why it could not be loaded or made when that was last tried by a batch."""
+    """Why a batch could not load or create it at the last attempt."""
     given_up: BatchKey | None = None
-    """Its rows of batches up to this one never reach it."""
+    """The last batch whose rows never reach it."""
 
 
 def is_beside(tables: StreamTables, file: StagedFile) -> bool:
@@ -62,20 +64,23 @@ def is_beside(tables: StreamTables, file: StagedFile) -> bool:
 
 
 def some_beside(tables: StreamTables, journals: Iterable[Journal], target: Target) -> bool:
-    """Whether rows of these batches wait for the table beside home."""
+    """Whether rows of these batches wait for the table next to the default table."""
     return any(is_beside(tables, file) for journal in journals for file in journal.staged_for(target))
 
 
 def all_beside(tables: StreamTables, journals: Iterable[Journal], target: Target) -> bool:
-    """Whether all rows of these batches for the table wait beside home, so that it never had a place for them."""
+    """Whether all rows of these batches for the table wait next to the default table, because it never existed for
+    them.
+    """
     return all(is_beside(tables, file) for journal in journals for file in journal.staged_for(target))
 
 
 def moved(tables: StreamTables, table: Table, journal: Journal, target: Target) -> tuple[StagedFile, ...]:
-    """The files of a batch for the table, where those with its own columns take the place of what waits elsewhere.
+    """Return a batch's files for the table; files that wait elsewhere are replaced by rewritten ones.
 
-    That is beside home; or in the folder of the table that had its name before, when a person let the new one go on
-    beside a writer that had not seen it yet. An earlier try may have written them, of this writer or of another.
+    They wait next to the default table, or in the folder of the table that had the name before. The latter happens if
+    an operator lets the new table continue while a running writer has not seen it yet. An earlier attempt, by this
+    writer or another, may have written the new files.
     """
     files = journal.staged_for(target)
     places = tuple(f"{bare_path(folder).rstrip('/')}/" for folder in (table.location(), data_location(table)))
@@ -98,9 +103,9 @@ def moved(tables: StreamTables, table: Table, journal: Journal, target: Target) 
 def written_anew(
     tables: StreamTables, table: Table, files: Sequence[StagedFile], target: Target, *, folder: str
 ) -> tuple[StagedFile, ...]:
-    """New files of the table with the rows of `files`, which are home's, or of the table that had its name before.
+    """Rewrite the rows of `files`, which are the default table's or a former table's, as new files of the table.
 
-    Nothing is ever written over.
+    Never overwrites a file.
     """
     from frazil.ingest.routed_writers import fitted  # noqa: PLC0415 - loads Numba, which commands that look do not need
 
@@ -127,7 +132,7 @@ def written_anew(
 
 
 def delete_moved(tables: StreamTables, journals: Iterable[Journal], target: Target) -> None:
-    """Delete what waited of batches that the table has; what cannot be deleted is left to the next start."""
+    """Delete the waiting files of batches that the table has; the next start deletes what remains."""
     waited = [journal for journal in journals if some_beside(tables, [journal], target)]
     if not waited:
         return
@@ -143,10 +148,10 @@ def delete_moved(tables: StreamTables, journals: Iterable[Journal], target: Targ
 def sweep_beside(
     tables: StreamTables, waiting: Mapping[Target, Sequence[Journal]], *, below_epoch: int, complete: BatchKey
 ) -> None:
-    """Delete what no table waits for, right after all of earlier epochs was settled.
+    """Delete files that no table waits for, right after all earlier epochs were settled.
 
-    `complete` is home's word on the last batch that all tables have: a note is needed until that has passed what was
-    given up.
+    `complete` is the last batch that all tables have, by the default table's marker. A note is kept until `complete`
+    has passed what was given up.
     """
     store = tables.store
     kept = {bare_path(f.path) for target, js in waiting.items() for j in js for f in j.staged_for(target)}
@@ -160,19 +165,19 @@ def sweep_beside(
 
 
 def note_of(tables: StreamTables, target: Target) -> Note | None:
-    """The note of a table; None if there is none, or none that this version reads."""
+    """Return the note of a table; None if it does not exist or this version cannot read it."""
     data = tables.store.get(_note_path(tables, target))
     return None if data is None else _parsed(data)
 
 
 def notes(tables: StreamTables) -> list[Note]:
-    """All notes of the stream, in order of their files' names."""
+    """Return all notes of the stream, ordered by file name."""
     found = (tables.store.get(file.path) for file in tables.store.list_files(f"{tables.beside_home()}/tables"))
     return [note for data in found if data is not None and (note := _parsed(data))]
 
 
 def write_note(tables: StreamTables, note: Note) -> None:
-    """Write a note, before any row waits for its table; what was given up stays so."""
+    """Write a note before any row waits for its table; keeps what was given up."""
     before = note_of(tables, note.target)
     if before is not None and note.given_up is None:
         note = dataclasses.replace(note, given_up=before.given_up)
@@ -181,7 +186,7 @@ def write_note(tables: StreamTables, note: Note) -> None:
 
 
 def not_given_up(journals: Iterable[Journal], note: Note | None) -> list[Journal]:
-    """Those of the batches whose rows still wait for a table. Pure."""
+    """Return the batches whose rows still wait for a table. Pure."""
     return [j for j in journals if note is None or note.given_up is None or j.key > note.given_up]
 
 
@@ -195,7 +200,7 @@ def _parsed(data: bytes) -> Note | None:
 
 
 def _recorded(data: bytes | None, table: Table) -> tuple[StagedFile, ...]:
-    """The files that a record names; none of another table in the same place, whose columns may have other ids."""
+    """Return the files that a record names; none if the record is of another table in the same folder."""
     try:
         raw = json.loads(data or b"{}")
         ours = raw["table"] == str(table.metadata.table_uuid)

@@ -1,6 +1,6 @@
-"""Removes one of our branches with its snapshots in one update, and then the manifests that only they had.
+"""Removes one of frazil's branches with its snapshots in one update, then the manifests that only they had.
 
-A snapshot left behind would be in no branch's history, yet record that it added files that main now has: Iceberg's
+A remaining snapshot would be in no branch's history, but record that it added files that main now has. Iceberg's
 incremental clean-up (until 1.9, for tables with one branch) deletes such files with it.
 """
 
@@ -27,7 +27,7 @@ class BranchEnd:
 
     branch: str
     also: Callable[[Snapshot], bool] = lambda _: False
-    """Snapshots that the branch had before a reset put it back."""
+    """Snapshots that the branch had before a reset moved it back."""
     gone: frozenset[int] = field(default=frozenset())
     """Ids of the snapshots that the last round removed."""
     waste: frozenset[str] = field(default=frozenset())
@@ -38,7 +38,7 @@ class BranchEnd:
         return bool(self.waste)
 
     def updates(self, table: Table) -> tuple[TableUpdate, ...]:
-        """Updates that remove the branch and those of its snapshots that no other branch and no tag reach."""
+        """Return updates that remove the branch, and those of its snapshots that no other branch or tag reaches."""
         metadata = table.metadata
         self.gone, self.waste = frozenset(), frozenset()
         if self.branch not in metadata.refs:
@@ -55,7 +55,9 @@ class BranchEnd:
         return (RemoveSnapshotRefUpdate(ref_name=self.branch), *((removed,) if gone else ()))
 
     def delete_unused(self, table: Table) -> None:
-        """Delete them unless a snapshot of the branch remains: the end did not land, or a snapshot was tagged."""
+        """Delete the unused manifests, unless a snapshot of the branch remains: the end did not land, or it
+        was tagged.
+        """
         if not may_delete_files(table.properties) or any(s.snapshot_id in self.gone for s in table.metadata.snapshots):
             return
         waste, self.waste = sorted(self.waste), frozenset()
@@ -64,12 +66,12 @@ class BranchEnd:
 
 
 def stands(table: Table, branch: str) -> AssertRefSnapshotId:
-    """The requirement that the branch stands as the table has it, or is not there."""
+    """Return the requirement that the branch is unchanged, or still does not exist."""
     head = head_of(table.metadata, branch)
     return AssertRefSnapshotId(ref=branch, snapshot_id=head.snapshot_id if head else None)
 
 
 def _written_for(snapshots: list[Snapshot], io: FileIO) -> set[str]:
-    """Manifest lists and manifests, read in parallel: a day of commits has more than a thousand lists."""
+    """Return manifest lists and manifests, read in parallel: a day of commits has more than a thousand lists."""
     listed = ExecutorFactory.get_or_create().map(lambda snapshot: snapshot.manifests(io), snapshots)
     return {s.manifest_list for s in snapshots} | {m.manifest_path for of in listed for m in of}

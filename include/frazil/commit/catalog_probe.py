@@ -1,11 +1,11 @@
-"""Finds out, on a table of its own, whether a catalog and its storage can hold a stream.
+"""Checks with a test table whether a catalog and its storage can hold a stream.
 
-A stream relies on four abilities of a catalog, which a catalog may lack without an error: it keeps the snapshot history
-and the table's properties, it refuses a commit whose base has changed, and a commit to a branch leaves main alone. Of
-the storage it relies on a conditional put. The probe commits empty snapshots to a table and looks what became of them.
+A stream relies on four abilities of a catalog, which may be missing without an error. It keeps the snapshot history and
+the table's properties, and it refuses a commit whose base has changed. A commit to a branch leaves main unchanged. From
+the storage it needs a conditional put. The probe commits empty snapshots to a table and checks the results.
 
-It runs before a stream's first take-over, because afterwards the stream's marker shows that the catalog held one. A
-host remembers a catalog that passed, so that the first starts of many streams do not repeat it.
+It runs before a stream's first take-over; later the stream's marker shows that the catalog held one. A host remembers a
+catalog that passed, so that the first starts of many streams do not repeat it.
 """
 
 from __future__ import annotations
@@ -45,22 +45,22 @@ from frazil.table.storage import open_store
 log = logging.getLogger(__name__)
 
 VERSION = 1
-"""Raised when the probe asks for more: every host then probes its catalogs again."""
+"""Raised when the probe checks more: every host then probes its catalogs again."""
 PREFIX = "frazil_probe_"
 BRANCH = "frazil-probe"
 PROPERTY = "frazil.probe"
 ABANDONED_AFTER_MS = 15 * 60_000
-"""A probe takes seconds; a table of this age is what a killed one left."""
+"""A probe takes seconds; a table of this age was left by a killed one."""
 
 _SCHEMA = Schema(NestedField(1, "x", LongType()))
 _NAME = re.compile(rf"{PREFIX}(\d+)_[0-9a-f]+")
 
 
 def check_can_hold(catalog: Catalog, spec: StreamSpec, *, now_ms: int) -> None:
-    """Refuse a catalog that cannot hold the stream; what this host has found sound is not probed again.
+    """Refuse a catalog that cannot hold the stream; one that passed on this host is not probed again.
 
-    Where we may not make a table the probe is left out, with a warning. The embedded catalog needs none.
-    Raises CommitRefused, CommitUnavailable.
+    If frazil may not create a table, the probe is skipped with a warning. The embedded catalog needs none. Raises
+    CommitRefused, CommitUnavailable.
     """
     config = catalog_config(spec.table.catalog)
     record = _record(config)
@@ -81,11 +81,11 @@ def check_can_hold(catalog: Catalog, spec: StreamSpec, *, now_ms: int) -> None:
 
 
 def probe(catalog: Catalog, spec: StreamSpec, *, now_ms: int) -> tuple[str, ...]:
-    """What the catalog and its storage lack, a sentence each; nothing where they can hold the stream.
+    """Return what the catalog and its storage cannot do, one sentence each; empty if they can hold the stream.
 
-    It makes a table in the namespace of the stream's table (and the namespace, if it is missing) and removes it again,
-    as well as the tables of earlier probes that were killed.
-    Raises AccessDenied, CommitUnavailable, CommitRefused, SpecError.
+    It creates a table in the namespace of the stream's table (and the namespace, if it is missing) and removes it
+    again. It also removes the tables of earlier probes that were killed. Raises AccessDenied, CommitUnavailable,
+    CommitRefused, SpecError.
     """
     with catalog_errors(catalog.name), _namespace(catalog, spec.table.identifier.rpartition(".")[0]) as namespace:
         _sweep(catalog, namespace, now_ms=now_ms)
@@ -96,7 +96,7 @@ def probe(catalog: Catalog, spec: StreamSpec, *, now_ms: int) -> tuple[str, ...]
 
 @dataclass(slots=True)
 class _Probe:
-    """The commits to one table, and what each of them is found to have done."""
+    """The commits to one table, and the findings about them."""
 
     catalog: Catalog
     table: Table
@@ -121,7 +121,7 @@ class _Probe:
         self.catalog.commit_table(table, prepared.requirements, (*prepared.updates, *more))
 
     def _load(self) -> Table:
-        """As a reader would see it, whatever the commit was answered."""
+        """Load the table as a reader does, whatever the commit returned."""
         return self.catalog.load_table(self.table.name())
 
     def _check_history(self, first: Prepared, second: Prepared) -> None:
@@ -173,7 +173,7 @@ class _Probe:
 
 
 def _storage_lacks(table: Table) -> Iterator[str]:
-    """Put, put again, read, list and delete an object beside the table's data, as journals are."""
+    """Put, put again, read, list and delete an object next to the table's data, as with journals."""
     store, path = open_store(table.location(), table.io.properties), f"{table.location().rstrip('/')}/data/probe"
     store.put_if_absent(path, b"first")
     if store.put_if_absent(path, b"second") or store.get(path) != b"first":
@@ -187,7 +187,7 @@ def _storage_lacks(table: Table) -> Iterator[str]:
 
 @contextmanager
 def _namespace(catalog: Catalog, name: str) -> Iterator[str]:
-    """The namespace, made for as long as the probe takes if it is missing."""
+    """Return the namespace; if it is missing, create it for the time of the probe."""
     made = []
     parts = name.split(".")
     for depth in range(1, len(parts) + 1):
@@ -217,15 +217,15 @@ def _table(catalog: Catalog, namespace: str, *, location: str | None, now_ms: in
 
 
 def _place(location: str) -> str:
-    """A folder within a stream's own location, where our rights may end; no listing takes it for a stream."""
+    """Return a folder within a stream's own location, where our permissions may end; listings skip it."""
     return f"{location.rstrip('/')}/{STATE}/_probe"
 
 
 @contextmanager
 def leaving_no_folders(catalog: Catalog, spec: StreamSpec) -> Iterator[None]:
-    """Remove the folders of a local warehouse that a probe makes, and leaves empty.
+    """Remove the empty folders that a probe leaves in a local warehouse.
 
-    Only where no writer is about to start: one that makes its table at that moment may find them gone.
+    Only for use while no writer is starting: one that creates its table at that moment may find them gone.
     """
     namespace, location = spec.table.identifier.rpartition(".")[0], spec.table.location
     place = _place(location) if location else f"{catalog.properties.get('warehouse', '').rstrip('/')}/{namespace}"
@@ -274,7 +274,7 @@ def _best_effort(doing: str, act: Callable[[], object]) -> None:
 
 
 def _record(config: CatalogConfig) -> Path:
-    """Where this host remembers that the catalog passed: by its address, without its credentials."""
+    """Return the file in which this host records that the catalog passed, by its address without credentials."""
     key = hashlib.sha256(json.dumps([VERSION, *_address(config.properties)]).encode()).hexdigest()[:16]
     return home() / "catalogs" / f"{key}.json"
 

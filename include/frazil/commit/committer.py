@@ -1,8 +1,7 @@
-"""The only committer of a stream: take-over, dead letters and batches, each one compare-and-swap with the marker.
+"""The only committer of a stream: take-over, dead letters and batches, each a compare-and-swap with the marker.
 
-Relies on: (1) no marker changes without a snapshot on main in the same update; (2) one process per epoch; (3) a
-journal is written whole before its commit; (4) staged files never change. It does not rely on clocks, or on a
-lock.
+It relies on: (1) no marker changes without a snapshot on main in the same update; (2) one process per epoch; (3) a
+journal is complete before its commit; (4) staged files never change. It relies neither on clocks nor on a lock.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ class Committer:
         self._tables = tables
         self.epoch = epoch
         self.followers = followers
-        """None for a stream that never has routed tables."""
+        """The routed tables; None if the stream never had any."""
         self._held: dict[TopicPartition, BitMap64] | None = None
 
     @classmethod
@@ -74,9 +73,9 @@ class Committer:
         """Begin the next epoch. Once that has landed, no commit of an earlier epoch can land in either table.
 
         A process takes over from another only once. After that it continues only its own last epoch, `after`, and
-        raises `Fenced` if there is another: a writer that was replaced must not replace its successor.
+        raises `Fenced` if there is a later one: a writer that was replaced must not replace its successor.
 
-        `initial` gives the first offsets of a stream without a marker; its first epoch is then above every epoch that
+        `initial` gives the first offsets of a stream without a marker. Its first epoch is then above every epoch that
         ever staged a file here, because the stream may have been forgotten. Raises `RolledBack`, `TopicRecreated`,
         `AdoptionRequired` and `SchemaIncompatible`.
         """
@@ -100,7 +99,9 @@ class Committer:
         return committer
 
     def _fence_dead_letters(self, source: SourceIdentity) -> Committer:
-        """Write the epoch to the dead-letter table too; else a paused writer could commit files that we discard."""
+        """Write the epoch to the dead-letter table too; otherwise a paused writer could commit files that
+        we discard.
+        """
 
         def decide(table: Table, marker: Marker | None) -> Marker | Done[Marker]:
             if marker is None:
@@ -123,8 +124,8 @@ class Committer:
     def commit(self, journal: Journal) -> Marker:
         """Commit the dead letters, then the batch, or both at once. Returns its marker, even if it had landed before.
 
-        Checks the main table before the dead letters land, so that those of a stale or committed batch never do.
-        Raises `Fenced`, `RolledBack`, `TopicRecreated`, `StaleBatch`, `SchemaIncompatible`, `AccessDenied`,
+        Checks the main table before the dead letters land, so that those of a stale or committed batch never do. Raises
+        `Fenced`, `RolledBack`, `TopicRecreated`, `StaleBatch`, `SchemaIncompatible`, `AccessDenied`,
         `CommitUnavailable`.
         """
         main, align, files = self._tables.main, self._tables.align, journal.staged_for("main")
@@ -165,14 +166,14 @@ class Committer:
         return committed
 
     def _routed(self, marker: Marker, *, before: Marker, journal: Journal) -> Marker:
-        """The marker with the last batch that all routed tables have, from a stream's first routed batch on."""
+        """Set the last batch that all routed tables have, from a stream's first routed batch on."""
         if before.routed is None and not journal.routed:
             return marker
         complete = self.followers.complete_through if self.followers else before.routed or before.settled
         return dataclasses.replace(marker, routed=complete or BatchKey(0, 0))
 
     def _release_open_windows(self) -> None:
-        """Move to main what the stream, when it was declared otherwise, kept on its open branch."""
+        """Move to main the rows that an earlier declaration kept on the stream's open branch."""
 
         def decide(table: Table, found: Marker | None) -> Marker | Done[Marker]:
             marker = check_fence(found, stream=self._tables.stream, epoch=self.epoch)
@@ -187,7 +188,10 @@ class Committer:
         commit_snapshots((release,), retry_policy=self._tables.retry_policy)
 
     def _dead_letters_of(self, journal: Journal) -> TableCommit[Marker]:
-        """Commit the dead letters. Without any, still check the table: the batch left out those that landed before."""
+        """Return the commit of the dead letters.
+
+        Without any, it still checks the table, because staging left out known ones.
+        """
         files = journal.staged_for("dead-letters")
 
         def decide(table: Table, found: Marker | None) -> Marker | Done[Marker]:
@@ -215,9 +219,9 @@ class Committer:
         return commit_of(self._tables, letters, decide, files=files, summary=self._history(journal))
 
     def skip(self, first: Mapping[TopicPartition, int], *, lost: str) -> Marker:
-        """Move the marker to Kafka's first available offsets where it lies before them.
+        """Move the marker to Kafka's first available offsets where it is behind them.
 
-        Commits an empty snapshot whose summary says what was `lost`. Raises what `commit` raises.
+        Commits an empty snapshot whose summary has what was `lost`. Raises what `commit` raises.
         """
 
         def decide(table: Table, found: Marker | None) -> Marker | Done[Marker]:
@@ -235,7 +239,7 @@ class Committer:
         return append(self._tables, self._tables.main, decide, summary=summary)
 
     def held_letters(self, marker: Marker) -> dict[TopicPartition, bytes]:
-        """Offsets at or after the position whose records are dead letters already, as serialised `BitMap64`s.
+        """Return the offsets from the position on whose records are dead letters already, as serialised `BitMap64`s.
 
         Reads the table once: after the take-over only this epoch's commits change it, behind the position.
         """
@@ -249,7 +253,7 @@ class Committer:
         }
 
     def letters_seen(self) -> BatchKey:
-        """The batch with the newest dead letters in their table."""
+        """Return the batch with the newest dead letters in their table."""
         marker = self._letters_marker()
         return (marker and marker.settled) or NO_LETTERS
 
@@ -276,7 +280,7 @@ def _check_in_table(table: Table, marker: Marker, handle: TableHandle) -> None:
 
 
 def advanced(marker: Marker, journal: Journal) -> Marker:
-    """The marker after a batch."""
+    """Return the marker after a batch."""
     ends = {p.topic_partition: p.end for p in journal.progress}
     newest = dict(marker.max_event_times_us)
     for p in journal.progress:

@@ -1,4 +1,4 @@
-"""An output file that knows how long it is, so that nobody asks the storage: a request less for each manifest."""
+"""An output file that counts its length, which saves a storage request for each manifest."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pyiceberg.io import InputFile, OutputFile, OutputStream
 
 
 class CountedOutput(OutputFile):
-    """Another output file, whose length is counted while it is written."""
+    """Wraps an output file, and counts its length while it is written."""
 
     def __init__(self, inner: OutputFile) -> None:
         super().__init__(inner.location)

@@ -1,10 +1,12 @@
-"""One consistent cut over the tables of one stream or of several: a snapshot of each, from what their commits say.
+"""Finds a consistent snapshot set: one snapshot for each table of one or more streams, from their commits.
 
-Within a stream the cut is by batch: its dead letters, and the rows in the tables of its route, are those of the batches
-whose rows its table has. A batch that a table of the route lacks is not in the cut, nor is one that came to such a
-table in one snapshot with later ones that are not. What a backfill or replay brought is in no table of a cut whose home
-is from before its publication. Several streams are cut by watermark: by the newest that all of them had, each table at
-its newest snapshot at or below it.
+Within a stream the set is cut by batch. Its dead letters, and the rows in its routed tables, are those of the batches
+whose rows the stream's table has. A batch is not in the set if a routed table does not have it, or got it in one
+snapshot with later batches that are not in the set. What a backfill or replay brought is in no table of a set whose
+default table is from before its publication.
+
+Several streams are cut by watermark: by the newest that all of them had, each table at its newest snapshot at or below
+it.
 """
 
 from __future__ import annotations
@@ -46,23 +48,23 @@ class StreamHistory:
     main: str
     dead_letters: str
     routed: tuple[str, ...] = ()
-    """The tables of its route."""
+    """The stream's routed tables."""
     lacking_since: BatchKey | None = None
-    """The first batch that one of these lacks, as it was before they were loaded; None if all have all."""
+    """The first batch that a routed table did not have before they were loaded; None if all had all."""
 
 
 @dataclass(frozen=True, slots=True)
 class CutTable:
-    """One table in the cut."""
+    """One table of the snapshot set."""
 
     table: str
     holds: Literal["rows", "dead letters"]
     streams: tuple[str, ...]
     snapshot_id: int | None
-    """None if the table had no snapshot then."""
+    """The table's snapshot; None if it had none then."""
     committed_at_ms: int | None
     batches: Mapping[str, str]
-    """The last batch (epoch-batch) of each stream in the snapshot, where the history tells it."""
+    """The last batch (epoch-batch) of each stream in the snapshot, if the history has it."""
     watermarks_ms: Mapping[str, int]
     metadata_location: str = ""
 
@@ -70,7 +72,7 @@ class CutTable:
 @dataclass(frozen=True, slots=True)
 class Cut:
     watermark_ms: int | None
-    """By which several streams were cut; None for one stream."""
+    """The watermark of a set of several streams; None for one stream."""
     tables: tuple[CutTable, ...]
 
 
@@ -87,13 +89,13 @@ class _Line:
         return cls(table, metadata, tuple(ancestors(metadata)))
 
     def commits(self, stream: str, begin: int = 0, end: int | None = None) -> Iterable[tuple[int, Snapshot]]:
-        """The stream's commits with their places in the line."""
+        """Yield the stream's commits with their places in the line."""
         for place, snapshot in list(enumerate(self.snapshots))[begin:end]:
             if snapshot.summary and snapshot.summary.get("frazil.stream") == stream:
                 yield place, snapshot
 
     def place_at(self, at_ms: int | None) -> int:
-        """The place of the newest snapshot of that time or before."""
+        """Return the place of the newest snapshot of that time or before."""
         if at_ms is None:
             return 0
         return self._checked(
@@ -101,11 +103,11 @@ class _Line:
         )
 
     def place_before(self, stream: str, begin: int, excluded: Callable[[Snapshot], bool]) -> int:
-        """The place of the newest snapshot, from `begin` on, that has none of the stream's excluded commits."""
+        """Return the place of the newest snapshot, from `begin` on, that has none of the stream's excluded commits."""
         return self._checked(max([begin, *(p + 1 for p, s in self.commits(stream, begin) if excluded(s))]))
 
     def place_without(self, is_left_out: Callable[[Snapshot], bool]) -> int:
-        """The place of the newest snapshot after which all that is left out came."""
+        """Return the place of the newest snapshot that has nothing that is left out."""
         return self._checked(max([0, *(p + 1 for p, s in enumerate(self.snapshots) if is_left_out(s))]))
 
     def _checked(self, place: int) -> int:
@@ -121,11 +123,11 @@ class _Line:
 
 
 def cut_of(streams: Sequence[StreamHistory], tables: Mapping[str, Table], *, at_ms: int | None = None) -> Cut:
-    """The newest cut, or that of a time.
+    """Return the newest snapshot set, or that of a time.
 
-    `tables` are the loaded tables by name. Raises FrazilError for a cut that their history no longer tells, for
-    several streams of which one has no watermark, and RolledBack for a table that lacks commits of a stream, whose
-    other tables have what belongs to them.
+    `tables` are the loaded tables by name. Raises FrazilError if their history no longer shows the set, or if one of
+    several streams has no watermark. Raises RolledBack if a table has lost commits of a stream that belong to what the
+    other tables have.
     """
     for history in streams:
         _check_not_rolled_back(history, tables)
@@ -163,7 +165,7 @@ def _check_not_rolled_back(history: StreamHistory, tables: Mapping[str, Table]) 
 
 
 def _end(history: StreamHistory, lines: Mapping[str, _Line], main: int) -> BatchKey | None:
-    """The first batch that is not in the cut; None if no batch is settled, so that none is."""
+    """Return the first batch that is not in the set; None if no batch is settled."""
     line = lines[history.main]
     later = [key for _, s in line.commits(history.stream, 0, main) if (key := _batch(s))]
     marker = read_marker(line.metadata.properties, history.stream)
@@ -184,9 +186,9 @@ def _end(history: StreamHistory, lines: Mapping[str, _Line], main: int) -> Batch
 
 
 def _settled(history: StreamHistory, lines: Mapping[str, _Line], main: int) -> tuple[int, Callable[[Snapshot], bool]]:
-    """Home's place, and what the other tables leave out: later batches, and what was published at home after it.
+    """Return the default table's place, and the filter for other tables: later batches and later publications.
 
-    Where one of these tables got a batch only after something that it leaves out, the cut is before that batch.
+    If one of these tables got a batch only after something that it leaves out, the set is cut before that batch.
     """
     line, end = lines[history.main], _end(history, lines, main)
     while True:
@@ -205,7 +207,7 @@ def _settled(history: StreamHistory, lines: Mapping[str, _Line], main: int) -> t
 
 
 def _after(line: _Line, stream: str, later: Collection[str]) -> list[BatchKey]:
-    """The batches that a table got after the first of these backfills."""
+    """Return the batches that a table got after the first of these backfills."""
     first = max((place for place, s in enumerate(line.snapshots) if _published(s) in later), default=0)
     return [key for _, s in line.commits(stream, 0, first) if (key := _batch(s))]
 
@@ -221,7 +223,7 @@ def _is_from(end: BatchKey | None, snapshot: Snapshot) -> bool:
 
 
 def _follower_place(line: _Line, is_left_out: Callable[[Snapshot], bool], at_ms: int | None) -> int:
-    """The place of the newest snapshot after which all is left out, whenever it was committed."""
+    """Return the place of the newest snapshot without what is left out, whenever it was committed."""
     place = line.place_without(is_left_out)
     # What others did to the table later (a compaction) is left out, as it is of the rows.
     while (
@@ -260,18 +262,20 @@ def _table(
 
 
 def _batch(snapshot: Snapshot) -> BatchKey | None:
-    """The batch that a commit brought, by its commit record; None for a take-over, a tick, or another's commit."""
+    """Return the batch that a commit brought, by its commit record; None for a take-over, an empty commit, or
+    another's.
+    """
     record = snapshot.summary.get("frazil.commit-record") if snapshot.summary else None
     return key_of(record) if record else None
 
 
 def _published(snapshot: Snapshot) -> str | None:
-    """The backfill or replay that a snapshot brought what of it belongs to the table."""
+    """Return the backfill or replay whose rows a snapshot brought to the table."""
     return snapshot.summary.get("frazil.backfill") if snapshot.summary else None
 
 
 def _first_batch(snapshot: Snapshot) -> BatchKey | None:
-    """The first of several batches whose rows came with one snapshot of a routed table."""
+    """Return the first of several batches whose rows came with one snapshot of a routed table."""
     record = snapshot.summary.get(FIRST_RECORD) if snapshot.summary else None
     return key_of(record) if record else None
 
@@ -297,7 +301,7 @@ def _watermark(line: _Line, stream: str, begin: int) -> int:
 
 
 def set_tag(table: Table, name: str, snapshot_id: int, *, retry_policy: RetryPolicy) -> None:
-    """Tag a snapshot, so that expiry keeps it. Raises FrazilError if the tag is at another one, or it has expired."""
+    """Tag a snapshot, so that expiry keeps it. Raises FrazilError if the tag is on another one, or it has expired."""
     tag = TAG + name
 
     def propose(table: Table) -> Done[None] | Change[None]:
@@ -326,7 +330,7 @@ def set_tag(table: Table, name: str, snapshot_id: int, *, retry_policy: RetryPol
 
 
 def remove_tag(table: Table, name: str, *, retry_policy: RetryPolicy) -> bool:
-    """Remove a tag of `set_tag`; whether it was there. Its snapshot then expires like others."""
+    """Remove a tag of `set_tag`; returns whether it existed. Its snapshot then expires like others."""
     tag = TAG + name
     found = False
 

@@ -1,12 +1,12 @@
 """Folded commit records: one immutable object for a thousand of them, so that a stream leaves few objects behind.
 
-A journal is an object of its own while its batch is undecided, because its key is the fence. Once later batches are
+A journal is a separate object while its batch is undecided, because its key is the fence. Once later batches are
 committed, only audits and resets read it. It then goes with its neighbours into
 `<state>/records/<first>_<last>.jsonl.gz`: a line with the format, then the journals unchanged and in order.
 
-Folding needs no fence: an object is written if absent and read back whole before its journals are deleted. So every
-record is in at least one place, whatever is killed or runs twice. Readers try the journal first, then the folded
-records; a record in both places counts once.
+Folding needs no fence: an object is written if absent, and read back, before its journals are deleted. So every record
+is in at least one place, whatever is killed or runs twice. Readers try the journal first, then the folded records; a
+record in both places counts once.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 FORMAT_VERSION = 1
 MAX_RECORDS = 1_024
 MAX_BYTES = 16 * 1024**2
-"""The most bytes of records in an object, before compression: reading one record loads them all."""
+"""Maximum bytes of records in an object, before compression: reading one record loads them all."""
 READS_AT_ONCE = 8
 
 _NAME = re.compile(r"(\d{8,})-(\d{8,})_(\d{8,})-(\d{8,})\.jsonl\.gz")
@@ -46,7 +46,7 @@ class Segment:
 
     @classmethod
     def at(cls, path: str) -> Segment | None:
-        """The segment of a path; None if it is not one of ours."""
+        """Parse a path; None if it is not a segment's."""
         found = _NAME.fullmatch(path.rsplit("/", 1)[-1])
         if found is None:
             return None
@@ -55,7 +55,10 @@ class Segment:
 
 
 class FoldedRecords:
-    """The folded records of one stream. Keeps the last object that was read, because neighbours are read in turn."""
+    """The folded records of one stream.
+
+    Caches the last object read, because neighbours are read one after the other.
+    """
 
     def __init__(self, store: ObjectStore, state: str) -> None:
         self._store = store
@@ -64,13 +67,13 @@ class FoldedRecords:
         self._last: tuple[str, Records] = ("", {})
 
     def segments(self) -> tuple[Segment, ...]:
-        """The current objects, oldest first."""
+        """Return the current objects, oldest first."""
         found = (Segment.at(file.path) for file in self._store.list_files(self._folder))
         self._known = tuple(sorted(filter(None, found)))
         return self._known
 
     def get(self, key: BatchKey) -> bytes | None:
-        """A record; None if it is not folded."""
+        """Return a record; None if it is not folded."""
         found = self._find(key, self._known)
         return self._find(key, self.segments()) if found is None else found
 
@@ -81,7 +84,7 @@ class FoldedRecords:
         return None
 
     def items(self, *, newest_first: bool) -> Iterator[tuple[BatchKey, bytes]]:
-        """All records by key, once each: objects of concurrent folds may overlap."""
+        """Yield all records by key, once each: objects of concurrent folds may overlap."""
         segments = self.segments()
         last: BatchKey | None = None
         for segment in sorted(segments, key=lambda s: s.last, reverse=True) if newest_first else segments:
@@ -92,21 +95,21 @@ class FoldedRecords:
                     last = key
 
     def read(self, segment: Segment) -> Records:
-        """The records of one object in order; none if it is gone or damaged."""
+        """Return the records of one object in order; empty if it is missing or damaged."""
         if self._last[0] != segment.path:
             data = self._store.get(segment.path)
             self._last = (segment.path, {} if data is None else _unpacked(data, segment.path))
         return self._last[1]
 
     def write(self, records: Records) -> bool:
-        """Write an object with records in the order of their keys; False if one of that name has other records."""
+        """Write an object with records in key order; False if an object of that name has other records."""
         path = self._path(records)
         self._store.put_if_absent(path, _packed(records))
         stored = self._store.get(path)
         return stored is not None and _unpacked(stored, path) == records
 
     def delete(self, records: Records) -> None:
-        """Take back what `write` wrote."""
+        """Undo `write`."""
         self._store.delete([self._path(records)])
 
     def _path(self, records: Records) -> str:
@@ -142,9 +145,10 @@ def _unpacked(data: bytes, path: str) -> Records:
 def groups(
     keys: Sequence[BatchKey], read: Callable[[BatchKey], bytes | None], *, most: int = MAX_RECORDS
 ) -> Iterator[Records]:
-    """Journals in order, in groups that fill an object. Leaves out an incomplete last group and empty journals.
+    """Group journals, in order, into groups that fill an object. Leaves out an incomplete last group and empty
+    journals.
 
-    If `read` returns None the journal is gone because another process folds, and the groups end.
+    If `read` returns None, another process has folded the journal, and the groups end.
     """
     group: Records = {}
     size = 0

@@ -1,7 +1,7 @@
-"""Commits the files of routed tables: they follow home, whose commit has decided their batches for ever.
+"""Commits the files of routed tables: they follow the default table, whose commit has decided their batches.
 
-So committing to a routed table needs no epoch. Its own marker says how far it is: journals up to its `settled` are in
-it, and later ones that name its files wait. Whoever commits, a paused writer too, commits the same files in the same
+So committing to a routed table needs no epoch. Its own marker records how far it is: it has the journals up to its
+`settled`, and later ones that name its files wait. Every writer, even a paused one, commits the same files in the same
 order, each once.
 """
 
@@ -46,38 +46,38 @@ from frazil.table.catalogs import words_of_table
 log = logging.getLogger(__name__)
 
 FIRST_RECORD = "frazil.first-commit-record"
-"""In the summary of a snapshot with rows of several batches: the record of the first."""
+"""The summary key for the first commit record of a snapshot with rows of several batches."""
 NOTHING = BatchKey(0, 0)
-"""Before the first batch."""
+"""A key before the first batch."""
 AT_ONCE = 16
-"""So many tables are committed side by side."""
+"""Tables committed to in parallel."""
 MERGES_AT_ONCE = 64
-"""The same for tables whose merges share the engine's jobs, and mostly wait for them."""
+"""Tables committed to in parallel if their merges share the engine's jobs, because they mostly wait."""
 RETRY_TIMEOUT_S = 30.0
-"""How long a commit to one table is tried again while the others wait for it."""
+"""Timeout for retrying a commit to one table while the others wait for it."""
 RETRY_TIMEOUT_BEHIND_S = 3.0
-"""The same for a table whose last commit failed."""
+"""Timeout for a table whose last commit failed."""
 COMING_MS = round(2 * RETRY_TIMEOUT_S * 1000)
-"""So long after its journal was made a batch may be on its way: home's commit comes first, then the tables'."""
+"""Time after its journal within which a batch may still be coming: the default table commits first."""
 Make = Callable[[Target, Sequence[Journal]], None]
-"""Makes or loads a table whose rows of these batches wait beside home, and gives it its first marker; or raises."""
+"""Creates or loads a table whose rows of these batches wait next to the default table, and writes its first marker."""
 
 
 class _MadeAgain(CommitUnavailable):
-    """Another table has the name than the one that files were chosen for."""
+    """Another table now has the name of the one that files were prepared for."""
 
 
 class Gone(StrEnum):
-    """What became of a table that the route had: somebody dropped or renamed it."""
+    """What happened to a table that the route had: it was dropped or renamed."""
 
     MISSING = "missing"
     REPLACED = "another table"
-    """That has its name now."""
+    """Another table has the name now."""
 
 
 @dataclass(frozen=True, slots=True)
 class Behind:
-    """A table that lacks rows of batches that home has."""
+    """A table without rows of batches that the default table has."""
 
     target: Target
     since_ms: int
@@ -88,17 +88,17 @@ class Behind:
     replay: str | None = None
     """The replay of dead letters whose rows these are, in `batches` chunks; None for rows of batches."""
     only_last: bool = False
-    """Nothing is known to be wrong, and the batch is home's last: a writer commits it to the tables after home."""
+    """Whether only the default table's last batch is missing and no error is known: its writer commits it next."""
     gone: Gone | None = None
-    """None for a table that is there."""
+    """What happened to a table that no longer exists; else None."""
 
     @property
     def amiss(self) -> str:
-        """What is wrong, in few words."""
+        """Return a short description of what is wrong."""
         return str(self.gone) if self.gone else f"lacks {counted(self.rows, 'row')}"
 
     def is_coming(self, now_ms: int) -> bool:
-        """Whether its writer, if all is well, is about to commit what the table lacks."""
+        """Whether a healthy writer is about to commit what is missing."""
         return self.only_last and now_ms - self.since_ms < COMING_MS
 
     def __str__(self) -> str:
@@ -110,7 +110,7 @@ class Behind:
 class _Failed:
     reason: str
     lacks: Sequence[Journal]
-    """The batches whose rows wait; none for a table that was dropped when it had all."""
+    """The batches whose rows wait; empty for a table that was dropped when it had all rows."""
 
 
 @dataclass(slots=True)
@@ -119,27 +119,27 @@ class Followers:
 
     tables: StreamTables
     through: BatchKey
-    """All of its tables have all batches up to this one, unless `waiting` says otherwise."""
+    """All routed tables have all batches up to this one, except those in `waiting`."""
     waiting: dict[Target, list[Journal]] = field(default_factory=dict)
-    """What home has and a table may lack, in order."""
+    """Journals that the default table has and a table may not have yet, in order."""
     behind: dict[Target, Behind] = field(default_factory=dict)
-    """The tables that lack rows, since their last commit failed."""
+    """The tables that are behind since their last commit failed."""
     refused: dict[Target, str] = field(default_factory=dict)
-    """Why the last commit to each table failed, also of one that was dropped when it had all rows."""
+    """Why the last commit to each table failed, including tables that were dropped when they had all rows."""
     make: Make | None = None
-    """Who only looks makes no table."""
+    """Creates missing tables; None for readers, which create none."""
     epoch: int = 0
-    """Files of earlier epochs were staged by other writers."""
+    """The writer's epoch; other writers staged the files of earlier epochs."""
     atomic: bool | frozenset[Target] = False
-    """Whether a batch is committed to its tables in one step with the default table; or to which of them."""
+    """Whether batches are committed to routed tables atomically with the default table, or which tables are."""
 
     @classmethod
     def of(
         cls, tables: StreamTables, marker: Marker, make: Make | None = None, *, atomic: bool | Collection[str] = True
     ) -> Followers:
-        """What earlier writers may have left, by home's marker and the journals after what it says of all tables.
+        """Find what earlier writers left, from the default table's marker and the journals after its `routed`.
 
-        `atomic` is as the stream declares it; it counts only where the catalog commits to several tables in one step.
+        `atomic` is as declared; it applies only if the catalog can commit to several tables in one step.
         """
         in_one_step = tables.at_once is not None and (atomic if isinstance(atomic, bool) else frozenset(atomic))
         found = cls(tables, marker.settled or NOTHING, make=make, epoch=marker.at.epoch, atomic=in_one_step)
@@ -155,12 +155,12 @@ class Followers:
 
     @property
     def complete_through(self) -> BatchKey:
-        """The last batch that is in all tables, with all before it."""
+        """Return the last batch that all tables have, with all before it."""
         oldest = min((journals[0].key for journals in self.waiting.values()), default=None)
         return self.through if oldest is None else BatchKey(oldest.epoch, oldest.batch - 1)
 
     def add(self, journal: Journal) -> None:
-        """Home has committed this batch."""
+        """Add a batch that the default table has committed."""
         if journal.key <= self.through:
             return
         for target in journal.routed:
@@ -168,7 +168,7 @@ class Followers:
         self.through = journal.key
 
     def commit(self) -> None:
-        """Commit what waits, side by side. A table that fails is behind: its files wait for the next call."""
+        """Commit what waits, in parallel. A table that fails is behind: its files wait for the next call."""
         targets = sorted(self.waiting)
         if not targets:
             return
@@ -192,9 +192,9 @@ class Followers:
                 self.behind.pop(target, None)
 
     def together(self, journal: Journal) -> tuple[TableCommit[Marker], ...]:
-        """The commits of a batch to its `atomic` tables, for one step with home's: all of them have it, or none does.
+        """Return the commits of a batch to its `atomic` tables, for one step with the default table's.
 
-        Rows of earlier batches come first. Raises `CommitUnavailable` while one of its tables lacks some.
+        Rows of earlier batches come first. Raises `CommitUnavailable` while one of these tables is behind.
         """
         if self.atomic is False:
             return ()
@@ -212,7 +212,7 @@ class Followers:
         )
 
     def _tried(self, target: Target) -> _Failed | None:
-        """Commit to one table; returns why that failed, if it did."""
+        """Commit to one table; returns the failure, if any."""
         again = target in self.refused
         retry_policy = RetryPolicy(total_s=RETRY_TIMEOUT_BEHIND_S if again else RETRY_TIMEOUT_S)
         handle = self.tables.handle(target)
@@ -240,7 +240,9 @@ class Followers:
         return None
 
     def _failed(self, target: Target, error: Exception) -> _Failed:
-        """A table that was dropped had some of what an earlier writer left; each other lacks all of it, or may."""
+        """Return the failure. A table that was dropped had some of an earlier writer's batches; any other may be
+        missing all.
+        """
         lacks: Sequence[Journal] = self.waiting[target]
         if self._is_inherited(target) and isinstance(error, NoSuchTableError | TableLost):
             try:
@@ -250,16 +252,16 @@ class Followers:
         return _Failed(told_error(error, self.tables.stream, target), lacks)
 
     def _is_inherited(self, target: Target) -> bool:
-        """Whether an earlier writer staged files that the table may lack."""
+        """Whether an earlier writer staged files that the table may not have."""
         return any(journal.key.epoch < self.epoch for journal in self.waiting[target])
 
     def _made(self, target: Target, journals: Sequence[Journal]) -> None:
-        """Let the table be there whose rows wait beside home."""
+        """Create the table whose rows wait next to the default table."""
         if self.make is not None and some_beside(self.tables, journals, target):
             self.make(target, journals)
 
     def _files(self, target: Target, journals: Sequence[Journal], *, made: bool = False) -> tuple[StagedFile, ...]:
-        """The files that these journals have for a table; rows that wait elsewhere are written anew as its own."""
+        """Return the files of these journals for a table; rows that wait elsewhere are rewritten as its own."""
         if made:
             self._made(target, journals)
         table = self.tables.handle(target).current()
@@ -276,7 +278,7 @@ def _rows(journals: Iterable[Journal], target: Target) -> int:
 
 
 def decided_journals(tables: StreamTables, marker: Marker) -> Iterator[Journal]:
-    """The journals of batches that home has, after those that all tables have; the newest first."""
+    """Yield the journals of batches that the default table has but not all tables have, newest first."""
     uuid = str(tables.main.current().metadata.table_uuid)
     for journal in tables.journals.records(newest_first=True):
         if marker.routed is not None and journal.key <= marker.routed:
@@ -296,12 +298,11 @@ def follow(  # noqa: PLR0913 - the place and the contents of a commit
     target: Target,
     retry_policy: RetryPolicy,
 ) -> Marker:
-    """Commit the files that these journals, in order, have for a table, as far as it lacks them.
+    """Commit the files of these journals that a table does not have yet, in order.
 
-    Rows of several batches are one snapshot. What is merged is one for each batch: a batch is merged into what the one
-    before it left.
-
-    Raises `RolledBack`, `SchemaIncompatible`, `AccessDenied`, `CommitUnavailable`, and what the storage raises.
+    Rows of several batches form one snapshot. Merged batches get one snapshot each, because a batch is merged into the
+    result of the one before. Raises `RolledBack`, `SchemaIncompatible`, `AccessDenied`, `CommitUnavailable`, and what
+    the storage raises.
     """
     while True:
         table = handle.current()
@@ -324,7 +325,7 @@ def _commit(
     *,
     target: Target,
 ) -> TableCommit[Marker]:
-    """The commit of all that these journals have for a table, which is in `files`."""
+    """Return the commit of these journals' `files` to a table."""
     prepared_for = handle.current().metadata.table_uuid
 
     def decide(table: Table, found: Marker | None) -> Marker | Done[Marker]:
@@ -373,7 +374,10 @@ def present_marker(found: Marker | None, table: Table, stream: str) -> Marker:
 
 
 def check_routed_not_rolled_back(metadata: TableMetadata, marker: Marker, *, table: Target) -> None:
-    """Raises RolledBack with what to do about a routed table: a reset is about home."""
+    """Check a routed table's ancestry.
+
+    Raises RolledBack with advice for that table, because a reset concerns the default table.
+    """
     try:
         check_ancestry(metadata, marker, table=table)
     except RolledBack as error:
@@ -385,9 +389,9 @@ def check_routed_not_rolled_back(metadata: TableMetadata, marker: Marker, *, tab
 
 
 def _check_there(tables: StreamTables, handle: TableHandle, journals: Sequence[Journal], *, target: Target) -> None:
-    """Check that all files exist that the table lacks: a table must never reference a missing file.
+    """Check that all files exist that the table does not have yet: it must never reference a missing file.
 
-    The files of what it has may be gone: a compaction replaced them, or the table was dropped with them and made anew.
+    Files of batches that it has may be missing: a compaction replaced them, or the table was dropped and recreated.
     """
     marker = read_marker(handle.current().metadata.properties, tables.stream)
     lacking = journals if marker is None else later_journals(marker, journals)
@@ -400,7 +404,7 @@ def _check_there(tables: StreamTables, handle: TableHandle, journals: Sequence[J
 
 
 def lacked(tables: StreamTables, table: Table, journals: Sequence[Journal]) -> Sequence[Journal]:
-    """Those of the journals whose files a table does not have, by its marker."""
+    """Return the journals whose files a table does not have, by its marker."""
     try:
         marker = read_marker(table.metadata.properties, tables.stream)
     except MarkerUnreadable:
@@ -409,7 +413,7 @@ def lacked(tables: StreamTables, table: Table, journals: Sequence[Journal]) -> S
 
 
 def told_error(error: Exception, stream: str, target: Target) -> str:
-    """Why a table could not be committed to, or loaded."""
+    """Return why a table could not be committed to, or loaded."""
     if isinstance(error, NoSuchTableError):
         return (
             "it is not in the catalog: it was dropped or renamed. Put it back, or let it go on, empty: "

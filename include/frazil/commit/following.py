@@ -1,4 +1,4 @@
-"""Where a routed table begins to follow home, and how a person lets one go on without rows that wait for it."""
+"""Begins to let a routed table follow the default table, or lets it continue without rows that wait for it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from frazil.ingest.contract import Target
 def begin_following(tables: StreamTables, handle: TableHandle, home: Marker, *, before: Journal | None = None) -> None:
     """Write a table's first marker, before any file is staged for it: no batch so far has a row for it.
 
-    Or none `before` the first whose rows wait for it beside home.
+    With `before`, no batch before that one, whose rows are the first to wait for it.
     """
     first = _with_all_of(home)
     if before is not None:
@@ -41,10 +41,10 @@ def begin_following(tables: StreamTables, handle: TableHandle, home: Marker, *, 
 
 
 def give_up(tables: StreamTables, target: Target, home: Marker) -> None:
-    """Let a table go on as it stands, without the rows of batches up to `home`'s last that wait for it.
+    """Let a table continue as it is, without waiting rows of batches up to `home`'s last.
 
-    Accepts a rollback of the table, and batches in it that home does not have. Safe beside a running writer: what
-    follows meanwhile stays. Raises what `swap` raises.
+    Accepts a rollback of the table, and batches in it that the default table does not have. Safe next to a running
+    writer: what follows meanwhile stays. Raises what `swap` raises.
     """
 
     def decide(table: Table) -> Marker:
@@ -61,18 +61,18 @@ def give_up(tables: StreamTables, target: Target, home: Marker) -> None:
 
 
 def give_up_beside(tables: StreamTables, target: Target, home: Marker) -> None:
-    """Let the rows go that wait for a table that is not there; if it ever is, it begins with what comes later."""
+    """Discard the rows that wait for a missing table; if it ever exists, it begins with later batches."""
     note = note_of(tables, target) or Note(target, None, "its rows were given up")
     write_note(tables, dataclasses.replace(note, given_up=home.settled))
 
 
 def is_ahead(table: Marker, home: Marker) -> bool:
-    """Whether a table has batches that home does not have: home is then another table, or was forgotten."""
+    """Whether a table has batches that the default table, recreated or forgotten since, does not have."""
     return (table.settled or NOTHING) > (home.settled or NOTHING)
 
 
 def _with_all_of(home: Marker) -> Marker:
-    """The marker of a table that lacks nothing of what home has."""
+    """Return the marker of a table that has everything the default table has."""
     return Marker(
         home.stream,
         home.at,

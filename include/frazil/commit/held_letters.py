@@ -17,10 +17,10 @@ from frazil.table.landed_offsets import Wanted, tally
 
 
 def held_letters(table: Table, letters: Marker | None, marker: Marker) -> dict[TopicPartition, BitMap64]:
-    """Offsets at or after a stream's position whose records are dead letters already.
+    """Return the offsets from a stream's position on whose records are dead letters already.
 
-    Reads the table only if its own marker, `letters`, is ahead: after a reset, or when only the main table lacks a
-    batch. In a log that was cut, an offset belongs to two records, and no letter is held.
+    Reads the table only if its own marker, `letters`, is ahead: after a reset, or when only the main table is missing a
+    batch. In a truncated log, an offset belongs to two records, and no dead letter is held.
     """
     ends = of_same_topics(letters.offsets, letters.source, marker.source) if letters else {}
     ahead = {tp: [(marker.offsets.get(tp, 0), end)] for tp, end in ends.items() if end > marker.offsets.get(tp, 0)}
@@ -31,7 +31,7 @@ def held_letters(table: Table, letters: Marker | None, marker: Marker) -> dict[T
 
 
 def reach(table: Table, stream: str, source: SourceIdentity) -> dict[TopicPartition, int]:
-    """Offsets below which all dead letters of these topics lie, for a stream without a marker.
+    """Return offsets below which all dead letters of these topics lie, for a stream without a marker.
 
     Reads the coordinates of the whole table.
     """

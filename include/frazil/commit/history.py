@@ -1,4 +1,4 @@
-"""What a branch's history tells of a stream: its commits, newest first, and the table's position."""
+"""Reads a stream's commits from a branch's history, newest first, and the table's position."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from frazil.offsets.spans import TopicPartition
 from frazil.table.branches import MAIN, head_of
 
 ONLY_TOLD_HERE = ("frazil.lost", "frazil.backfill-stream")
-"""Keys in summaries for skipped ranges and published backfills, whose time no record has."""
+"""Summary keys for skipped ranges and published backfills, whose time no record has."""
 
 CHANGES = ("inserted", "updated", "deleted", "stale", "superseded", "unchanged", "repeated", "other-events")
-"""What becomes of a record that is merged, or dropped because it repeats another one, or is an event of no row."""
+"""Outcomes of a record that is merged, dropped as a repeat, or an event without a row."""
 
 
 def ancestors(metadata: TableMetadata, branch: str = MAIN) -> Iterator[Snapshot]:
-    """The branch's snapshots, newest first, as far as its history has not expired."""
+    """Yield the branch's snapshots, newest first, as far as its history has not expired."""
     snapshots = {s.snapshot_id: s for s in metadata.snapshots}
     current = head_of(metadata, branch)
     while current is not None:
@@ -30,7 +30,7 @@ def ancestors(metadata: TableMetadata, branch: str = MAIN) -> Iterator[Snapshot]
 
 
 def ancestors_and_kept(metadata: TableMetadata) -> Iterator[Snapshot]:
-    """Main's snapshots, newest first, then the single older ones that expiry kept."""
+    """Yield main's snapshots, newest first, then the single older ones that expiry kept."""
     oldest = 0
     for snapshot in ancestors(metadata):
         oldest = snapshot.sequence_number or 0
@@ -40,7 +40,7 @@ def ancestors_and_kept(metadata: TableMetadata) -> Iterator[Snapshot]:
 
 
 def commit_records(metadata: TableMetadata, stream: str) -> Iterator[tuple[Snapshot, str]]:
-    """A stream's batches in the branch, newest first, each with the path of its commit record.
+    """Yield a stream's batches in the branch, newest first, each with the path of its commit record.
 
     Take-overs and resets have none, because they bring no rows.
     """
@@ -52,19 +52,19 @@ def commit_records(metadata: TableMetadata, stream: str) -> Iterator[tuple[Snaps
 
 
 def last_commit_ms(metadata: TableMetadata, stream: str) -> int | None:
-    """When the stream's newest batch was committed; None if the branch's history does not tell."""
+    """Return when the stream's newest batch was committed; None if the branch's history does not have it."""
     return next((snapshot.timestamp_ms for snapshot, _ in commit_records(metadata, stream)), None)
 
 
 def last_epoch(metadata: TableMetadata, stream: str) -> int | None:
-    """In which epoch the stream's newest batch was committed; None if the branch's history does not tell."""
+    """Return the epoch of the stream's newest batch; None if the branch's history does not have it."""
     newest = next((snapshot.summary for snapshot, _ in commit_records(metadata, stream)), None)
     epoch = newest.get("frazil.epoch") if newest else None
     return int(epoch) if epoch and epoch.isdecimal() else None
 
 
 def skipped_ranges(metadata: TableMetadata, stream: str) -> Iterator[tuple[Snapshot, str]]:
-    """The ranges that a stream with `on-gap: skip` lost to retention, newest first, with their snapshots."""
+    """Yield the ranges that a stream with `on-gap: skip` lost to retention, newest first, with their snapshots."""
     for snapshot in ancestors_and_kept(metadata):
         summary = snapshot.summary
         lost = summary.get("frazil.lost") if summary else None
@@ -73,10 +73,10 @@ def skipped_ranges(metadata: TableMetadata, stream: str) -> Iterator[tuple[Snaps
 
 
 def table_position(metadata: TableMetadata, journals: JournalStore, *, stream: str, table: str) -> Journal | None:
-    """The commit record of the branch's newest batch, whose `offsets_after` is the table's position.
+    """Return the commit record of the branch's newest batch, whose `offsets_after` is the table's position.
 
-    None if the branch provably holds no batch of the stream. Raises `RolledBack` if that is unknown, because the older
-    history has expired or the record is gone.
+    None if the branch provably has no batch of the stream. Raises `RolledBack` if that is unknown, because the older
+    history has expired or the record is missing.
     """
     for snapshot, path in commit_records(metadata, stream):
         record = journals.read(path)
@@ -99,7 +99,7 @@ def table_position(metadata: TableMetadata, journals: JournalStore, *, stream: s
 
 
 def first_offsets(journals: JournalStore) -> tuple[dict[TopicPartition, int], SourceIdentity | None]:
-    """The first offset of each topic-partition, from its oldest commit record, and the source it belongs to.
+    """Return the first offset of each topic-partition, from its oldest commit record, and the source it belongs to.
 
     Reads every record.
     """
@@ -113,7 +113,7 @@ def first_offsets(journals: JournalStore) -> tuple[dict[TopicPartition, int], So
 
 
 def last_replay(metadata: TableMetadata, stream: str) -> Snapshot | None:
-    """The newest merge of an upsert stream's dead letters; None if the branch's history has none."""
+    """Return the newest merge of an upsert stream's dead letters; None if the branch's history has none."""
     return next(
         (
             snapshot
@@ -125,6 +125,6 @@ def last_replay(metadata: TableMetadata, stream: str) -> Snapshot | None:
 
 
 def changes_of(summary: Summary | Mapping[str, str] | None) -> dict[str, int]:
-    """What a merge made of the records, by a snapshot's summary, into which others may write anything."""
+    """Return a merge's counts from a snapshot's summary, which other programs may have written."""
     counts = ((name, (summary.get(f"frazil.{name}") if summary else None) or "") for name in CHANGES)
     return {name: int(text) for name, text in counts if text.isdecimal()}

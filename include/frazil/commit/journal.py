@@ -1,4 +1,4 @@
-"""The journal: one durable object per batch, written before the commit, whole or not at all.
+"""The journal: one durable object per batch, written before the commit, as a whole or not at all.
 
 After a crash the next epoch commits it without reading Kafka or writing Parquet again, if it still starts at the
 marker's offsets; otherwise it is discarded with its files. Once committed it stays as the commit record that the
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
 RECORDS_ALONE = 1_024
-"""How many of the newest commit records stay alone, for audits of the last hours and for health."""
+"""The newest commit records that stay separate, for audits of the last hours and for health."""
 VOID = json.dumps({"format": FORMAT_VERSION, "void": True}).encode()
 """The content at the key of a batch that must never be committed: its files are, or will be, deleted."""
 
@@ -51,25 +51,27 @@ class Journal:
     files: tuple[StagedFile, ...]
     """The files of all tables; `StagedFile.target` names theirs."""
     letters_seen: BatchKey | None
-    """The batch with the newest dead letters in their table when this one was staged, `NO_LETTERS` if there were none;
-    None in a journal of an earlier version, which did not check."""
+    """The batch with the newest dead letters in their table when this one was staged, `NO_LETTERS` without any.
+
+    None in a journal of an earlier version, which did not check.
+    """
     idle: frozenset[TopicPartition]
     offsets_after: Mapping[TopicPartition, int]
     """The position of the whole stream after this batch."""
     leader_epochs: Mapping[TopicPartition, int] = field(default_factory=dict)
     """The epochs of the leaders that had `offsets_after`, if known."""
     transaction: LastTransaction = NO_TRANSACTION
-    """The last one before `offsets_after`, if the stream reads whole transactions."""
+    """The last transaction before `offsets_after`, if the stream reads whole transactions."""
     windows: Mapping[int, int] | None = None
     """Rows by window start, in microseconds since the epoch; None if they were not counted."""
     partitions: int | None = None
-    """If rows were shuffled: the table partitions of each task's rows, added up. None if they were not."""
+    """The sum of the table partitions of each task's rows, if rows were shuffled; None if they were not."""
     with_ignored: int = 0
-    """Records with fields that are no columns and became none. Counted only where the table may evolve."""
+    """Records with fields that did not become columns. Counted only if the table may evolve."""
     other_events: int = 0
-    """Events of a captured database that tell no change of a row."""
+    """Events of a captured database that change no row."""
     reasons: Reasons = field(default_factory=dict)
-    """The new dead letters by error class; none in a journal of an earlier version."""
+    """The new dead letters by error class; empty in a journal of an earlier version."""
 
     @property
     def records(self) -> int:
@@ -89,7 +91,7 @@ class Journal:
 
     @property
     def routed(self) -> frozenset[Target]:
-        """The tables of the stream's route that have files."""
+        """The routed tables that have files."""
         return frozenset(f.target for f in self.files if is_routed(f.target))
 
     def to_bytes(self) -> bytes:
@@ -124,7 +126,7 @@ class Journal:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Journal | None:
-        """The journal; None for an incomplete, foreign or newer object."""
+        """Parse a journal; None for an incomplete, foreign or newer object."""
         try:
             raw = json.loads(data)
             if raw["format"] != FORMAT_VERSION:
@@ -162,7 +164,7 @@ def _counts(raw: Mapping[str, int] | None) -> dict[int, int] | None:
 
 
 class Unusable(Enum):
-    """What a batch's key may hold instead of a journal that can be used."""
+    """The content of a batch's key if it is not a usable journal."""
 
     ABSENT = "nothing"
     VOID = "the note that the batch must never be committed"
@@ -180,7 +182,7 @@ class JournalStore:
     def __init__(self, store: ObjectStore, state_location: str) -> None:
         self.store = store
         self.state = state_location
-        """The folder of the stream's state beside its tables, including the journals."""
+        """The folder of the stream's state next to its tables, including the journals."""
         self._folder = f"{state_location}/journal"
         self._folded = FoldedRecords(store, state_location)
 
@@ -206,7 +208,7 @@ class JournalStore:
         self.store.put(self.path(key), VOID)
 
     def entry(self, key: BatchKey, *, table_uuid: str, stream: str) -> Journal | Unusable:
-        """The batch's journal, or why there is no usable one of this stream, table and key; None for an empty key."""
+        """Return the batch's journal, or why it cannot be used for this stream, table and key."""
         data = self._get(key)
         if data is None:
             return Unusable.ABSENT
@@ -221,7 +223,7 @@ class JournalStore:
         return self.read(self.path(key))
 
     def read(self, path: str) -> Journal | None:
-        """The record that a snapshot's summary names."""
+        """Return the record that a snapshot's summary names."""
         data = self.store.get(path)
         if data is None and (key := key_of(path)) is not None:
             data = self._folded.get(key)
@@ -232,15 +234,15 @@ class JournalStore:
         return self._folded.get(key) if data is None else data
 
     def keys(self) -> list[BatchKey]:
-        """The keys of journals that are not folded, in order. Objects with other names are ignored."""
+        """Return the keys of journals that are not folded, in order. Objects with other names are ignored."""
         return sorted(filter(None, (key_of(f.path) for f in self.store.list_files(self._folder))))
 
     def oldest(self, keys: Sequence[BatchKey]) -> BatchKey | None:
-        """The oldest key of the folded records and of `keys`, the journals that are not folded."""
+        """Return the oldest key of the folded records and of `keys`, the journals that are not folded."""
         return min([*keys[:1], *(s.first for s in self._folded.segments())], default=None)
 
     def of_other_tables(self, table_uuid: str) -> set[str]:
-        """Paths of the objects that hold records of a table that has, or had, the same folder."""
+        """Return paths of objects with records of a table that has, or had, the same folder."""
         alone = {self.path(key): (self.store.get(self.path(key)),) for key in self.keys()}
         folded = {segment.path: tuple(self._folded.read(segment).values()) for segment in self._folded.segments()}
         return {
@@ -250,12 +252,12 @@ class JournalStore:
         }
 
     def highest_epoch(self) -> int:
-        """The highest epoch of all journals and records; 0 if there are none."""
+        """Return the highest epoch of all journals and records; 0 if there are none."""
         epochs = [*(key.epoch for key in self.keys()), *(s.last.epoch for s in self._folded.segments())]
         return max(epochs, default=0)
 
     def records(self, *, newest_first: bool = False, below: BatchKey | None = None) -> Iterator[Journal]:
-        """Every readable journal by key, including those that wait to be committed."""
+        """Yield every readable journal by key, including those that wait to be committed."""
         alone: list[tuple[BatchKey, bytes | None]] = [(key, None) for key in self.keys()]
         # Folded ones are listed last: a journal that is folded meanwhile is in both, and counts once.
         folded = self._folded.items(newest_first=newest_first)
@@ -277,10 +279,10 @@ class JournalStore:
     ) -> Iterator[int]:
         """Fold the oldest records of committed batches; yields the number of records in each new object.
 
-        Safe at any time, from any process, beside a running writer, and when interrupted: batches up to the marker's
-        last settled one are decided for ever. The newest `keep` stay alone because they are read often; so do damaged
-        or foreign objects, and those that the next start removes. `forgotten` says whether the marker was removed: then
-        `forget` may have listed what to delete before the last object was written.
+        Safe at any time, from any process, next to a running writer, and when interrupted: batches up to the marker's
+        last settled one are final. The newest `keep` stay separate because they are read often. So do damaged or
+        foreign objects, and those that the next start removes. `forgotten` returns whether the marker was removed: then
+        `forget` may have listed the objects to delete before the last one was written.
         """
         settled = [
             key
@@ -303,7 +305,7 @@ class JournalStore:
             yield len(group)
 
     def _not_folded(self, keys: Sequence[BatchKey]) -> list[BatchKey]:
-        """The journals not yet folded; deletes those that an interrupted fold has already folded."""
+        """Return the journals not yet folded; deletes those that an interrupted fold has already folded."""
         through = max((s.last for s in self._folded.segments()), default=None)
         if through is None:
             return list(keys)
@@ -319,7 +321,9 @@ class JournalStore:
     def after(
         self, settled: BatchKey | None, keys: Iterable[BatchKey], *, table_uuid: str, stream: str
     ) -> Iterator[Journal]:
-        """The complete journals among `keys`, in order, of this stream and table, after the last committed one."""
+        """Yield the complete journals among `keys`, in order, of this stream and table, after the last
+        committed one.
+        """
         for key in keys:
             if settled is not None and key <= settled:
                 continue
@@ -336,11 +340,11 @@ def _journal(data: bytes | None) -> Journal | None:
 
 
 def later_journals(marker: Marker, journals: Sequence[Journal]) -> list[Journal]:
-    """Those of the journals that a marker of a routed table does not have."""
+    """Return the journals that a routed table's marker does not have."""
     return [journal for journal in journals if marker.settled is None or journal.key > marker.settled]
 
 
 def key_of(path: str) -> BatchKey | None:
-    """The batch whose journal has this path; None if it is not one of ours."""
+    """Return the batch whose journal has this path; None if it is not a journal's path."""
     epoch, dash, batch = path.rsplit("/", 1)[-1].removesuffix(".json").partition("-")
     return BatchKey(int(epoch), int(batch)) if dash and epoch.isdigit() and batch.isdigit() else None

@@ -1,4 +1,4 @@
-"""Which routed tables lack rows that home has, as the tables themselves say: for those who look and commit nothing."""
+"""Finds the routed tables that are behind the default table, by the tables themselves, for readers."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ from frazil.ingest.contract import Target
 from frazil.table.parallel import in_parallel
 
 Mending = Callable[[Target], "str | None"]
-"""What happened to a table that the catalog lacks, and what to do now, as a sentence; None where that is not known."""
+"""Returns what happened to a table that is not in the catalog, and what to do, as a sentence; None if unknown."""
 
 
 def lacking(tables: StreamTables, home: Marker, mending: Mending = lambda _: None) -> list[Behind]:
-    """The tables that lack rows, as the tables themselves say; in order of their names. Commits nothing."""
+    """Return the tables that are behind, by the tables themselves, ordered by name. Commits nothing."""
     return lacking_of(tables, home, Followers.of(tables, home).waiting, mending)
 
 
 def lacking_of(
     tables: StreamTables, home: Marker, waiting: Mapping[Target, list[Journal]], mending: Mending
 ) -> list[Behind]:
-    """Those of the tables for which these batches may wait. Loads each, side by side."""
+    """Return which tables with waiting batches are behind. Loads each, in parallel."""
 
     def step(item: tuple[Target, list[Journal]]) -> Behind | None:
         return _lacks(tables, home, *item, mending)
@@ -76,10 +76,10 @@ def _lacks(
 
 
 def lacking_replayed(tables: StreamTables, there: Mapping[Target, Table]) -> list[Behind]:
-    """The tables that lack rows of the last replay of dead letters, which home has. Commits nothing.
+    """Return the tables without the rows of the last published replay of dead letters. Commits nothing.
 
-    `there` has tables that are loaded already. Costs nothing once the replay's letters have left their table: all have
-    its rows then.
+    `there` has tables that are loaded already. Costs nothing once the replay's dead letters have left their table: all
+    tables have its rows then.
     """
     lane = unsettled_replay(tables.main.current().properties, _letters_properties(tables), tables.stream)
     if lane is None:
@@ -98,7 +98,10 @@ def lacking_replayed(tables: StreamTables, there: Mapping[Target, Table]) -> lis
 
 
 def _letters_properties(tables: StreamTables) -> Mapping[str, str]:
-    """Without its letters a replay cannot have settled, but each table itself tells whether it has its rows."""
+    """Return the dead-letter table's properties; empty if it is lost.
+
+    Each table itself shows whether it has the rows.
+    """
     try:
         return tables.dead_letters.current().properties
     except TableLost:
@@ -113,7 +116,7 @@ def _has_lane(tables: StreamTables, table: Table | None, target: Target, lane: L
 
 
 def lacking_since(tables: StreamTables, home: Marker) -> BatchKey | None:
-    """The first batch that a table of the route lacks, as the tables themselves say; None if all have all."""
+    """Return the first batch that a routed table does not have, by the tables themselves; None if all have all."""
     found = list[Journal]()
     for target, journals in Followers.of(tables, home).waiting.items():
         try:
@@ -124,7 +127,7 @@ def lacking_since(tables: StreamTables, home: Marker) -> BatchKey | None:
 
 
 def first_lacked(tables: StreamTables, home: Marker, target: Target, marker: Marker) -> BatchKey | None:
-    """The first batch of which a table lacks rows, by its `marker` and `home`'s; None if it has all that home has."""
+    """Return the first batch whose rows a table is missing, by its `marker` and `home`'s; None without one."""
     ahead = marker.settled is not None and (home.settled is None or marker.settled >= home.settled)
     if ahead or home.routed is None or home.routed == home.settled:
         return None

@@ -1,7 +1,7 @@
-"""The lane's own marker, which says where a stream's backfill stands: the table property `frazil.backfill.<stream>`.
+"""The marker of a stream's backfill: the table property `frazil.backfill.<stream>`.
 
 Like a stream's marker it changes only together with a snapshot of its branch, or with the branch's end: that is its
-fence. A stream has one lane, and so one branch.
+fence. A stream has one backfill marker, and so one backfill branch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from frazil.errors import MarkerUnreadable
 FORMAT_VERSION = 1
 PREFIX = "frazil.backfill."
 RUNS_KEPT = 20
-"""How many of the last runs a lane names. An earlier run that is cleared begins its request anew."""
+"""The last runs that a backfill records. An earlier run that is cleared starts its request again."""
 
 
 class LaneState(StrEnum):
@@ -33,7 +33,7 @@ class LaneState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """One backfill. Its chunks are keyed by the lane's own epochs, one for each run of the backfill."""
+    """One backfill. Its chunks are keyed by the backfill's own epochs, one for each run."""
 
     stream: str
     id: str
@@ -51,15 +51,15 @@ class Lane:
     bytes: int = 0
     files: int = 0
     runs: tuple[str, ...] = ()
-    """The last ones that took part and have a name, such as Airflow's. The last to take part is the last here.
+    """The last named runs that took part, such as Airflow's, the most recent at the end.
 
-    Earlier versions named none. Where a person abandons such a lane, a run that took part is not known from a new one,
-    and begins once more; its name is kept from then on.
+    Earlier versions recorded none. If an operator abandons such a backfill, a run that took part looks like a new one
+    and starts once more; its name is recorded from then on.
     """
     abandoned_by: str = ""
-    """The person who abandoned it. Empty if nobody did, also where its own run dropped it."""
+    """The operator who abandoned it. Empty if it was not abandoned, or its own run dropped it."""
     abandoned_runs: tuple[str, ...] = ()
-    """The last runs of the stream whose backfill a person abandoned. They begin nothing more."""
+    """The last runs of the stream whose backfill an operator abandoned. They start nothing more."""
 
     @property
     def is_open(self) -> bool:
@@ -71,7 +71,7 @@ class Lane:
 
     @property
     def replays(self) -> bool:
-        """Whether it decodes dead letters again."""
+        """Whether it is a replay of dead letters."""
         return "dead-letters" in self.request
 
     def has(self, key: BatchKey) -> bool:
@@ -79,12 +79,12 @@ class Lane:
         return key.batch <= self.batches.get(key.epoch, 0)
 
     def owned_by(self, epoch: int, run: str | None = None) -> Lane:
-        """The lane at the beginning of a new epoch, which is one of `run`."""
+        """Return the backfill at the beginning of a new epoch of `run`."""
         runs = _latest(self.runs, (run,) if run else ())
         return dataclasses.replace(self, epoch=epoch, batches={**self.batches, epoch: 0}, runs=runs)
 
     def abandoned(self, by: str | None) -> Lane:
-        """The lane after its end without a publication: by a person, or None for its own run."""
+        """Return the backfill ended without publication, by an operator, or by its own run for None."""
         ended = dataclasses.replace(self, state=LaneState.ABANDONED)
         if not by:
             return ended
@@ -120,7 +120,7 @@ class Lane:
 
 
 def _latest(before: tuple[str, ...], now: tuple[str, ...]) -> tuple[str, ...]:
-    """The last runs, where those of `now` come after all others."""
+    """Return the last runs, with those of `now` after all others."""
     return (*(run for run in before if run not in now), *now)[-RUNS_KEPT:]
 
 
@@ -129,17 +129,17 @@ def property_name(stream: str) -> str:
 
 
 def branch_name(stream: str) -> str:
-    """The branch in both tables; one per stream, so that two backfills never begin at once."""
+    """Return the branch in both tables; one per stream, so that two backfills never begin at once."""
     return f"frazil-backfill-{stream}"
 
 
 def lane_stream(stream: str, lane_id: str) -> str:
-    """The name under which a backfill stages its files, apart from the live stream's."""
+    """Return the name under which a backfill stages its files, apart from the live stream's."""
     return f"{stream}/backfill-{lane_id}"
 
 
 def read_lane(properties: Mapping[str, str], stream: str) -> Lane | None:
-    """The stream's last backfill; None if it never had one. Raises `MarkerUnreadable`."""
+    """Return the stream's last backfill; None if it never had one. Raises `MarkerUnreadable`."""
     text = properties.get(property_name(stream))
     if text is None:
         return None
@@ -155,10 +155,10 @@ def read_lane(properties: Mapping[str, str], stream: str) -> Lane | None:
 def unsettled_replay(
     home: Mapping[str, str], letters: Mapping[str, str], stream: str, *, abandoned: bool = False
 ) -> Lane | None:
-    """The replay that home has and that is open in the dead-letter table: tables of a route may lack its rows.
+    """Return the replay that the default table has but whose dead letters remain: routed tables may not have its rows.
 
-    With `abandoned`, also one that home has abandoned: no table gets rows of it, and its letters stay. Takes the
-    properties of both tables.
+    With `abandoned`, also one that was abandoned in the default table: no table gets its rows, and its dead letters
+    stay. Takes the properties of both tables.
     """
     lane, own = read_lane(home, stream), read_lane(letters, stream)
     if lane is None or own is None or own.id != lane.id or not (own.is_open and own.replays):
@@ -173,6 +173,6 @@ def has_lane(properties: Mapping[str, str], lane: Lane) -> bool:
 
 
 def open_lanes(properties: Mapping[str, str]) -> list[Lane]:
-    """The backfills that are under way. Raises `MarkerUnreadable`."""
+    """Return the backfills that are under way. Raises `MarkerUnreadable`."""
     streams = [name.removeprefix(PREFIX) for name in properties if name.startswith(PREFIX)]
     return [lane for stream in streams if (lane := read_lane(properties, stream)) and lane.is_open]

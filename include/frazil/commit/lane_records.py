@@ -1,6 +1,6 @@
-"""The records of backfills beside a stream's journals: their chunks' journals, and one record once published.
+"""The records of backfills next to a stream's journals: their chunks' journals, and one record per published backfill.
 
-They play the part of commit records for a backfill's rows: the audit reads them as claims.
+They serve as commit records for a backfill's rows: the audit reads them as claims.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class Record:
     late: Mapping[int, int]
     """Rows by window start, in microseconds since 1970."""
     replayed: Mapping[TopicPartition, BitMap64] = field(default_factory=dict)
-    """Of a replay of dead letters: the offsets that became rows."""
+    """The offsets that became rows, for a replay of dead letters."""
     routed: Mapping[Target, Mapping[TopicPartition, BitMap64]] = field(default_factory=dict)
-    """Those of them whose rows are in tables of the stream's route."""
+    """The part of `replayed` whose rows are in routed tables."""
 
     @property
     def selects(self) -> bool:
@@ -78,7 +78,7 @@ def record_path(journals: JournalStore, lane_id: str) -> str:
 
 
 def record_of(journals: JournalStore, lane: Lane) -> Record:
-    """The record of a published replay. Raises FrazilError where it is gone."""
+    """Return the record of a published replay. Raises FrazilError if it is missing."""
     path = record_path(journals, lane.id)
     data = journals.store.get(path)
     if data is None:
@@ -94,17 +94,17 @@ def lane_folder(journals: JournalStore, lane_id: str) -> str:
 
 
 def lane_journals(journals: JournalStore, lane_id: str) -> JournalStore:
-    """The journals of one backfill's chunks."""
+    """Return the journals of one backfill's chunks."""
     return JournalStore(journals.store, lane_folder(journals, lane_id))
 
 
 def give_up_rows(journals: JournalStore, lane_id: str, target: Target) -> None:
-    """Let the rows of a published replay go that wait for a table that the stream's route no longer has."""
+    """Discard the rows of a published replay that wait for a table which the route no longer has."""
     journals.store.put(object_of(_given_up_folder(journals, lane_id), target), b"{}")
 
 
 def given_up(journals: JournalStore, lane_id: str) -> set[Target]:
-    """The tables that never get their rows of a replay: a person said so."""
+    """Return the tables whose rows of a replay an operator gave up."""
     return targets_in(journals.store, _given_up_folder(journals, lane_id))
 
 
@@ -113,22 +113,22 @@ def _given_up_folder(journals: JournalStore, lane_id: str) -> str:
 
 
 def chunks(journals: JournalStore, lane: Lane) -> list[Journal]:
-    """The journals of the committed chunks, in order."""
+    """Return the journals of the committed chunks, in order."""
     own = lane_journals(journals, lane.id)
     return [journal for key in own.keys() if lane.has(key) and (journal := own.get(key))]  # noqa: SIM118 - no mapping
 
 
 def topic_ids(own_chunks: Iterable[Journal]) -> dict[str, str]:
-    """The ids of the topics that a lane's chunks have records of."""
+    """Return the ids of the topics whose records a backfill's chunks have."""
     return {topic: i for journal in own_chunks for topic, i in journal.source.topic_ids.items()}
 
 
 def published(
     journals: JournalStore, metadata: TableMetadata, stream: str, *, window: Period | None = None
 ) -> Iterator[Record]:
-    """The records of published backfills; with a period, those whose snapshots in the branch's history lie in it.
+    """Yield the records of published backfills; with a period, those whose snapshots in the branch's history lie in it.
 
-    A record of the current lane is only an intention until the lane says that it was published.
+    A record of the current backfill is only an intention until the backfill is marked as published.
     """
     lane = read_lane(metadata.properties, stream)
     intended = lane.id if lane and lane.state is not LaneState.PUBLISHED else None

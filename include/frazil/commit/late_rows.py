@@ -1,9 +1,9 @@
-"""Counts rows that came to windows after their signal, from any writer.
+"""Counts rows that arrived in windows after their signal, from any writer.
 
-A signal counts its window's rows at one snapshot, and the table's cursor says up to which commit signals have counted.
-Whatever a later commit adds to a signalled window is late: a straggler, another stream's record, a backfill, a record
-that is read again, rows that waited on a branch, another engine's append. The summary of a commit of ours has its rows
-by window, so most commits are judged by that alone; for any other, its files are read.
+A signal counts its window's rows at one snapshot, and the table's cursor names the last commit that signals have
+counted. Rows that a later commit adds to a signalled window are late: stragglers, backfills, records that are read
+again, rows of other streams or engines, and rows from a branch. The summary of a frazil commit has its rows by
+window, so most commits need only the summary. For any other commit, its files are read.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ WINDOWS = "frazil.windows"
 
 
 def windows_summary(windows: Mapping[int, int] | None) -> dict[str, str]:
-    """The summary entry with a commit's rows by window; empty if they are unknown, or too many windows."""
+    """Return the summary entry with a commit's rows by window; empty if they are unknown, or too many windows."""
     if windows is None:
         return {}
     text = json.dumps(dict(sorted(windows.items())), separators=(",", ":"))
@@ -33,7 +33,7 @@ def windows_summary(windows: Mapping[int, int] | None) -> dict[str, str]:
 
 
 def late_rows(table: Table, cursor: Cursor | None, *, column: str, grain: Grain) -> dict[int, int]:
-    """Late rows by window start: rows that commits after the cursor's brought to windows that are signalled.
+    """Return late rows by window start: rows that commits after the cursor's added to signalled windows.
 
     Empty without a cursor, because nothing is signalled yet. `column` has the event time.
     """
@@ -50,7 +50,7 @@ def late_rows(table: Table, cursor: Cursor | None, *, column: str, grain: Grain)
 
 
 def may_be_late(snapshot: Snapshot, cursor: Cursor) -> bool:
-    """Whether a commit may have rows of signalled windows, judged by its summary."""
+    """Whether a commit may have rows of signalled windows, by its summary."""
     rows = _rows_in_summary(snapshot)
     if rows is not None:
         return any(cursor.from_us <= start < cursor.through_us for start in rows)
@@ -63,6 +63,6 @@ def may_be_late(snapshot: Snapshot, cursor: Cursor) -> bool:
 
 
 def _rows_in_summary(snapshot: Snapshot) -> dict[int, int] | None:
-    """The rows of a commit by window start, from its summary; None if that does not say."""
+    """Return the rows of a commit by window start, from its summary; None if the summary does not have them."""
     text = snapshot.summary.get(WINDOWS) if snapshot.summary else None
     return None if text is None else {int(start): rows for start, rows in json.loads(text).items()}

@@ -1,7 +1,7 @@
-"""How a change of dead letters changes their number, by error class and by the hour in which they were rejected.
+"""Counts how a change of dead letters changes their number, by error class and hour of rejection.
 
-The summary of its snapshot carries that, so nobody need read the letters to know what a replay or a discard left of
-those that were rejected lately.
+The summary of its snapshot has the counts, so readers need not read the dead letters to learn how many recent ones a
+replay or a discard left.
 """
 
 from __future__ import annotations
@@ -22,27 +22,28 @@ SPAN = "frazil.letters-by-hours"
 HOUR_MS = timedelta(hours=1) // timedelta(milliseconds=1)
 LATELY_MS = timedelta(days=1) // timedelta(milliseconds=1)
 SPANS = (1, 4, 12)
-"""Hours that are told as the first of them, where a summary would be too long with less. Each divides the next."""
+"""Hours joined into the first of them if a summary would be too long otherwise. Each divides the next."""
 
 Counts = Mapping[tuple[str, int], int]
-"""How many more letters there are, by error class and by the hour of rejection, counted since 1970."""
+"""The change of the number of dead letters, by error class and hour of rejection, counted since 1970."""
 
 
 class Changes(NamedTuple):
-    """What a change tells of its letters."""
+    """The counts of one change."""
 
     by: Counts
     span: int
-    """So many hours are told as the first of them."""
+    """Hours that are joined into the first of them."""
 
 
 NOTHING = Changes({}, SPANS[0])
 
 
 def listed(rows: pa.Table, *, now_ms: int) -> Counter[tuple[str, int]]:
-    """The letters that were rejected lately and that nobody discarded, by error class and hour.
+    """Count the recently rejected dead letters that are not discarded, by error class and hour.
 
-    All of a longest span count if one of its letters was rejected in the day before: another change may tell them.
+    All of a longest span count if one of its dead letters was rejected in the last day, because another change may
+    report them.
     """
     at = rows["rejected_at"].cast(pa.timestamp("us", tz="UTC"))
     first = span_of((now_ms - LATELY_MS) // HOUR_MS, SPANS[-1])
@@ -54,7 +55,7 @@ def listed(rows: pa.Table, *, now_ms: int) -> Counter[tuple[str, int]]:
 
 
 def letters_summary(changed: Counts) -> dict[str, str]:
-    """The entries of a snapshot's summary."""
+    """Return the entries of a snapshot's summary."""
     for span in SPANS:
         found: dict[str, dict[int, int]] = {}
         for (name, hour), more in in_spans(changed, span).items():
@@ -67,7 +68,7 @@ def letters_summary(changed: Counts) -> dict[str, str]:
 
 
 def letters_in(summary: Mapping[str, str]) -> Changes:
-    """What `letters_summary` wrote; nothing in the summary of an earlier version, or of somebody else."""
+    """Parse what `letters_summary` wrote; empty for the summary of an earlier version or another program."""
     try:
         found, span = json.loads(summary.get(NAME, "{}")), int(summary.get(SPAN, SPANS[0]))
         by = {(str(name), int(hour)): int(more) for name, hours in found.items() for hour, more in hours.items()}
@@ -77,7 +78,7 @@ def letters_in(summary: Mapping[str, str]) -> Changes:
 
 
 def in_spans(changed: Counts, span: int) -> Counter[tuple[str, int]]:
-    """The same with all hours of a span told as its first."""
+    """Join all hours of a span into its first."""
     told = Counter[tuple[str, int]]()
     for (name, hour), more in changed.items():
         told[name, span_of(hour, span)] += more
@@ -85,5 +86,5 @@ def in_spans(changed: Counts, span: int) -> Counter[tuple[str, int]]:
 
 
 def span_of(hour: int, span: int) -> int:
-    """The first hour of the span that an hour is in."""
+    """Return the first hour of the span that contains an hour."""
     return hour - hour % span

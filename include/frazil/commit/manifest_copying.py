@@ -1,6 +1,6 @@
-"""Copies the entries of a manifest unread, for a manifest that replaces it.
+"""Copies a manifest's entries unread, into a manifest that replaces it.
 
-Other engines list files with fields that PyIceberg does not know, and what is not decoded keeps each bit.
+Other engines list files with fields that PyIceberg does not know. Entries that are not decoded keep every bit.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pyiceberg.manifest import ManifestEntry, ManifestEntryStatus, ManifestFile
 from pyiceberg.schema import Schema
 
 _FIELDS = [(0, True), (1, False), (3, False), (4, False), (2, True)]
-"""Ids of a manifest entry's fields in format version 2, and whether they are required. The last is the data file."""
+"""The field ids of a manifest entry in format version 2, and whether they are required. The last is the data file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +27,11 @@ class CopiedEntries:
     schema: Schema
     header: Mapping[str, str]
     data_files: tuple[bytes, ...]
-    """How each entry encodes its data file."""
+    """The encoded data file of each entry."""
 
     @classmethod
     def of(cls, manifest: ManifestFile, io: FileIO) -> CopiedEntries | None:
-        """Return None for a manifest of format version 1, whose entries have other fields."""
+        """Copy a manifest's entries; None for a manifest of format version 1, whose entries have other fields."""
         file = _Blocks(io.new_input(manifest.manifest_path))
         with file:
             if [(field.field_id, field.required) for field in file.schema.fields] != _FIELDS:
@@ -54,7 +54,7 @@ class CopiedEntries:
 
 @dataclass(frozen=True, slots=True)
 class CopyingWriter:
-    """Takes the place of Avro's record writer, for entries in the order in which their data files were copied."""
+    """Replaces Avro's record writer, for entries in the order in which their data files were copied."""
 
     data_files: Iterator[bytes]
 
@@ -68,7 +68,7 @@ class CopyingWriter:
 
 
 class _Blocks(AvroFile[ManifestEntry]):
-    """An Avro file whose blocks are given as they are, but decompressed."""
+    """An Avro file that yields its blocks decompressed but not decoded."""
 
     def blocks(self) -> Iterator[tuple[int, bytes]]:
         codec = self.header.compression_codec()

@@ -25,12 +25,12 @@ from frazil.commit.avro_forms import AvroForm, FormedAvroFile
 from frazil.table.recent import Recent
 
 MAX_CACHED = 32
-"""Lists: those of a stream's tables and open branch before and after a commit, and what failed attempts wrote."""
+"""Lists to cache: those of a stream's tables and open branch before and after a commit, and of failed attempts."""
 
 
 @dataclass(slots=True)
 class _Listed:
-    """A manifest, and its entry's bytes in a manifest list once they are known."""
+    """A manifest, and the bytes of its entry in a manifest list once they are known."""
 
     manifest: ManifestFile
     encoded: bytes | None = None
@@ -50,18 +50,18 @@ class ListWriter(ManifestListWriterV2):
 
 
 _kept = Recent[dict[str, _Listed]](MAX_CACHED)
-"""By the list's path, then by the manifest's."""
+"""Listed manifests, by the list's path and the manifest's path."""
 
 
 def manifests_of(snapshot: Snapshot, file_io: FileIO) -> list[ManifestFile]:
-    """All manifests of a snapshot, in the list's order."""
+    """Return all manifests of a snapshot, in the list's order."""
     return [listed.manifest for listed in _listed(snapshot, file_io).values()]
 
 
 def add_manifests(
     writer: ListWriter, manifests: Iterable[ManifestFile], *, of: Snapshot, parent: Snapshot | None
 ) -> None:
-    """Write a snapshot's manifests as the one block of its list; entries in its parent's list are not encoded again."""
+    """Write a snapshot's manifests as one block of its list; reuses the encoded entries of its parent's list."""
     before = (_kept.get(parent.manifest_list) if parent else None) or {}
     avro = writer._writer
     write_record = avro.writer
@@ -80,7 +80,7 @@ def add_manifests(
 
 
 class _Verbatim:
-    """Takes the place of Avro's record writer, for records that are encoded already."""
+    """Replaces Avro's record writer, for records that are encoded already."""
 
     def write(self, encoder: BinaryEncoder, record: Any) -> None:
         encoder.write(record)

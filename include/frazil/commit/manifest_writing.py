@@ -65,19 +65,19 @@ class Layout:
 
     @classmethod
     def of_spec(cls, spec: PartitionSpec, metadata: TableMetadata) -> Layout:
-        """The layout with the current schema, or with the newest that has all of the spec's columns."""
+        """Return the layout with the current schema, or with the newest that has all of the spec's columns."""
         sources = {f.source_id for f in spec.fields}
         newest = [metadata.schema(), *reversed(metadata.schemas)]
         return cls(spec, next(s for s in newest if sources <= set(index_by_id(s))))
 
 
 MAX_CACHED_FORMS = 64
-"""Forms of manifests: those of a stream's tables, two kinds of each."""
+"""Manifest forms to cache: two kinds for each of a stream's tables."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """What all manifests of a layout, content and codec have in common."""
+    """What all manifests of a layout, content and codec share."""
 
     layout: Layout
     avro: AvroForm
@@ -88,7 +88,7 @@ _forms = Recent[_Form](MAX_CACHED_FORMS)
 
 
 class _Writer(ManifestWriterV2):
-    """Of either content, where PyIceberg writes manifests of data files only; resolves a layout's schema once."""
+    """Writes manifests of either content, while PyIceberg's writes only data files; resolves a layout's schema once."""
 
     def __init__(  # noqa: PLR0913 - what a manifest consists of
         self,
@@ -117,7 +117,9 @@ class _Writer(ManifestWriterV2):
         return _Form(self._layout, avro, {**copied.header, AVRO_CODEC_KEY: self._compression})
 
     def _with_partition(self, format_version: TableVersion) -> Schema:
-        """Iceberg's specification lets a partition value be null even if its column is required."""
+        """Return the entry schema with optional partition values: Iceberg allows null even if the column is
+        required.
+        """
         values = [
             NestedField(field.field_id, field.name, field.field_type, required=False)
             for field in self._spec.partition_type(self._schema).fields
@@ -204,7 +206,7 @@ def _write(  # noqa: PLR0913 - what a manifest consists of, and its place
 
 
 def manifest_content(content: DataFileContent) -> ManifestContent:
-    """Of the manifests that list files of a content."""
+    """Return the content of the manifests that list files of a content."""
     return ManifestContent.DATA if content is DataFileContent.DATA else ManifestContent.DELETES
 
 
@@ -214,6 +216,6 @@ def metadata_folder(metadata: TableMetadata) -> str:
 
 
 def avro_codec(metadata: TableMetadata) -> AvroCompressionCodec:
-    """The Avro name of the table's codec, which Iceberg names differently."""
+    """Return the Avro name of the table's codec, which Iceberg names differently."""
     name = metadata.properties.get(TableProperties.WRITE_AVRO_COMPRESSION, "gzip")
     return _AVRO_CODECS.get(name, "deflate")

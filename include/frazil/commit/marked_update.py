@@ -1,5 +1,7 @@
-"""One update of a table with a marker: a snapshot of main and, if the stream aligns its commits, one of its open
-branch. The requirements cover both."""
+"""One update of a table with a marker: a snapshot of main and, if commits are aligned, one of the open branch.
+
+The requirements cover both.
+"""
 
 from __future__ import annotations
 
@@ -37,8 +39,10 @@ M = TypeVar("M", Marker, Marker | None)
 
 ALIGN = "align"
 OPEN_SNAPSHOT = "frazil.open-snapshot-id"
-"""The key in a commit's summary for the head of the open branch at that commit, to which a reset after a rollback of
-main puts the branch back."""
+"""The summary key for the head of the open branch at that commit.
+
+After a rollback of main, a reset restores the branch to it.
+"""
 
 
 @dataclass(slots=True)
@@ -55,7 +59,7 @@ class MarkedUpdate:
     def prepare(
         self, table: Table, marker: M, change: BranchChange | None, *, summary: Mapping[str, str], now_ms: int
     ) -> Change[M]:
-        """The next round. It writes `marker`, or removes the marker for None.
+        """Return the next round's change. It writes `marker`, or removes the marker for None.
 
         Without a `change`, `files` go to main, and the open branch is neither asserted nor changed.
         """
@@ -70,7 +74,9 @@ class MarkedUpdate:
     def _prepare_both(
         self, table: Table, marker: M, change: BranchChange, *, summary: Mapping[str, str], now_ms: int
     ) -> Change[M]:
-        """Prepared again in each round, because what leaves the branch and what stays may have changed."""
+        """Prepare both branches again in each round, because what leaves the open branch and what stays may have
+        changed.
+        """
         name = open_branch(self.stream)
         found = head_of(table.metadata, name)
         updates: tuple[TableUpdate, ...]
@@ -100,7 +106,7 @@ class MarkedUpdate:
     def _branch(
         self, table: Table, change: BranchChange, found: Snapshot | None, *, now_ms: int
     ) -> tuple[Snapshot | None, tuple[TableUpdate, ...]]:
-        """The branch's head after the change, and the updates that lead to it."""
+        """Return the branch's head after the change, and the updates that lead to it."""
         name = open_branch(self.stream)
         if change.ends:
             return None, self._end().updates(table)
@@ -114,7 +120,7 @@ class MarkedUpdate:
         return prepared.snapshot, prepared.updates
 
     def _end(self) -> BranchEnd:
-        """The end of the open branch, including snapshots that it had before a reset put it back."""
+        """Return the end of the open branch, including snapshots that it had before a reset moved it back."""
 
         def of_the_branch(snapshot: Snapshot) -> bool:
             told = snapshot.summary
@@ -129,11 +135,11 @@ class MarkedUpdate:
 
 
 Decide = Callable[[Table, Marker | None], "Marker | Done[Marker]"]
-"""From a table and its marker to the marker to write next, or to the answer if there is nothing to write."""
+"""Returns the marker to write next for a table and its marker, or the answer if there is nothing to write."""
 
 
 def preview(tables: StreamTables, handle: TableHandle, decide: Decide) -> Marker | Done[Marker]:
-    """What `decide` returns for the table as last seen. Changes nothing."""
+    """Return what `decide` returns for the table as last seen. Changes nothing."""
     return swap(
         handle,
         lambda table: Done(decide(table, read_marker(table.metadata.properties, tables.stream))),
@@ -157,9 +163,9 @@ def commit_of(  # noqa: PLR0913 - the contents and the place of a commit
     merge: MergeWriter | None = None,
     branch_change: Callable[[Table, Marker], BranchChange | None] | None = None,
 ) -> TableCommit[Marker]:
-    """The commit of one snapshot with `files`, or with what `merge` makes of them, and the marker of `decide`.
+    """Return the commit of one snapshot with `files`, or with their `merge`, and the marker of `decide`.
 
-    `branch_change` says which files go to the stream's open branch and which leave it; without it all go to main.
+    `branch_change` decides which files go to the stream's open branch and which leave it; without it all go to main.
     """
     update = MarkedUpdate(tables.stream, files, merge)
 
@@ -178,9 +184,9 @@ def commit_of(  # noqa: PLR0913 - the contents and the place of a commit
 
 
 def merge_of(tables: StreamTables, journal: Journal, files: Sequence[StagedFile]) -> MergeWriter | None:
-    """The merge of files that a batch staged for one table; None if they become the table's as they are.
+    """Return the merge of files that a batch staged for one table; None if they become the table's as they are.
 
-    Raises SpecError if the stream is not declared as it was when the batch was staged.
+    Raises SpecError if the declared mode has changed since the batch was staged.
     """
     merging = tables.merging
     staged = tuple(file for file in files if file.content in MERGED)
@@ -197,7 +203,7 @@ def merge_of(tables: StreamTables, journal: Journal, files: Sequence[StagedFile]
 
 
 def _position(marker: Marker) -> dict[str, str]:
-    """The position in a snapshot's summary, for people and other tools; small however many partitions there are."""
+    """Return the position for a snapshot's summary, for people and other tools; small for any number of partitions."""
     position = {
         "frazil.stream": marker.stream,
         "frazil.epoch": str(marker.at.epoch),
@@ -213,7 +219,7 @@ def _position(marker: Marker) -> dict[str, str]:
 
 
 def iso_utc(us: int) -> str:
-    """Microseconds since the epoch as ISO 8601, or as the bare number outside the calendar's range."""
+    """Format microseconds since the epoch as ISO 8601, or as the bare number outside the calendar's range."""
     try:
         return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=us)).isoformat()
     except OverflowError:

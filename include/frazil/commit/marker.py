@@ -1,6 +1,6 @@
-"""Where a stream stands, written to the table by each commit: the table property `frazil.stream.<name>`.
+"""A stream's marker: its position, written to the table by each commit as the property `frazil.stream.<name>`.
 
-It is the only truth about a stream's progress. A marker changes only together with a snapshot of the branch in the same
+Nothing else records a stream's progress. A marker changes only together with a snapshot of the branch in the same
 update, because the snapshot's requirement is its fence: a property alone has no compare-and-swap.
 """
 
@@ -20,11 +20,11 @@ from frazil.offsets.spans import Span, TopicPartition
 FORMAT_VERSION = 1
 PROPERTY_PREFIX = "frazil.stream."
 EPOCHS_REMEMBERED = 256
-"""How many epochs' last batches the marker keeps: at most 3 KB, and more restarts than a dead batch survives."""
+"""Epochs whose last batch the marker keeps: at most 3 KB, and more restarts than a dead batch survives."""
 
 
 class BatchKey(NamedTuple):
-    """Identifies one batch of a stream for ever: epochs never repeat, and batches count up within one."""
+    """The permanent name of one batch of a stream: epochs never repeat, and batches count up within one."""
 
     epoch: int
     batch: int
@@ -42,12 +42,12 @@ class Fate(Enum):
 
 
 class LastTransaction(NamedTuple):
-    """The last transaction of a captured database before a position. What the connector sends again is known by it."""
+    """The last transaction of a captured database before a position, which identifies events that are sent again."""
 
     id: str = ""
     """Empty if none is known."""
     position: str | None = None
-    """Where it lies in the source's log; `frazil.ingest.source_log`."""
+    """Its position in the source's log; `frazil.ingest.source_log`."""
 
 
 NO_TRANSACTION = LastTransaction()
@@ -74,18 +74,20 @@ class Marker:
     open_snapshot_id: int | None = None
     """The head of the stream's open branch; None if it has none (`commit.align: none`)."""
     leader_epochs: Mapping[TopicPartition, int] = field(default_factory=dict)
-    """The epochs of the leaders that had the offsets. They reveal a log that was cut and has grown again. Empty in
-    markers of earlier versions."""
+    """The epochs of the leaders that had the offsets. They reveal a truncated log that has grown again.
+
+    Empty in markers of earlier versions.
+    """
     rewritten: Mapping[TopicPartition, tuple[Span, ...]] = field(default_factory=dict)
-    """Offsets that Kafka gave to a second record after losing the one that was read."""
+    """Offsets that Kafka assigned to a second record after losing the one that was read."""
     given_up: Mapping[TopicPartition, tuple[Span, ...]] = field(default_factory=dict)
-    """Offsets that were committed, and whose absence after a rollback a person accepted."""
+    """Committed offsets whose absence after a rollback an operator accepted."""
     adopted_rows: int = 0
-    """How many rows the table had when a person let the stream append to it."""
+    """Rows that the table had when an operator let the stream append to it."""
     transaction: LastTransaction = NO_TRANSACTION
-    """The last one before the offsets, if the stream reads whole transactions."""
+    """The last transaction before the offsets, if the stream reads whole transactions."""
     routed: BatchKey | None = None
-    """All batches up to this one are in all tables of the stream's route. None if it never had a route."""
+    """All batches up to this one are in all routed tables. None if the stream never had a route."""
 
     @property
     def property_name(self) -> str:
@@ -101,13 +103,16 @@ class Marker:
         )
 
     def owned_by(self, epoch: int) -> Marker:
-        """The marker at the beginning of a new epoch."""
+        """Return the marker at the beginning of a new epoch."""
         batches = {**self.batches, epoch: 0}
         newest = sorted(batches)[-EPOCHS_REMEMBERED:]
         return dataclasses.replace(self, at=BatchKey(epoch, 0), batches={e: batches[e] for e in newest})
 
     def with_batch(self, journal: BatchKey) -> Marker:
-        """The marker after a batch. `journal` names the batch, which may be an earlier epoch's that is settled."""
+        """Return the marker after a batch.
+
+        `journal` names the batch, which may be an earlier epoch's that is settled.
+        """
         return dataclasses.replace(
             self,
             at=BatchKey(self.at.epoch, self.at.batch + 1),
@@ -116,7 +121,7 @@ class Marker:
         )
 
     def fate(self, key: BatchKey) -> Fate:
-        """The fate of a batch of an earlier epoch.
+        """Return the fate of a batch of an earlier epoch.
 
         An epoch commits its batches in order, so all up to its last committed one are in the table.
         """
@@ -125,7 +130,7 @@ class Marker:
         return Fate.COMMITTED if key.batch <= self.batches.get(key.epoch, 0) else Fate.NEVER
 
     def to_property(self) -> str:
-        """The marker as compact JSON: every metadata file of the table carries it."""
+        """Return the marker as compact JSON: every metadata file of the table carries it."""
         return json.dumps(
             {
                 "format": FORMAT_VERSION,
@@ -190,7 +195,9 @@ class Marker:
 
 
 def open_branch(stream: str) -> str:
-    """The branch where rows of open windows wait, with `commit.align: watermark`: below the marker, not in main."""
+    """Return the branch where rows of open windows wait, with `commit.align: watermark`: below the marker,
+    not in main.
+    """
     return f"frazil-open-{stream}"
 
 
@@ -199,13 +206,13 @@ def property_name(stream: str) -> str:
 
 
 def read_marker(properties: Mapping[str, str], stream: str) -> Marker | None:
-    """The stream's marker among a table's properties; None if the stream never committed."""
+    """Return the stream's marker among a table's properties; None if the stream never committed."""
     text = properties.get(property_name(stream))
     return None if text is None else Marker.from_property(stream, text)
 
 
 def nested(values: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
-    """`{(topic, partition): n}` as nested JSON, sorted so that equal markers are equal texts."""
+    """Return `{(topic, partition): n}` as nested JSON, sorted so that equal markers have equal text."""
     out: dict[str, dict[str, int]] = {}
     for (topic, partition), value in sorted(values.items()):
         out.setdefault(topic, {})[str(partition)] = value
@@ -237,17 +244,17 @@ def _spans(values: Mapping[str, Mapping[str, Any]]) -> dict[TopicPartition, tupl
 
 
 def of_topics(values: Mapping[TopicPartition, int], topics: Container[str]) -> dict[TopicPartition, int]:
-    """The entries for these topics."""
+    """Return the entries for these topics."""
     return {tp: value for tp, value in values.items() if tp[0] in topics}
 
 
 def first_marker(stream: str, *, epoch: int, offsets: Mapping[TopicPartition, int], source: SourceIdentity) -> Marker:
-    """The first marker of a stream: it knows no earlier epochs, whose journals are therefore not committed."""
+    """Return the first marker of a stream: it has no earlier epochs, whose journals are therefore not committed."""
     return Marker(stream, BatchKey(epoch, 0), settled=None, offsets=dict(offsets), source=source, batches={epoch: 0})
 
 
 def merged_identity(known: SourceIdentity, found: SourceIdentity) -> SourceIdentity:
-    """The source's identity, keeping the ids of topics of the same cluster that are no longer read."""
+    """Return the source's identity, keeping the ids of topics of the same cluster that are no longer read."""
     kept = known.topic_ids if known.cluster_id == found.cluster_id else {}
     return SourceIdentity(found.cluster_id, {**kept, **found.topic_ids})
 
@@ -255,7 +262,7 @@ def merged_identity(known: SourceIdentity, found: SourceIdentity) -> SourceIdent
 def of_same_topics(
     offsets: Mapping[TopicPartition, int], known: SourceIdentity | None, found: SourceIdentity
 ) -> dict[TopicPartition, int]:
-    """The offsets that are still valid: not those of another cluster or of a recreated topic."""
+    """Return the offsets that are still valid: not those of another cluster or of a recreated topic."""
     if known is None or known.cluster_id != found.cluster_id:
         return {}
     return {
@@ -266,7 +273,10 @@ def of_same_topics(
 
 
 def read_markers(properties: Mapping[str, str]) -> dict[str, Marker]:
-    """The markers of all streams that committed and were not forgotten, declared or not. Raises `MarkerUnreadable`."""
+    """Return the markers of all streams that committed and were not forgotten, declared or not.
+
+    Raises `MarkerUnreadable`.
+    """
     return {
         name.removeprefix(PROPERTY_PREFIX): Marker.from_property(name.removeprefix(PROPERTY_PREFIX), text)
         for name, text in properties.items()

@@ -1,4 +1,4 @@
-"""Changes of a marker by people: reset, adopt and forget, each one compare-and-swap with an empty snapshot.
+"""Changes of a marker by operators: reset, adopt and forget, each a compare-and-swap with an empty snapshot.
 
 As always, the marker changes only together with a snapshot of the branch, whose requirement fences a running writer.
 """
@@ -54,10 +54,11 @@ def reset(
     seen: BeforeReset,
     cut: Offsets = NO_OFFSETS,
 ) -> Marker:
-    """Move the stream to `target` with the next epoch, in all tables. `cut` is where Kafka's logs were cut before it.
+    """Move the stream to `target` with the next epoch, in all tables. `cut` is where Kafka's logs were truncated before
+    it.
 
-    The next start settles a waiting journal: it commits one that begins at `target`, and discards any other.
-    Raises `WriterBusy` if the marker has changed since it was seen.
+    The next start settles a waiting journal: it commits one that begins at `target`, and discards any other. Raises
+    `WriterBusy` if the marker has changed since it was read.
     """
     epoch = 1 + _highest_epoch_ever(tables)
     marker = moved(seen, stream=tables.stream, epoch=epoch, target=target, source=source, cut=cut)
@@ -135,9 +136,9 @@ def adopt(tables: StreamTables, *, offsets: Offsets, source: SourceIdentity) -> 
 def forget(tables: StreamTables, *, state: str) -> int:
     """Remove the stream's markers from all tables, then its objects under `state`; returns their number.
 
-    Rows stay, and those of open windows move to main. Staged files that no table knows become orphans for
-    `frazil orphans`. From the first step on, a writer of the stream is fenced on any host.
-    Raises TableLost, before any change, if another table has the same folder. Records of a former table there stay.
+    Rows stay, and those of open windows move to main. Staged files that no table knows become orphans for `frazil
+    orphans`. From the first step on, a writer of the stream is fenced on any host. Raises TableLost, before any change,
+    if another table has the same folder. Records of a former table there stay.
     """
     main = tables.main.refresh()
     if other := other_table(tables.store, main):
@@ -166,7 +167,7 @@ def change_marker(
     operation: str,
     branch_change: Callable[[Table], BranchChange | None] | None = None,
 ) -> Marker | None:
-    """Write the marker that `decide` returns, or remove the marker for None, with an empty snapshot in one swap.
+    """Write the marker that `decide` returns, or remove it for None, with an empty snapshot in one swap.
 
     `branch_change` changes the stream's open branch. Does nothing if the table is already as decided. Unlike a writer's
     `append` it works with an unreadable marker.
@@ -191,7 +192,7 @@ def change_marker(
 
 
 def _highest_epoch_ever(tables: StreamTables) -> int:
-    """The highest epoch in any trace that epochs leave, because an unreadable marker names none."""
+    """Return the highest epoch in any trace that epochs leave, because an unreadable marker has none."""
     try:
         return highest_epoch(tables)
     except MarkerUnreadable:

@@ -1,6 +1,6 @@
-"""Which tables a stream's route has had: a small object beside home for each, so that one that is dropped is missed.
+"""Records the tables that a stream's route has had: one small object per table, so that a dropped one is noticed.
 
-Written when the stream begins to write to a table, and kept until the stream is forgotten.
+An object is written when the stream begins to write to a table, and kept until the stream is forgotten.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class Member:
 
     target: Target
     value: str | None
-    """The value that the template made it for; None for a table that the route names."""
+    """The value that the template created it for; None for a table that the route names."""
     location: str
-    """Its folder."""
+    """The table's folder."""
     uuid: str | None = None
-    """The table's own; None if an earlier version wrote this."""
+    """The table's UUID; None if an earlier version wrote this."""
 
     def is_another(self, table: Table) -> bool:
         """Whether the table that has the name now is not the one that the route had."""
@@ -45,12 +45,12 @@ class Member:
 
 
 def member_names(tables: StreamTables) -> set[Target]:
-    """The tables that the route has had. Costs one listing, however many there are."""
+    """Return the tables that the route has had. Costs one listing for any number of tables."""
     return targets_in(tables.store, _folder(tables))
 
 
 def member_of(tables: StreamTables, target: Target) -> Member | None:
-    """What is known of a table that the route has had; None if it had none of this name."""
+    """Return the record of a table that the route has had; None if it had none of this name."""
     data = tables.store.get(_path(tables, target))
     try:
         return None if data is None else Member(**json.loads(data))
@@ -59,7 +59,7 @@ def member_of(tables: StreamTables, target: Target) -> Member | None:
 
 
 def write_member(tables: StreamTables, target: Target, value: str | None, table: Table) -> None:
-    """Let the route have this table from here on."""
+    """Record that the route has this table from now on."""
     member = Member(target, value, table.location(), str(table.metadata.table_uuid))
     tables.store.put(_path(tables, target), json.dumps(asdict(member)).encode())
 
@@ -69,9 +69,9 @@ def forget_member(tables: StreamTables, target: Target) -> None:
 
 
 def never_had(tables: StreamTables, target: Target, waiting: Sequence[Journal]) -> Sequence[Journal]:
-    """Those of the journals that a table never had which the catalog lacks, by its newest metadata file that is left.
+    """Return the journals that a missing table never had, by its newest remaining metadata file.
 
-    All, where that is not known: it was purged, or an earlier version did not write down which table it was.
+    All of them if that is unknown: the table was purged, or an earlier version did not record its UUID.
     """
     member = member_of(tables, target)
     newest = None if member is None else newest_left(tables, member)
@@ -83,7 +83,7 @@ def never_had(tables: StreamTables, target: Target, waiting: Sequence[Journal]) 
 
 
 def newest_left(tables: StreamTables, member: Member) -> Metadata | None:
-    """The newest metadata file of a table that the catalog lacks; None if none is found, or we may not look."""
+    """Return the newest metadata file of a missing table; None without one, or without access."""
     if member.uuid is None:
         return None
     try:
@@ -93,9 +93,9 @@ def newest_left(tables: StreamTables, member: Member) -> Metadata | None:
 
 
 def renamed(tables: StreamTables, member: Member, named: Collection[Target] = ()) -> Target | None:
-    """The name that the catalog has a table by, if it was renamed and the route has had it by that name too.
+    """Return the catalog's name of a renamed table, if the route has had it by that name too.
 
-    Or has it by now: `named` are tables that the declaration names, which no writer may have begun to write to yet.
+    `named` are tables that the declaration names now, to which no writer may have written yet.
     """
     if member.uuid is None:
         return None

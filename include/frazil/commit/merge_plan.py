@@ -1,9 +1,9 @@
-"""Plans a merge: which of a table's files may hold the keys of a batch's changes, and which task has which of them.
+"""Plans a merge: which of a table's files may hold the keys of a batch's changes, and which task gets which.
 
-Changes and files are grouped by the partition fields that the key decides, where there are some: a row with the key of
-a change is in a partition with the same values of these fields, so a task that has whole groups inserts what its files
-lack. A group that is far above its share is split into tasks with some of its files and all of its changes; a last
-task inserts what none of them has matched.
+If the key decides some partition fields, changes and files are grouped by them: the row of a change is in a partition
+with the same values of these fields. So a task with whole groups inserts the keys that its files do not have. A group
+far above its share is split into tasks with some of its files and all of its changes; a last task inserts what none of
+them matched.
 
 Manifests are chosen by the manifest list alone, and files by their partition and by the bounds of their key columns.
 """
@@ -38,14 +38,14 @@ from frazil.merge.contract import DeleteFile, MergeRules, MergeTask, TableFile
 from frazil.table.branches import head_of
 
 PATH_FIELD_ID = 2147483546
-"""Of a position-delete file's `file_path`, reserved by Iceberg."""
+"""The field id of a position-delete file's `file_path`, reserved by Iceberg."""
 SPLIT_BYTES = 64 * 2**20
-"""A group of fewer bytes is never split: the second round of tasks costs more than it saves."""
+"""A group of fewer bytes is never split: the second round of tasks would cost more than it saves."""
 
 Values = tuple[Any, ...]
 """The values of the partition fields that the key decides."""
 Box = tuple[tuple[Any, Any], ...]
-"""The least and the greatest value of each key column; None where unknown."""
+"""The minimum and maximum of each key column; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Inserting:
     index: int
     changes: tuple[str, ...]
     after: tuple[int, ...]
-    """Indices of these tasks."""
+    """The indices of those tasks."""
     share: tuple[str, ...] = ()
 
     def task(self, matched: bytes) -> MergeTask:
@@ -84,10 +84,10 @@ def plan_merge(
     parallelism: int,
     before: MergePlan | None = None,
 ) -> MergePlan:
-    """Plan the merge of change files into the table at its head. Groups stay with the tasks that `before` gave them.
+    """Plan the merge of change files into the table's head. Groups stay with the tasks that `before` gave them.
 
-    Raises SchemaIncompatible for a table that cannot be merged into: of another format version than 2, with equality
-    deletes, or without a column of the key.
+    Raises SchemaIncompatible for a table that cannot be merged into: one of another format version than 2, with
+    equality deletes, or without a column of the key.
     """
     check_format(table)
     head = head_of(table.metadata)
@@ -102,7 +102,7 @@ def plan_merge(
 
 
 def check_format(table: Table, declared: str = "mode: upsert") -> None:
-    """Raises SchemaIncompatible unless the table has the one format version that is merged into."""
+    """Check that the table has the only format version that supports merges. Raises SchemaIncompatible."""
     name, version = ".".join(table.name()), table.metadata.format_version
     if version != FORMAT_VERSION:
         raise SchemaIncompatible(
@@ -133,7 +133,7 @@ class _Wanted:
         self.changes = changes
         specs = {f.spec_id for f in changes}
         self.spec_id = specs.pop() if len(specs) == 1 else -1
-        """Of the change files, if it is one."""
+        """The spec of the change files, if they have only one."""
         self._kinds = [(f.field_id, f.field_type) for f in key.fields if isinstance(f.field_type, PrimitiveType)]
         self._key = key
         spec = table.metadata.specs().get(self.spec_id, PartitionSpec())
@@ -158,7 +158,7 @@ class _Wanted:
         )
 
     def values_of(self, file: DataFile) -> Values | None:
-        """The group of a table's file; None for one of another spec."""
+        """Return the group of a table's file; None for one of another spec."""
         return tuple(_plain(file.partition[i]) for i in self.decided) if file.spec_id == self.spec_id else None
 
     def _box(self, files: Iterable[StagedFile]) -> Box:
@@ -181,7 +181,7 @@ class _Wanted:
 
     @cached_property
     def _sorted_values(self) -> list[tuple[bool, list[Any]]]:
-        """For each decided field, whether null is among its values, and the others in order."""
+        """Whether null is among each decided field's values, and the other values in order."""
         columns = [{values[place] for values in self.groups} for place in range(len(self.decided))]
         return [(None in column, sorted(v for v in column if v is not None)) for column in columns]
 
@@ -229,12 +229,12 @@ def has_certain_bounds(kind: IcebergType) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """A partition value as `from_bytes` gives it: Avro has another form of UUIDs."""
+    """Return a partition value in the form of `from_bytes`: Avro has another form of UUIDs."""
     return value.bytes if isinstance(value, UUID) else value
 
 
 def _partition_types(spec: PartitionSpec, table: Table) -> list[PrimitiveType]:
-    """Read with the newest schema that has the spec's columns."""
+    """Return the types of partition values, by the newest schema that has the spec's columns."""
     sources = {part.source_id for part in spec.fields}
     for schema in (table.schema(), *reversed(table.metadata.schemas)):
         if sources <= set(schema._lazy_id_to_name):
@@ -244,7 +244,7 @@ def _partition_types(spec: PartitionSpec, table: Table) -> list[PrimitiveType]:
 
 
 def _range(kind: PrimitiveType, bounds: Sequence[tuple[str | None, str | None]]) -> tuple[Any, Any]:
-    """The least and the greatest of several files' bounds; None unless all are known."""
+    """Return the minimum and maximum of several files' bounds; None unless all are known."""
     ends: list[list[Any]] = [
         [None if text is None else from_bytes(kind, base64.b64decode(text)) for text in side]
         for side in zip(*bounds, strict=True)
@@ -254,7 +254,9 @@ def _range(kind: PrimitiveType, bounds: Sequence[tuple[str | None, str | None]])
 
 
 def _evaluator(spec: PartitionSpec, schema: Schema, rows: BooleanExpression) -> Any:
-    """Whether a manifest of a spec may list files with these rows; None if its columns are gone."""
+    """Return the test whether a manifest of a spec may list files with these rows; None if its columns no
+    longer exist.
+    """
     if not {part.source_id for part in spec.fields} <= set(schema._lazy_id_to_name):
         return None
     return manifest_evaluator(spec, schema, inclusive_projection(schema, spec)(rows))
@@ -302,7 +304,7 @@ def _groups(
 
 
 class PartitionKeys:
-    """Partition values as `StagedFile` has them."""
+    """Converts partition values to the form of `StagedFile`."""
 
     def __init__(self, table: Table) -> None:
         self._table = table
@@ -320,7 +322,7 @@ class PartitionKeys:
 def _deletes(
     table: Table, manifests: Sequence[ManifestFile], read: Mapping[str, Sequence[ManifestEntry]]
 ) -> DeleteFileIndex:
-    """The position deletes of the partitions that were read."""
+    """Index the position deletes of the partitions that were read."""
     index = DeleteFileIndex()
     for manifest in manifests:
         for entry in read.get(manifest.manifest_path, ()) if manifest.content is ManifestContent.DELETES else ():
@@ -395,7 +397,7 @@ def in_order(files: Iterable[TableFile]) -> tuple[TableFile, ...]:
 
 
 def pieces_of(files: Sequence[TableFile], share: float) -> list[list[TableFile]]:
-    """A group's files in lists of about a share's bytes."""
+    """Split a group's files into lists of about a share's bytes."""
     count = min(len(files), max(2, round(sum(f.bytes for f in files) / share)))
     pieces: list[list[TableFile]] = [[] for _ in range(count)]
     sizes = [0] * count
@@ -407,7 +409,7 @@ def pieces_of(files: Sequence[TableFile], share: float) -> list[list[TableFile]]
 
 
 def _packed(groups: Sequence[_Group], count: int, before: Mapping[Values, int]) -> dict[Values, int]:
-    """The bin of each group: the one that it had before, or the emptiest, the heaviest group first."""
+    """Return the bin of each group: its former one, or else the emptiest, heaviest group first."""
     bins: dict[Values, int] = {}
     weights = [0] * count
     ordered = sorted(((g.weight, g.paths, g) for g in groups), key=lambda item: (-item[0], item[1]))

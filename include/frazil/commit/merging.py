@@ -1,7 +1,7 @@
 """Merges a batch's changes into a table in one snapshot: plans, runs the tasks, and writes the manifests.
 
-A round of a swap whose table has changed plans again, and runs only tasks that are not as before. Files of results
-that no landed round needs are deleted, except those that may still land.
+If the table has changed, the next round of a swap plans again, and runs only tasks that differ. Files of results that
+no landed round needs are deleted, except those that may still land.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Run = Callable[[MergeContext, Sequence[MergeTask]], Sequence[MergeResult]]
 
 
 def in_process(context: MergeContext, tasks: Sequence[MergeTask]) -> list[MergeResult]:
-    """Run the tasks here, one after the other."""
+    """Run the tasks in this process, one after the other."""
     return [merge(context, task) for task in tasks]
 
 
@@ -46,22 +46,22 @@ FOLDER = "merged"
 
 @dataclass(frozen=True, slots=True)
 class Merging:
-    """What commits that merge need besides the tables."""
+    """What merging commits need besides the tables."""
 
     rules: Callable[[Table], MergeRules]
-    """The stream's rules, by the names that the table's columns have now."""
+    """Returns the stream's rules, with the current names of the table's columns."""
     run: Run = in_process
     parallelism: Callable[[], int] = lambda: 1
-    """How many tasks run at once."""
+    """Returns the number of tasks that run at once."""
     mode: MergingMode = UPSERTS
 
     def staged(self, table: Table, *, folder: str) -> TargetTable:
-        """How files are staged for a table of the stream."""
+        """Return how files are staged for a table of the stream."""
         return self.mode.staged(target_table(table, folder=folder), self.rules(table).key)
 
 
 def merging_of(spec: StreamSpec, run: Run = in_process, parallelism: Callable[[], int] = lambda: 1) -> Merging | None:
-    """How what a stream stages is merged into its tables; None if they append."""
+    """Return how a stream's staged files are merged into its tables; None if they append."""
     mode = merging_mode(spec)
     return None if mode is None else Merging(partial(merge_rules, spec), run, parallelism, mode)
 
@@ -72,7 +72,7 @@ class _Attempt:
     files: Collection[str]
     """The paths of its results' files."""
     head: Snapshot | None
-    """What main had then."""
+    """Main's head at the attempt."""
     folder: str
 
 
@@ -82,15 +82,15 @@ class MergeWriter:
 
     stream: str
     changes: tuple[StagedFile, ...]
-    """One at least: files of changes, or of candidates."""
+    """One or more files of changes, or of candidates."""
     merging: Merging
     traced: bool = True
     """See `MergeRules.traced`."""
     attempts: list[_Attempt] = field(default_factory=list)
     _results: dict[tuple[str, MergeTask], MergeResult] = field(default_factory=dict)
-    """By the folder of their context, and their task."""
+    """Results by the folder of their context, and their task."""
     _folders: dict[tuple[Hashable, ...], str] = field(default_factory=dict)
-    """Where the merged files go, by all that a result depends on beside its task."""
+    """The folder of merged files, by everything a result depends on besides its task."""
     _plan: MergePlan | None = None
 
     @property
@@ -98,7 +98,7 @@ class MergeWriter:
         return bool(self._results) or any(attempt.writer.undecided for attempt in self.attempts)
 
     def prepare(self, table: Table, *, summary: Mapping[str, str], now_ms: int) -> Prepared:
-        """The next attempt: an empty snapshot if nothing changes.
+        """Return the next attempt: an empty snapshot if nothing changes.
 
         Raises SchemaIncompatible, and what running the tasks raises.
         """
@@ -112,7 +112,10 @@ class MergeWriter:
         return writer.prepare(table, summary={**summary, **told}, now_ms=now_ms)
 
     def _context(self, table: Table) -> MergeContext:
-        """What tasks need, with the newest credentials. Results stay valid while nothing else of it changes."""
+        """Return the tasks' context, with the newest credentials.
+
+        Results stay valid while nothing else of it changes.
+        """
         rules, target = self.merging.rules(table), target_table(table, folder="")
         rules = dataclasses.replace(rules, traced=self.traced)
         properties = tuple(sorted(target.properties.items()))
@@ -191,7 +194,7 @@ def _first_number(attempt: _Attempt) -> int:
 
 
 def _added_since(sequence_number: int, table: Table) -> set[str]:
-    """The paths in all manifests that are not older than a sequence number."""
+    """Return the paths in all manifests that are not older than a sequence number."""
     manifests = {
         manifest.manifest_path: manifest
         for snapshot in table.metadata.snapshots
@@ -203,7 +206,7 @@ def _added_since(sequence_number: int, table: Table) -> set[str]:
 
 
 def _without(gone: set[str], plan: MergePlan, table: Table, head: Snapshot | None, snapshot_id: int) -> Base:
-    """What stays: manifests with files that leave are written anew."""
+    """Return what stays; manifests with files that leave are rewritten."""
     stays: list[ManifestFile] = []
     written: list[ManifestFile] = []
     left: list[DataFile] = []

@@ -1,6 +1,6 @@
-"""How a table takes the records that are staged for it: it appends rows, upserts changes, or drops repeated rows.
+"""The modes in which a table takes staged records: it appends rows, upserts changes, or drops repeats.
 
-A mode is known by what its staged files hold, so a journal alone tells how its files are committed.
+The content of staged files identifies the mode, so a journal alone shows how its files are committed.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from frazil.spec.model import StreamSpec
 from frazil.table.renamed import aliases, current_name, former_columns
 
 Plan = Callable[..., MergePlan]
-"""As `plan_merge` and `plan_repeats`."""
+"""Has the signature of `plan_merge` and `plan_repeats`."""
 METRICS = "write.metadata.metrics."
 REPEATED = "frazil.repeated"
-"""The summary's key for the number of a batch's rows that were dropped because they repeat others."""
+"""The summary key for the number of a batch's rows that were dropped as repeats."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,21 +38,21 @@ class MergingMode:
     """A mode whose staged files are merged into the table when they are committed."""
 
     content: Content
-    """What a staged file holds."""
+    """The content of a staged file."""
     declared: str
-    """How a stream declares it."""
+    """The declaration of the mode."""
     staged: Callable[[TargetTable, tuple[str, ...]], TargetTable]
-    """How files are staged for a table with this key."""
+    """Returns how files are staged for a table with this key."""
     plan: Plan
-    """The tasks that merge staged files into the table's head."""
+    """Returns the tasks that merge staged files into the table's head."""
     adopts: bool
-    """Whether staged files become the table's own, unless the merge writes them again."""
+    """Whether staged files become the table's own, unless the merge rewrites them."""
     counted: Callable[[Counts], Mapping[str, str]]
-    """What a commit's summary reports."""
+    """Returns what a commit's summary reports."""
 
 
 def _changes(table: TargetTable, key: tuple[str, ...]) -> TargetTable:
-    """Change files have no order, bounds of the key alone, and the table's partitions."""
+    """Return how change files are staged: unsorted, with bounds of the key only, in the table's partitions."""
     schema = change_schema(Schema.model_validate_json(table.schema_json), key)
     kept = {name: text for name, text in table.properties.items() if not name.startswith(METRICS)}
     bounds = {f"{METRICS}default": "none"} | {f"{METRICS}column.{name}": "full" for name in key}
@@ -85,18 +85,21 @@ DEDUPLICATES = MergingMode(
     adopts=True,
     counted=lambda counts: {REPEATED: str(counts.repeated)},
 )
-"""Staged files hold rows. Those that repeat others are dropped when they are committed."""
+"""Staged files hold rows. Repeats are dropped when they are committed."""
 MERGED: Mapping[Content, MergingMode] = {mode.content: mode for mode in (UPSERTS, DEDUPLICATES)}
-"""The modes that merge, by what their staged files hold. Files of any other content are the table's as they are."""
+"""The modes that merge, by the content of their staged files.
+
+Files of any other content are the table's as they are.
+"""
 
 
 def merging_mode(spec: StreamSpec) -> MergingMode | None:
-    """The mode of a stream's tables; None if they append."""
+    """Return the mode of a stream's tables; None if they append."""
     return DEDUPLICATES if spec.dedupe else UPSERTS if spec.mode == "upsert" else None
 
 
 def merge_rules(spec: StreamSpec, table: Table) -> MergeRules:
-    """How changes of the stream are merged into the table as it is now, or which of its rows repeat others."""
+    """Return the rules by which the stream's changes are merged, or its repeats found, in the table as it is now."""
     schema, other_names = table.schema(), aliases(table.schema(), former_columns(table.properties))
     called, envelope = partial(called_now, schema, other_names), envelope_of(spec.source.format)
     return MergeRules(
@@ -112,5 +115,5 @@ def merge_rules(spec: StreamSpec, table: Table) -> MergeRules:
 
 
 def called_now(table: Schema, other_names: Mapping[str, int], name: str) -> str:
-    """The name that a declared column has in a table, which may have been renamed."""
+    """Return the current name of a declared column, which may have been renamed."""
     return current_name(table, other_names.get(name)) or name

@@ -1,6 +1,6 @@
-"""The branch where rows of open windows wait (`commit.align: watermark`): which files join, stay on and leave it.
+"""The branch where rows of open windows wait (`commit.align: watermark`): which files join, stay and leave.
 
-Each of its manifests has files of one value of the table's time partition, so the manifest list alone tells which
+Each of its manifests has files of one value of the table's time partition, so the manifest list alone shows which
 manifests leave.
 """
 
@@ -43,15 +43,15 @@ class BranchChange:
     joins: tuple[StagedFile, ...] = ()
     to_main: tuple[StagedFile, ...] = ()
     drops: bool = False
-    """Files that leave are dropped instead of moving to main."""
+    """Whether files that leave are dropped instead of moving to main."""
     ends: bool = False
-    """The branch is removed."""
+    """Whether the branch is removed."""
     apart: Callable[[StagedFile], str] = lambda _: ""
 
 
 @dataclass(frozen=True, slots=True)
 class TimeField:
-    """The event time's place in a partition spec, and the length of one value's time."""
+    """The event time's place in a partition spec, and the duration of one value."""
 
     position: int
     length_us: int
@@ -65,7 +65,9 @@ class TimeField:
         return None
 
     def start_us(self, value: bytes | None) -> int | None:
-        """The start of a partition value, which Iceberg serialises as hours or days since 1970; None for a null."""
+        """Return the start of a partition value, which Iceberg serialises as hours or days since 1970; None
+        for a null.
+        """
         return None if value is None else int(from_bytes(IntegerType(), value)) * self.length_us
 
 
@@ -82,7 +84,7 @@ class _Times:
         return cls({spec_id: field for spec_id, field in found.items() if field})
 
     def of_file(self, file: StagedFile) -> tuple[int, int] | None:
-        """The start and length of a file's time partition; None if it has none."""
+        """Return the start and length of a file's time partition; None if it has none."""
         field = self.fields.get(file.spec_id)
         text = file.partition[field.position] if field else None
         return self._span(field, None if text is None else base64.b64decode(text))
@@ -99,7 +101,7 @@ class _Times:
 
 
 def earliest_waiting_us(table: Table, stream: str, *, column: str) -> int | None:
-    """The start of the oldest time partition that waits on the stream's open branch; None if nothing waits."""
+    """Return the start of the oldest time partition on the stream's open branch; None if nothing waits."""
     head = head_of(table.metadata, open_branch(stream))
     if head is None:
         return None
@@ -132,7 +134,7 @@ def check_aligned(
 
 
 def aligned(table: Table, marker: Marker, files: Sequence[StagedFile], align: Alignment) -> BranchChange:
-    """Which files of a batch wait, and which waiting files move to main, once the stream has this marker."""
+    """Return which files of a batch wait, and which waiting files move to main, for this marker."""
     head = head_of(table.metadata, open_branch(marker.stream))
     times = _Times.of(table.metadata, align.column)
     newest_us = max(marker.max_event_times_us.values(), default=None)
@@ -147,19 +149,19 @@ def aligned(table: Table, marker: Marker, files: Sequence[StagedFile], align: Al
 
 
 def released(table: Table, stream: str, files: Sequence[StagedFile] = ()) -> BranchChange:
-    """Move all waiting files to main."""
+    """Return the change that moves all waiting files to main."""
     head = head_of(table.metadata, open_branch(stream))
     leaves = files_of(head.manifests(table.io) if head else (), table.io)
     return BranchChange(head, leaves=leaves, to_main=tuple(files), ends=True)
 
 
 def files_of(manifests: Iterable[ManifestFile], io: FileIO) -> tuple[DataFile, ...]:
-    """The files in manifests, read in parallel: a day of commits has more than a thousand manifests."""
+    """Return the files in manifests, read in parallel: a day of commits has more than a thousand manifests."""
     read = ExecutorFactory.get_or_create().map(lambda manifest: manifest.fetch_manifest_entry(io), manifests)
     return tuple(entry.data_file for entries in read for entry in entries)
 
 
 def _parted(items: Iterable[T], first: Callable[[T], bool]) -> tuple[tuple[T, ...], tuple[T, ...]]:
-    """The items that `first` accepts, and the rest."""
+    """Split the items into those that `first` accepts, and the rest."""
     kept = list(items)
     return tuple(i for i in kept if first(i)), tuple(i for i in kept if not first(i))

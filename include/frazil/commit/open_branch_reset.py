@@ -1,5 +1,7 @@
-"""What a reset does to rows of open windows: those that the stream does not read again stay. After a rollback of main,
-or if a person moved their branch, they are put back."""
+"""Decides which rows of open windows a reset keeps: those that the stream does not read again.
+
+After a rollback of main, or if an operator moved their branch, they are restored.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,9 @@ from frazil.table.branches import head_of
 def after_reset(
     table: Table, tables: StreamTables, seen: BeforeReset, *, target: Offsets, source: SourceIdentity
 ) -> BranchChange | None:
-    """The change of the open branch when the stream continues at `target` of `source`; None if it has none.
+    """Return the change of the open branch when the stream continues at `target` of `source`; None without one.
 
-    Raises `RolledBack` if rows of open windows are gone that the stream would not read again.
+    Raises `RolledBack` if rows of open windows are lost that the stream would not read again.
     """
     metadata, name = table.metadata, open_branch(tables.stream)
     accepted = seen.marker is None or all(target.get(tp, o) >= o for tp, o in seen.marker.offsets.items())
@@ -49,7 +51,7 @@ def after_reset(
 
 
 def _expected(metadata: TableMetadata, seen: BeforeReset, *, accepted: bool) -> int | None:
-    """The head of the open branch that belongs to main's state; None if unknown."""
+    """Return the head of the open branch that belongs to main's state; None if unknown."""
     if seen.marker is None:
         return None
     if not seen.rolled_back or accepted:
@@ -61,7 +63,7 @@ def _expected(metadata: TableMetadata, seen: BeforeReset, *, accepted: bool) -> 
 
 
 def _records(manifest: ManifestFile, table: Table, tables: StreamTables) -> list[Journal | None]:
-    """The commit records of the batches with files in a manifest, found by their staging folders."""
+    """Return the commit records of the batches with files in a manifest, found by their staging folders."""
     folders = {tuple(file.file_path.rsplit("/", 3)[-3:-1]) for file in files_of([manifest], table.io)}
     keys = [BatchKey(int(epoch), int(batch)) for epoch, batch in folders if epoch.isdigit() and batch.isdigit()]
     return [tables.journals.get(key) for key in keys]
@@ -70,7 +72,7 @@ def _records(manifest: ManifestFile, table: Table, tables: StreamTables) -> list
 def _read_again(records: Sequence[Journal | None], target: Offsets, source: SourceIdentity) -> bool:
     """Whether the stream will read these batches completely again, because they begin at or after the new position.
 
-    A batch on both sides of the position does not count: its later rows come twice, like those in main.
+    A batch on both sides of the position does not count: its later rows land twice, like those in main.
     """
     return bool(records) and all(
         record is not None

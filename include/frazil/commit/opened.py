@@ -22,7 +22,7 @@ from frazil.table.lost import lost_letters, lost_table
 from frazil.table.tables import ensure_dead_letters, load_stream_table
 
 RETRY_TIMEOUT_S = 60.0
-"""A command waits for a catalog for a shorter time than a writer does, because a person waits for it."""
+"""Timeout for a command's catalog calls: shorter than a writer's, because a user waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +34,14 @@ class OpenStream:
 
 
 class _Letters(TableHandle):
-    """The dead-letter table of who only looks: nobody makes it where it is missing."""
+    """Read-only handle of the dead-letter table; never creates the table."""
 
     def __init__(self, main: Table, spec: StreamSpec) -> None:
         super().__init__(main.catalog, spec.dead_letter_table)
         self._spec = spec
 
     def refresh(self) -> Table:
-        """Raises TableLost."""
+        """Load the table. Raises TableLost."""
         try:
             return super().refresh()
         except NoSuchTableError:
@@ -49,18 +49,18 @@ class _Letters(TableHandle):
 
 
 def open_stream(spec: StreamSpec) -> OpenStream:
-    """Open the stream's tables, to change something, without evolving its own; makes a missing dead-letter table.
+    """Open the stream's tables for changes, without evolving its own; creates a missing dead-letter table.
 
-    Raises SpecError if there is no table, TableLost if only the catalog lacks it.
+    Raises SpecError if the table does not exist, TableLost if only the catalog has lost it.
     """
     table = _own_table(spec)
     return _opened(spec, {"main": table, "dead-letters": ensure_dead_letters(table.catalog, spec)})
 
 
 def read_stream(spec: StreamSpec) -> OpenStream:
-    """Open the stream's table to look at it. Nothing is made or changed.
+    """Open the stream's table for reading. Creates and changes nothing.
 
-    Raises as `open_stream` does; TableLost once the dead-letter table is asked for, and there is none.
+    Raises as `open_stream` does; TableLost on the first use of a missing dead-letter table.
     """
     table = _own_table(spec)
     opened = _opened(spec, {"main": table})
@@ -89,7 +89,7 @@ def _opened(spec: StreamSpec, targets: Mapping[Target, Table]) -> OpenStream:
 
 
 def open_kafka(spec: StreamSpec, *, timeout_s: float = PERSON_WAITS_S) -> KafkaOffsets:
-    """The stream's source; raises SpecError if a reference cannot be resolved."""
+    """Open the stream's source; raises SpecError if a reference cannot be resolved."""
     # By default librdkafka writes every lost connection to stderr; the error that is raised says it once.
     properties = {"log_level": "2", **kafka_properties(spec, os.environ)}
     return KafkaOffsets(properties, spec.source.reads, stream=spec.name, timeout_s=timeout_s)

@@ -1,4 +1,4 @@
-"""A period whose commits are audited, so that an audit costs what was committed in it and not the whole table."""
+"""A period of commits to audit, so that an audit costs what was committed in it, not the whole table."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ class Period:
 
 
 def period(begin: datetime, end: datetime) -> Period:
-    """The period between two zoned times."""
+    """Return the period between two zoned times."""
     return Period(_ms(begin), _ms(end))
 
 
 def last(length: timedelta, now: datetime) -> Period:
-    """The last so many hours, including commits of this moment."""
+    """Return the period of this length that ends now, including commits of this moment."""
     return Period(_ms(now - length), _ms(now) + 1)
 
 
 def complete_hours(moment: datetime, hours: int = 1) -> Period:
-    """The last full hours of the clock, UTC, that ended by a moment."""
+    """Return the last full hours of the clock, UTC, that ended by a moment."""
     end_ms = _ms(moment) // HOUR_MS * HOUR_MS
     return Period(end_ms - hours * HOUR_MS, end_ms)
 

@@ -1,6 +1,6 @@
-"""The new dead letters of a batch by error class, as journals and snapshots' summaries carry them: counts and places.
+"""The new dead letters of a batch by error class, for journals and snapshots' summaries: counts and places.
 
-No value of a record is in them, and no text of an error, which may quote one.
+They include neither values of records nor error messages, which may quote one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from frazil.ingest.contract import Rejects
 NAME = "frazil.rejected-by"
 PLACES = 3
 MAX_REASONS = 30
-"""More error classes than any format has."""
+"""Maximum of error classes; no format has as many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Reason:
 
     count: int
     places: tuple[str, ...] = ()
-    """A few of them, as `topic[partition]@offset`."""
+    """A few places, as `topic[partition]@offset`."""
 
     def __add__(self, other: Reason) -> Reason:
         return Reason(self.count + other.count, (*self.places, *other.places)[:PLACES])
@@ -35,7 +35,7 @@ Reasons = Mapping[str, Reason]
 
 
 def reasons_of(rejects: Rejects) -> Reasons:
-    """Those that were counted; what a person has accepted is not."""
+    """Return the reasons of counted dead letters, without those that an operator accepted."""
     places: dict[str, list[str]] = {}
     for reject in rejects.samples:
         places.setdefault(reject.error_class, []).append(f"{reject.topic}[{reject.partition}]@{reject.offset}")
@@ -44,7 +44,7 @@ def reasons_of(rejects: Rejects) -> Reasons:
 
 
 def reasons_summary(reasons: Reasons) -> dict[str, str]:
-    """The entry of a snapshot's summary; without places where long names of topics would make it too long."""
+    """Return the entry of a snapshot's summary; without places if long topic names would make it too long."""
     if not reasons:
         return {}
     text = json.dumps(reasons_json(reasons), separators=(",", ":"))
@@ -54,7 +54,7 @@ def reasons_summary(reasons: Reasons) -> dict[str, str]:
 
 
 def reasons_in(summary: Mapping[str, str]) -> Reasons:
-    """What `reasons_summary` wrote; nothing in the summary of an earlier version, or of somebody else."""
+    """Parse what `reasons_summary` wrote; empty for the summary of an earlier version or another program."""
     try:
         return reasons_from_json(json.loads(summary.get(NAME, "{}")))
     except (ValueError, TypeError, AttributeError, OverflowError):

@@ -1,8 +1,8 @@
-"""Plans which of a table's files a batch's rows may repeat, and which task has which of them.
+"""Plans which of a table's files a batch's rows may repeat, and which task gets which.
 
-Only rows near in event time are looked at: Iceberg's own scan planning finds their files by the table's partitions and
-by the bounds of event time and key. The tasks of the first round have some of these files each, and all keys of the
-batch; the last ones divide the batch's own files among them.
+Only rows near in event time are read: Iceberg's scan planning finds their files by the table's partitions and by the
+bounds of event time and key. Each task of the first round has some of these files, and all keys of the batch. The last
+tasks divide the batch's own files among them.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from frazil.spec.type_ends import rows_between
 from frazil.table.branches import head_of
 
 MAX_SPANS = 16
-"""Spans of event time that one scan asks for; a batch with more of them has the nearest joined."""
+"""Maximum spans of event time in one scan; for a batch with more, the nearest are joined."""
 SHARE_BYTES = 32 * 2**20
-"""What a last task writes anew at most, about; each of them reads the keys of the whole batch."""
+"""Approximate maximum of bytes that a last task rewrites; each reads the keys of the whole batch."""
 
 Span = tuple[int, int]
 
@@ -53,7 +53,7 @@ def plan_repeats(
     parallelism: int,
     before: MergePlan | None = None,  # noqa: ARG001 - each plan is its own
 ) -> MergePlan:
-    """The tasks for a batch's staged files against the table's head.
+    """Plan the tasks for a batch's staged files against the table's head.
 
     Raises SchemaIncompatible for a table without the key's columns, or with deletes that cannot be read.
     """
@@ -72,7 +72,7 @@ def plan_repeats(
 
 
 def _shares(staged: Sequence[StagedFile], count: int) -> list[tuple[str, ...]]:
-    """Paths for each last task, about equal in bytes."""
+    """Divide the paths among the last tasks, about equally by bytes."""
     shares: list[list[str]] = [[] for _ in range(min(count, len(staged)))]
     sizes = [0] * len(shares)
     for file in sorted(staged, key=lambda f: (-f.bytes, f.path)):
@@ -83,7 +83,7 @@ def _shares(staged: Sequence[StagedFile], count: int) -> list[tuple[str, ...]]:
 
 
 def _near(table: Table, staged: Sequence[StagedFile], rules: MergeRules) -> list[TableFile]:
-    """The table's files that may have a row near one of the batch's."""
+    """Return the table's files that may have a row near one of the batch's."""
     if head_of(table.metadata) is None:
         return []
     layouts = PartitionKeys(table)
@@ -98,7 +98,7 @@ def _near(table: Table, staged: Sequence[StagedFile], rules: MergeRules) -> list
 
 
 def _filter(table: Table, staged: Sequence[StagedFile], rules: MergeRules) -> BooleanExpression:
-    """Rows near in event time, with keys between the least and the greatest of the batch."""
+    """Return a filter of rows near in event time, with keys between the batch's minimum and maximum."""
     assert rules.event_time is not None
     spans = _spans([bounds for file in staged if (bounds := _bounds(table, rules.event_time, [file]))], rules)
     event_time = table.schema().find_field(rules.event_time)
@@ -110,7 +110,7 @@ def _filter(table: Table, staged: Sequence[StagedFile], rules: MergeRules) -> Bo
 
 
 def _spans(bounds: Iterable[Span], rules: MergeRules) -> list[Span]:
-    """The stretches of event time in which a repeated row may lie, in order and apart."""
+    """Return the disjoint spans of event time in which a repeat may lie, in order."""
     within = rules.within_us or 0
     spans: list[Span] = []
     for least, greatest in sorted((a - within, b + within) for a, b in bounds):
@@ -126,7 +126,7 @@ def _spans(bounds: Iterable[Span], rules: MergeRules) -> list[Span]:
 
 
 def _bounds(table: Table, name: str, staged: Sequence[StagedFile]) -> tuple[Any, Any] | None:
-    """The least and the greatest value of a column in staged files; None where one does not tell."""
+    """Return the minimum and maximum of a column in staged files; None if a file does not have them."""
     field = table.schema().find_field(name)
     assert isinstance(field.field_type, PrimitiveType)
     lower = [file.lower_bounds.get(field.field_id) for file in staged]

@@ -1,4 +1,4 @@
-"""What becomes of dead letters that were decoded again: those that are rows leave, the others keep their history."""
+"""The outcome of replayed dead letters: those that became rows leave, the others keep their history."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Reason = tuple[str, str]
 
 
 def failed_again(table: Table, files: Iterable[StagedFile]) -> dict[Place, Reason]:
-    """Why letters failed again, from the files that the replay staged for them."""
+    """Return why dead letters failed again, from the files that the replay staged for them."""
     columns = [*COORDINATES, "error_class", "error"]
     found: dict[Place, Reason] = {}
     for file in files:
@@ -41,7 +41,7 @@ def settled_letters(
     topic_ids: Mapping[str, str],
     failed: Mapping[Place, Reason],
 ) -> RowChange:
-    """The change of a stream's dead letters after a replay. `topic_ids` are those of the topics that were replayed."""
+    """Return the change of a stream's dead letters after a replay. `topic_ids` are those of the replayed topics."""
     letters = letters_at(replayed, topic_ids, failed)
 
     def replace(rows: pa.Table) -> pa.Table:
@@ -55,7 +55,7 @@ def settled_letters(
 def letters_at(
     replayed: Mapping[TopicPartition, BitMap64], topic_ids: Mapping[str, str], failed: Iterable[Place] = ()
 ) -> Letters:
-    """The letters of these offsets and places. Letters of earlier versions have no topic's id."""
+    """Return the dead letters at these offsets and places. Those of earlier versions have no topic id."""
     offsets: dict[TopicPartition, BitMap64] = {tp: BitMap64(found) for tp, found in replayed.items()}
     for topic, partition, offset in failed:
         offsets.setdefault((topic, partition), BitMap64()).add(offset)
@@ -67,7 +67,7 @@ def letters_at(
 
 
 def _tried(rows: pa.Table, again: list[Reason]) -> pa.Table:
-    """The letters with one more replay, and today's reason before the earlier ones."""
+    """Count one more replay of the dead letters, and put the new reason before the earlier ones."""
     before = zip(rows["error_class"].to_pylist(), rows["error"].to_pylist(), strict=True)
     columns = {
         "replays": [(count or 0) + 1 for count in rows["replays"].to_pylist()],

@@ -37,7 +37,7 @@ class Available:
     first: Offsets
     end: Offsets
     cut: Offsets = field(default_factory=dict)
-    """Where logs were cut before the marker: from there on Kafka has, or will have, other records than those read."""
+    """The offsets where logs were truncated before the marker: from there on Kafka has other records."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +45,13 @@ class BeforeReset:
     """A stream's state before a reset."""
 
     marker: Marker | None
-    """None if the stream has none, or an unreadable one."""
+    """The marker; None if it does not exist or is unreadable."""
     marker_text: str | None
-    """The property as found: a reset is refused if it has changed since the person saw it."""
+    """The property as found: a reset is refused if it has changed since the user saw it."""
     held: Offsets
-    """Offsets below these are in the table, if they ever were; after a rollback they are behind the marker's."""
+    """Offsets below these are in the table, if they ever were; after a rollback they are before the marker's."""
     source: SourceIdentity | None
-    """The source that the offsets held belong to."""
+    """The source that the offsets in `held` belong to."""
     rolled_back: bool
     unknown: str | None = None
     """Why `held` is unknown; None if it is known."""
@@ -59,17 +59,17 @@ class BeforeReset:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A topic-partition's move from what the table holds to where the stream continues, in offsets to read next."""
+    """A topic-partition's move from what the table has to where the stream continues, in offsets to read next."""
 
     topic: str
     partition: int
     held: int | None
-    """None if no record of this topic-partition is known to be in the table."""
+    """The next offset by the table; None if it is not known to have a record of this topic-partition."""
     target: int
     first: int
     end: int
     cut: int | None = None
-    """Where Kafka's log was cut before `held`, if it was."""
+    """The offset where Kafka's log was truncated before `held`, if it was."""
 
     @property
     def skipped(self) -> int:
@@ -83,18 +83,18 @@ class Move:
 
     @property
     def repeated(self) -> int:
-        """Offsets that are read again although the table holds their rows."""
+        """Offsets that are read again although the table has their rows."""
         same = self.held if self.held is None or self.cut is None else min(self.held, self.cut)
         return 0 if same is None else max(same - self.target, 0)
 
     @property
     def rewritten(self) -> int:
-        """Offsets that Kafka has given, or will give, to other records than the table's."""
+        """Offsets that Kafka assigns to other records than the table's."""
         return 0 if self.held is None or self.cut is None else max(self.held - max(self.cut, self.target), 0)
 
 
 def before_reset(tables: StreamTables) -> BeforeReset:
-    """Read the table: the stream's marker, and how much of it the branch holds."""
+    """Read the stream's marker from the table, and how much of it the branch holds."""
     table = tables.main.refresh()
     text = table.metadata.properties.get(property_name(tables.stream))
     try:
@@ -113,7 +113,7 @@ def before_reset(tables: StreamTables) -> BeforeReset:
 
 
 def is_rolled_back(table: Table, marker: Marker, *, name: str) -> bool:
-    """Whether the branch was rolled back behind the marker."""
+    """Whether the branch was rolled back to before the marker."""
     try:
         check_ancestry(table.metadata, marker, table=name)
     except RolledBack:
@@ -122,7 +122,7 @@ def is_rolled_back(table: Table, marker: Marker, *, name: str) -> bool:
 
 
 def clamped(wanted: Offsets, available: Available) -> dict[TopicPartition, int]:
-    """The wanted position for every topic-partition that Kafka has, moved into the range of its available offsets.
+    """Return the wanted position for every topic-partition that Kafka has, moved into its available offsets.
 
     A topic-partition without a wanted offset, such as a new one, begins at its first offset, as for a writer.
     """
@@ -133,12 +133,12 @@ def clamped(wanted: Offsets, available: Available) -> dict[TopicPartition, int]:
 
 
 def before_cuts(offsets: Offsets, available: Available) -> dict[TopicPartition, int]:
-    """The held offsets, moved back to where Kafka's logs were cut before them."""
+    """Return the held offsets, moved back to where Kafka's logs were truncated before them."""
     return {tp: min(offset, available.cut.get(tp, offset)) for tp, offset in offsets.items()}
 
 
 def moves(target: Offsets, *, held: Offsets, available: Available) -> tuple[Move, ...]:
-    """What a new position means for each topic-partition, sorted."""
+    """Return what a new position means for each topic-partition, sorted."""
     return tuple(
         Move(
             *tp,
@@ -155,9 +155,10 @@ def moves(target: Offsets, *, held: Offsets, available: Available) -> tuple[Move
 def moved(  # noqa: PLR0913 - the state, the target and Kafka
     seen: BeforeReset, *, stream: str, epoch: int, target: Offsets, source: SourceIdentity, cut: Offsets = NO_OFFSETS
 ) -> Marker:
-    """The marker after a reset. The watermark stays, because it never goes back. `cut` is where Kafka's logs were cut.
+    """Return the marker after a reset. The watermark stays, because it never goes back.
 
-    Topics that the stream no longer reads keep their offsets in case they return; idleness is determined again.
+    `cut` is where Kafka's logs were truncated. Topics that the stream no longer reads keep their offsets in case they
+    return; idleness is determined again.
     """
     before = seen.marker
     if before is None:
@@ -176,20 +177,22 @@ def moved(  # noqa: PLR0913 - the state, the target and Kafka
 
 
 def _still_known(before: Marker, target: Offsets, source: SourceIdentity) -> dict[TopicPartition, int]:
-    """The leader epochs of offsets that do not move forward; skipped records may belong to later leaders."""
+    """Return the leader epochs of offsets that do not move forward; skipped records may belong to later leaders."""
     known = of_same_topics(before.leader_epochs, before.source, source)
     return {tp: epoch for tp, epoch in known.items() if target.get(tp, 0) <= before.offsets.get(tp, 0)}
 
 
 def _rewritten(before: Marker, target: Offsets, source: SourceIdentity, cut: Offsets) -> Spans:
-    """Offsets that Kafka gives to a second record, if the stream goes back to where a log was cut."""
+    """Return the offsets that Kafka assigns to a second record, if the stream goes back to where a log was
+    truncated.
+    """
     same = of_same_topics(before.offsets, before.source, source)
     begins = {tp: max(at, target.get(tp, at)) for tp, at in cut.items() if tp in same}
     return _with_spans(before.rewritten, {tp: (begin, same[tp]) for tp, begin in begins.items()}, same)
 
 
 def _given_up(seen: BeforeReset, before: Marker, target: Offsets, source: SourceIdentity) -> Spans:
-    """Offsets that a rollback removed from the table and that the stream does not read again."""
+    """Return the offsets that a rollback removed from the table and that the stream does not read again."""
     same = of_same_topics(before.offsets, before.source, source)
     held = of_same_topics(seen.held, seen.source, source) if seen.rolled_back and not seen.unknown else {}
     lost = {tp: (held.get(tp, offset), min(offset, same[tp])) for tp, offset in target.items() if tp in same}
@@ -197,6 +200,6 @@ def _given_up(seen: BeforeReset, before: Marker, target: Offsets, source: Source
 
 
 def _with_spans(known: Spans, new: Mapping[TopicPartition, Span], same: Offsets) -> Spans:
-    """The spans of topics that are still the same, and the new ones that are not empty."""
+    """Merge the spans of topics that are still the same with the new ones that are not empty."""
     kept = ((tp, span) for tp, spans in known.items() if tp in same for span in spans)
     return merged((*kept, *new.items()))

@@ -1,7 +1,7 @@
-"""Changes or removes rows of a dead-letter table, in one snapshot: the files that hold them are written anew.
+"""Changes or removes rows of a dead-letter table in one snapshot: the files that hold them are rewritten.
 
-Other rows, and files that hold none of them, stay as they are. Where the table changed meanwhile, the next attempt
-begins from what it has then.
+Other rows, and files that hold none of them, stay as they are. If the table has changed meanwhile, the next attempt
+begins from its new state.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ from frazil.table.tables import data_location
 
 LETTER_COLUMNS = ("kafka_topic", "kafka_partition", "topic_id", "kafka_offset")
 IDENTITY = (*LETTER_COLUMNS, "stream")
-"""The columns by which rows are chosen."""
+"""The columns that identify rows."""
 
 LetterSource = tuple[str, int, str | None]
-"""Topic, partition and the topic's id: a topic that was made again has other records."""
+"""Topic, partition and topic id: a recreated topic has other records."""
 Letters = Mapping[LetterSource, BitMap64]
 """Dead letters of one stream, by their offsets."""
 
 Choose = Callable[[pa.Table], NDArray[np.bool_]]
-"""Which rows are meant, by the columns of `IDENTITY` that the table has and by those that `wanted` adds."""
+"""Returns a mask of the chosen rows, by the columns of `IDENTITY` that the table has and those in `wanted`."""
 Replace = Callable[[pa.Table], pa.Table]
-"""What stands in the place of chosen rows; nothing, if it has none."""
+"""Returns the replacement of the chosen rows; no rows to remove them."""
 
 
 def chosen(stream: str, letters: Letters) -> Choose:
-    """Chooses these letters, and none that another stream rejected."""
+    """Return a function that chooses these dead letters, and none that another stream rejected."""
 
     def choose(rows: pa.Table) -> NDArray[np.bool_]:
         of_letters = zip(*(rows[name].to_pylist() for name in LETTER_COLUMNS), strict=True)
@@ -68,7 +68,7 @@ def chosen(stream: str, letters: Letters) -> Choose:
 
 
 def within(letters: Letters) -> Within:
-    """Spans that hold the letters, one for each topic-partition."""
+    """Return spans that hold the dead letters, one for each topic-partition."""
     found: dict[TopicPartition, Span] = {}
     for (topic, partition, _), offsets in sorted(letters.items(), key=str):
         least, end = found.get((topic, partition), (offsets.min(), 0))
@@ -78,10 +78,10 @@ def within(letters: Letters) -> Within:
 
 @dataclass(frozen=True, slots=True)
 class RowChange:
-    """Which rows change, and how. Pure: it may be applied again to what another commit made of the table."""
+    """The rows to change, and how. Pure: it may be applied again after another commit changed the table."""
 
     within: Within
-    """The offsets that chosen rows have: other files are not read."""
+    """The offsets of the chosen rows: other files are not read."""
     choose: Choose
     replace: Replace
     wanted: tuple[str, ...] = ()
@@ -91,9 +91,9 @@ class RowChange:
 class _Attempt:
     writer: SnapshotWriter
     paths: tuple[str, ...]
-    """The files that it wrote beside those of its writer."""
+    """Files that it wrote besides those of its writer."""
     head: Snapshot | None
-    """What main had then."""
+    """Main's head at the attempt."""
     summary: Mapping[str, str]
 
 
@@ -104,14 +104,14 @@ class RowChangeWriter:
     change: RowChange
     attempts: list[_Attempt] = field(default_factory=list)
     rows: int = 0
-    """How many rows the last round chose."""
+    """Number of rows that the last round chose."""
 
     @property
     def undecided(self) -> bool:
         return any(attempt.writer.undecided for attempt in self.attempts)
 
     def prepare(self, table: Table, *, summary: Mapping[str, str], now_ms: int) -> Prepared:
-        """The next attempt: an empty snapshot if no row is chosen."""
+        """Return the next attempt: an empty snapshot if no row is chosen."""
         head = head_of(table.metadata)
         last = self.attempts[-1] if self.attempts else None
         if last and last.writer.files and last.head == head:  # its answer is unknown: try the same again
@@ -142,10 +142,10 @@ class _Copies:
     now_ms: int
     staged: tuple[StagedFile, ...] = ()
     replaced: dict[str, DataFile] = field(default_factory=dict)
-    """By path."""
+    """Replaced files by path."""
     chosen: int = 0
     letters: Counter[tuple[str, int]] = field(default_factory=Counter)
-    """How many more there are, as `frazil.commit.letter_counts` counts them."""
+    """The change of the number of dead letters, as in `frazil.commit.letter_counts`."""
 
     def run(self) -> None:
         head = head_of(self.table.metadata)
@@ -195,7 +195,7 @@ class _Copies:
             yield pa.Table.from_batches([batch])
 
     def base(self, snapshot_id: int) -> Base:
-        """What stays; manifests whose files were replaced are written anew."""
+        """Return what stays; manifests whose files were replaced are rewritten."""
         head = head_of(self.table.metadata)
         stays: list[ManifestFile] = []
         written: list[ManifestFile] = []

@@ -1,6 +1,6 @@
 """The rules that every commit attempt checks on the metadata it will replace: fence, ancestry, continuity, fit.
 
-Each is a pure function that returns a verdict or raises the error that stops the writer.
+Each is a pure function that returns a result or raises the error that stops the writer.
 """
 
 from __future__ import annotations
@@ -47,9 +47,10 @@ def check_fence(marker: Marker | None, *, stream: str, epoch: int) -> Marker:
 def check_ancestry(metadata: TableMetadata, marker: Marker, *, table: str) -> None:
     """Check that the marker's snapshot is an ancestor of the branch's head.
 
-    Properties do not roll back with the branch. If, walking back from the head, a sequence number at or below the
-    marker's appears without its snapshot, the table was rolled back behind the marker. A chain that ends above it, in
-    an expired parent, is only an expired history; one that ends in a snapshot that replaced the whole table is not.
+    Properties do not roll back with the branch. The walk starts at the head. If it reaches a sequence number at or
+    below the marker's without finding its snapshot, the table was rolled back to before the marker. A chain that ends
+    above it, in an expired parent, only has an expired history, unless it ends in a snapshot that replaced the whole
+    table.
     """
     snapshots = {s.snapshot_id: s for s in metadata.snapshots}
     ref = metadata.refs.get(MAIN)
@@ -75,7 +76,7 @@ def check_ancestry(metadata: TableMetadata, marker: Marker, *, table: str) -> No
 def _replaces_all(first: Snapshot, metadata: TableMetadata, marker: Marker) -> bool:
     """Whether a snapshot without a parent began an empty table over one with files (`CREATE OR REPLACE TABLE`).
 
-    Main's snapshot before it is still kept, so no expiry took its parent, and its summary counts no file but its own.
+    Main's snapshot before it is still kept, so no expiry took its parent, and its summary counts only its own files.
     """
     if first.parent_snapshot_id is not None:
         return False
@@ -85,9 +86,9 @@ def _replaces_all(first: Snapshot, metadata: TableMetadata, marker: Marker) -> b
 
 
 def _of_main_before(first: Snapshot, metadata: TableMetadata, marker: Marker) -> Snapshot | None:
-    """The snapshot of main that came right before another one; None if it may have expired.
+    """Return the snapshot of main right before another one; None if it may have expired.
 
-    Java clears main's log as it replaces a table; but then no other branch has the snapshot, or the marker names it.
+    Java clears main's log when it replaces a table; but then no other branch has the snapshot, or the marker names it.
     """
     kept = {snapshot.sequence_number: snapshot for snapshot in metadata.snapshots}
     of_main = {marker.snapshot_id, *(entry.snapshot_id for entry in metadata.snapshot_log)}
@@ -106,7 +107,7 @@ def _count(snapshot: Snapshot, key: str) -> int:
 
 
 def check_open_branch(metadata: TableMetadata, marker: Marker, *, table: str) -> None:
-    """Check that the stream's open branch is where its last commit left it: nobody else may change it."""
+    """Check that the stream's open branch is where its last commit left it. Raises RolledBack if it was moved."""
     name = open_branch(marker.stream)
     ref = metadata.refs.get(name)
     found = ref.snapshot_id if ref else None
@@ -120,7 +121,7 @@ def check_open_branch(metadata: TableMetadata, marker: Marker, *, table: str) ->
 
 
 def check_same_source(known: SourceIdentity, found: SourceIdentity, *, stream: str) -> None:
-    """Check that the offsets belong to these topics; topics that the marker does not know may be new."""
+    """Check that the offsets belong to these topics; topics that the marker does not have may be new."""
     if known.cluster_id != found.cluster_id:
         raise TopicRecreated(
             f"stream {stream!r} was read from Kafka cluster {known.cluster_id}, and source.bootstrap-servers now "
@@ -138,7 +139,10 @@ def check_same_source(known: SourceIdentity, found: SourceIdentity, *, stream: s
 
 
 def continuity(marker: Marker, journal: Journal) -> Verdict:
-    """Whether a batch continues the marker. Topic-partitions that the marker does not know may begin anywhere."""
+    """Return whether a batch continues the marker.
+
+    Topic-partitions that the marker does not have may begin anywhere.
+    """
     if marker.settled == journal.key:
         return Verdict.COMMITTED
     if not journal.progress:
@@ -152,10 +156,10 @@ def continuity(marker: Marker, journal: Journal) -> Verdict:
 
 
 def dead_letter_continuity(marker: Marker, journal: Journal) -> Verdict:
-    """Whether the dead-letter table still holds what it held when a batch was staged.
+    """Return whether the dead-letter table has not changed since a batch was staged.
 
-    Staging leaves out the letters that the table holds. A letter that landed since may therefore be in the batch again,
-    as a dead letter or as a row. A journal of an earlier version, which took all offsets below the table's for held,
+    Staging leaves out the dead letters that the table holds. One that landed since may therefore be in the batch again,
+    as a dead letter or as a row. A journal of an earlier version assumed that the table holds all lower offsets, so it
     continues only if it lies beyond them.
     """
     if marker.fate(journal.key) is Fate.COMMITTED:
@@ -171,8 +175,8 @@ def files_fit(metadata: TableMetadata, files: Iterable[StagedFile]) -> bool:
     """Whether staged files may still be added unchanged to a table whose metadata has changed since.
 
     Files keep the spec and the schema they were written with. Any spec that the table still lists is legal for a file.
-    The schema fits if it has every column that is now required, with the same type or a safely promoted one, and no
-    column was dropped and added again under its name: its values would be read as null.
+    The schema fits if it has every column that is now required, with the same type or a safely promoted one. And no
+    column may have been dropped and added again under its name: its values would be read as null.
     """
     specs: dict[int, PartitionSpec] = metadata.specs()
     schemas: dict[int, Schema] = {s.schema_id: s for s in metadata.schemas}

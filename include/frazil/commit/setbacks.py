@@ -1,4 +1,4 @@
-"""Why a round of a compare-and-swap failed, and whether another one can help."""
+"""Decides why a round of a compare-and-swap failed, and whether another one can help."""
 
 from __future__ import annotations
 
@@ -26,18 +26,22 @@ log = logging.getLogger(__name__)
 REFUSED = frozenset({400, 405, 413, 422, 501})
 """HTTP status codes with which a REST catalog refuses a change."""
 MAX_REFUSALS = 8
-"""Refusals of the same metadata, within seconds, that end a swap. A gateway may fail for a moment; and a race that is
-reported as a refusal (sequence number too old) changes the metadata."""
+"""Refusals of the same metadata, within seconds, that end a swap.
+
+A gateway may fail for a moment. A race that is reported as a refusal (sequence number too old) changes the metadata.
+"""
 MAX_FAILURES = 20
-"""Failures to prepare a commit on the same metadata, within a minute, that end a swap. A storage that answers with
-garbage may be well again by then."""
+"""Failures to prepare a commit on the same metadata, within a minute, that end a swap.
+
+A storage that answers with garbage may recover by then.
+"""
 _FAULTS = (ArithmeticError, AssertionError, AttributeError, LookupError, NotImplementedError, TypeError, ValueError)
-"""What planning and merging raise by themselves. The errors of servers that are among them are also OSErrors."""
+"""Errors that planning and merging themselves raise. Servers' errors of these types are also OSErrors."""
 
 MAX_ERROR_CHARACTERS = 300
-"""Characters of an error in a sentence of the log: some servers answer with pages."""
+"""Characters of an error in a log message: some servers answer with pages."""
 OUTAGE_S = 5.0
-"""Failures that are over sooner are not worth a sentence about their end."""
+"""The end of a shorter outage is not logged."""
 _FAILED = {
     "load": "{} cannot be loaded",
     "prepare": "a commit to {} cannot be prepared",
@@ -47,7 +51,7 @@ _FAILED = {
 
 Step = Literal["load", "prepare", "commit"]
 MAX_NAMED = 5
-"""Tables of one commit that a sentence names."""
+"""Tables of one commit that a message names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +102,7 @@ class Refusals:
 
 
 def _is_refusal(error: Exception) -> bool:
-    """Whether the catalog itself refuses; a 408 or 5xx of a proxy is no refusal."""
+    """Whether the catalog itself refuses; a proxy's 408 or 5xx is not a refusal."""
     response = getattr(error.__cause__, "response", None)
     status = getattr(response, "status_code", None)
     return isinstance(error, BadRequestError | NotImplementedError) or status in REFUSED
@@ -107,8 +111,8 @@ def _is_refusal(error: Exception) -> bool:
 def is_overtaken(error: Exception) -> bool:
     """Whether a snapshot was refused because another branch of the table, such as a backfill's, took its number.
 
-    The requirement on the branch holds then, so that PyIceberg's builder of metadata, or a catalog's, is who finds the
-    conflict. As after any lost race, the next round looks whether an attempt landed before it proposes again.
+    The requirement on the branch holds then, so the conflict is found by the metadata builder of PyIceberg or a
+    catalog. As after any lost race, the next round checks whether an attempt landed before it proposes again.
     """
     return isinstance(error, ValueError | BadRequestError) and "older than last sequence number" in str(error)
 
@@ -123,7 +127,7 @@ class Setback:
 
 
 def setback_of(error: Exception, step: Step, of: TablesNamed, total_s: float) -> Setback:
-    """The setback of a round; raises errors that another round would not fix."""
+    """Return the setback of a round; raises errors that another round would not fix."""
     said = f"{type(error).__name__}: {one_line(error)[:MAX_ERROR_CHARACTERS]}"
     match error:
         case _ if isinstance(error, CommitFailedException) or (step == "commit" and is_overtaken(error)):
@@ -153,20 +157,20 @@ def setback_of(error: Exception, step: Step, of: TablesNamed, total_s: float) ->
 
 @dataclass(slots=True)
 class Outage:
-    """Rounds that failed in a row, other than by a lost race: people are told of the first, and of the end."""
+    """Consecutive failed rounds, except lost races: the first and the end are logged as warnings."""
 
     of: TablesNamed
     clock: Callable[[], float]
     since: float | None = None
 
     def level(self, setback: Setback) -> int:
-        """The level at which a setback is logged; `frazil status` has the newest."""
+        """Return the level at which a setback is logged; `frazil status` has the newest."""
         if setback.level < logging.WARNING or self.since is not None:
             return logging.INFO
         self.since = self.clock()
         return setback.level
 
     def over(self) -> None:
-        """A round was decided."""
+        """Note that a round was decided."""
         if self.since is not None and (lasted_s := self.clock() - self.since) >= OUTAGE_S:
             log.warning("%s can be committed to again, after %.0f s", self.of.tables, lasted_s)

@@ -1,6 +1,6 @@
 """Settles what earlier epochs left: commits their last journal, or discards it with its files.
 
-Runs only after the take-over has landed in both tables, when no earlier epoch can commit any more. A paused writer of
+Runs only after the take-over has landed in both tables, when no earlier epoch can commit any longer. A paused writer of
 an earlier epoch may still stage files and write its journal, which a later epoch would commit: `frazil.commit.sweep`
 deletes none of those.
 """
@@ -77,7 +77,7 @@ def _hold(tables: StreamTables, *, epoch: int) -> None:
     """Commit only the next batch number, as proof that no later epoch has begun.
 
     A later epoch that read a journal before it was closed here may still commit it. Loading the table would reveal that
-    epoch too, except with a catalog that caches. Raises what `Committer.commit` raises.
+    epoch too, except with a caching catalog. Raises what `Committer.commit` raises.
     """
 
     def decide(_: Table, found: Marker | None) -> Marker:
@@ -88,7 +88,7 @@ def _hold(tables: StreamTables, *, epoch: int) -> None:
 
 
 def _waiting(tables: StreamTables, marker: Marker, keys: Sequence[BatchKey]) -> Iterator[Journal]:
-    """Uncommitted journals of earlier epochs, except those from before a `forget`."""
+    """Yield uncommitted journals of earlier epochs, except those from before a `forget`."""
     uuid = str(tables.main.current().metadata.table_uuid)
     for journal in tables.journals.after(marker.settled, keys, table_uuid=uuid, stream=tables.stream):
         if journal.key.epoch < marker.at.epoch and marker.fate(journal.key) is Fate.NEVER:
@@ -96,14 +96,14 @@ def _waiting(tables: StreamTables, marker: Marker, keys: Sequence[BatchKey]) -> 
 
 
 def _commit_waiting(committer: Committer, journal: Journal, tables: StreamTables) -> None:
-    """Commit a waiting journal. Also raises `StaleBatch` if the marker has passed it, as after a reset."""
+    """Commit a waiting journal. Also raises `StaleBatch` if the marker has passed it, for example after a reset."""
     _check_whole(tables, journal)
     if committer.commit(journal).settled != journal.key:
         raise StaleBatch(f"batch {journal.key} of stream {journal.stream!r} lies before the marker")
 
 
 def _check_whole(tables: StreamTables, journal: Journal) -> None:
-    """Check that all staged files exist: a table must never reference a missing file. Routed tables check theirs."""
+    """Check that all staged files exist: a table must never reference a missing file. Routed tables check their own."""
     files = [f for f in journal.files if not is_routed(f.target)]
     wanted = {bare_path(f.path) for f in files}
     folders = {(f.target, f.path.rsplit("/", 1)[0]) for f in files}
@@ -114,7 +114,7 @@ def _check_whole(tables: StreamTables, journal: Journal) -> None:
 
 
 def highest_epoch(tables: StreamTables) -> int:
-    """The highest epoch in any trace of the stream (files, journals, markers, notes, history); 0 if there is none.
+    """Return the highest epoch in any trace of the stream (files, journals, markers, notes, history); 0 without any.
 
     Epochs are never used twice, not even after the stream was forgotten.
     """

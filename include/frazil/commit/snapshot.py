@@ -1,7 +1,7 @@
 """Makes one snapshot of a branch from staged files: manifests with the files' own spec, manifest list, updates.
 
-Built on `pyiceberg.manifest` and not on PyIceberg's `Transaction`, which retries by itself without our precondition,
-writes every file with the table's default spec, and copies the metadata about fourteen times.
+Built on `pyiceberg.manifest`, not on PyIceberg's `Transaction`. That retries without our precondition, writes every
+file with the table's default spec, and copies the metadata about fourteen times.
 """
 
 from __future__ import annotations
@@ -67,26 +67,25 @@ class Prepared:
 class Base:
     """What a snapshot keeps of its branch, if not everything: the manifests that stay, and the files that left.
 
-    No manifest of a branch beside main marks these files as deleted, because main has them, and an expiry that trusts
-    such entries would delete them.
+    No manifest of a branch other than main marks these files as deleted: main has them, and an expiry that trusts such
+    entries would delete them.
     """
 
     stays: Sequence[ManifestFile]
     left: Sequence[DataFile]
     summary: Summary | None
-    """The summary of the previous snapshot, which had all of it."""
+    """The summary of the previous snapshot, before these files left."""
     written: Sequence[ManifestFile] = ()
-    """Those of `stays` that were written for this snapshot alone, to mark files as deleted."""
+    """Manifests of `stays` that were written only for this snapshot, to mark files as deleted."""
 
 
 @dataclass(slots=True)
 class SnapshotWriter:
     """Writes the snapshot of a commit to a branch: the manifests once, and a manifest list for each attempt.
 
-    The first snapshot of a branch other than main has no parent, so the branch has only what is committed to it.
-
-    All attempts have the same snapshot id, because the manifests carry it. Without files each attempt has its own id,
-    so that an attempt that landed unnoticed does not block the next.
+    The first snapshot of a branch other than main has no parent, so the branch has only what is committed to it. All
+    attempts have the same snapshot id, because the manifests carry it. Without files each attempt has its own id, so
+    that an attempt that landed unnoticed does not block the next.
     """
 
     files: Sequence[StagedFile]
@@ -95,9 +94,9 @@ class SnapshotWriter:
     """Files that move from another branch of the table to this one."""
     base: Base | None = None
     apart: Callable[[StagedFile], str] = lambda _: ""
-    """Files with different results never share a manifest."""
+    """Returns a key; files with different keys never share a manifest."""
     ahead: int = 0
-    """How many snapshots of the same update have a lower sequence number."""
+    """Snapshots of the same update that have a lower sequence number."""
     snapshot_id: int | None = None
     commit_id: str = field(default_factory=lambda: str(uuid.uuid4()))
     manifests: list[ManifestFile] = field(default_factory=list)
@@ -112,7 +111,7 @@ class SnapshotWriter:
         return [*self.manifests, *(self.base.written if self.base else ())]
 
     def prepare(self, table: Table, *, summary: Mapping[str, str], now_ms: int) -> Prepared:
-        """The next attempt, on the metadata of `table`. `summary` is added to the snapshot's summary."""
+        """Return the next attempt, on the metadata of `table`. `summary` is added to the snapshot's summary."""
         metadata, parent = table.metadata, head_of(table.metadata, self.branch)
         if self.snapshot_id is None or (self.attempts and not (self.files or self.moved)):
             self.snapshot_id = metadata.new_snapshot_id()
@@ -148,7 +147,9 @@ class SnapshotWriter:
         return prepared
 
     def _beside_main(self, metadata: TableMetadata) -> tuple[TableRequirement, ...]:
-        """Base a branch's first snapshot on the newest metadata: without parent it could set sequence numbers back."""
+        """Require the newest metadata for a branch's first snapshot: without a parent it could set sequence numbers
+        back.
+        """
         main = head_of(metadata)
         if self.branch in metadata.refs or main is None:
             return ()
@@ -158,7 +159,7 @@ class SnapshotWriter:
         """Delete the files of failed attempts that `table`, loaded after them, proves unnecessary.
 
         An attempt that was reported as failed may still land. Its manifest list is waste only if its snapshot is absent
-        and the table has used up its sequence number: then every catalog refuses it, even after a rollback to where it
+        and the table has used up its sequence number. Then every catalog refuses it, even after a rollback to where it
         began. A snapshot that landed and expired is absent too, so manifests are waste only if no later snapshot has
         them.
         """
@@ -196,7 +197,7 @@ class SnapshotWriter:
         ]
 
     def _by_layout(self, metadata: TableMetadata) -> Iterator[tuple[Layout, list[DataFile]]]:
-        """Files by content, spec and schema; files from another branch with any schema that has the spec's columns."""
+        """Group files by content, spec and schema; files from another branch use any schema with the spec's columns."""
 
         def key(file: StagedFile) -> tuple[str, int, int, str]:
             return (file.content, file.spec_id, file.schema_id, self.apart(file))
@@ -210,7 +211,7 @@ class SnapshotWriter:
 
 
 def _live(parent: Snapshot | None, table: Table) -> list[ManifestFile]:
-    """The manifests without those that list only deleted files, which readers would open for nothing."""
+    """Return the manifests without those that list only deleted files, which readers would open needlessly."""
     manifests = manifests_of(parent, table.io) if parent else []
     return [m for m in manifests if m.has_added_files() or m.has_existing_files()]
 
@@ -249,7 +250,7 @@ _CONTENT: Mapping[Content, DataFileContent] = {
 
 
 def data_file(file: StagedFile, *, spec: PartitionSpec, schema: Schema) -> DataFile:
-    """A staged file as a manifest entry, with deserialised bounds and partition values.
+    """Return a staged file as a manifest entry, with deserialised bounds and partition values.
 
     Raises ValueError for a file of changes, which no table may have.
     """
@@ -291,7 +292,7 @@ def _primitive(kind: object) -> PrimitiveType:
 def _summary(
     files: Sequence[StagedFile], moved: Sequence[DataFile], *, extra: Mapping[str, str], base: Base
 ) -> Summary:
-    """The added, removed and total counts that every Iceberg writer keeps, and our own entries."""
+    """Return the added, removed and total counts that every Iceberg writer keeps, and frazil's own entries."""
     metrics = UpdateMetrics()
     partitions: set[tuple[int, object]] = set()
     for file in files:
@@ -320,7 +321,7 @@ def _summary(
 def _move_branch(metadata: TableMetadata, snapshot: Snapshot, branch: str) -> SetSnapshotRefUpdate:
     """Move the branch and keep its retention settings, because the update replaces the whole reference.
 
-    A new branch beside main never expires, whatever the table's properties say, because its rows are nowhere else.
+    A new branch other than main never expires, whatever the table's properties are, because its rows are nowhere else.
     """
     kept: SnapshotRef | None = metadata.refs.get(branch)
     return SetSnapshotRefUpdate(

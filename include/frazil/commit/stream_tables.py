@@ -1,4 +1,4 @@
-"""The tables that one stream commits to, with the journals and the storage beside them."""
+"""The tables that one stream commits to, with the journals and the storage next to them."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class StreamTables:
     align: Alignment | None = None
     """How the writer keeps open windows out of main; None if it does not, and for readers."""
     at_once: CommitTables | None = None
-    """How the catalog commits to all tables of a batch in one step; None if it does so one after the other."""
+    """Commits to all tables of a batch in one step; None if the catalog commits to them one after the other."""
     merging: Merging | None = None
     """How changes are merged into main; None if each record is a row, and for readers."""
     routed: dict[Target, TableHandle] = field(default_factory=dict)
-    """The tables of the stream's route that are known so far, by target."""
+    """The routed tables known so far, by target."""
 
     @classmethod
     def of(  # noqa: PLR0913 - all that the tables of a stream are used with
@@ -51,10 +51,10 @@ class StreamTables:
         atomic: bool = False,
         merging: Merging | None = None,
     ) -> StreamTables:
-        """The stream's loaded tables, and the journals beside the main one, in its storage.
+        """Build from the stream's loaded tables, with the journals next to the main one, in its storage.
 
-        Raises SpecError for a location that no storage serves, and for `atomic` where the catalog cannot commit to
-        several tables at once.
+        Raises SpecError for a location that no storage serves, and for `atomic` if the catalog cannot commit to several
+        tables at once.
         """
         main, handles = targets["main"], {target: TableHandle.of(table) for target, table in targets.items()}
         journals = JournalStore(handles["main"].store, state_location(main, stream))
@@ -75,34 +75,34 @@ class StreamTables:
         return self.journals.store
 
     def store_of(self, target: Target) -> ObjectStore:
-        """The storage of a target's staged files, with the credentials of its own table."""
+        """Return the storage of a target's staged files, with the credentials of its own table."""
         return self.store if target == "main" else self.handle(target).store
 
     def handle(self, target: Target) -> TableHandle:
-        """The table of a target, also of one that the route no longer has."""
+        """Return the table of a target, including one that the route no longer has."""
         if not is_routed(target):
             return self.targets[target]
         return self.routed.setdefault(target, self.main.beside(target))
 
     @property
     def all(self) -> dict[Target, TableHandle]:
-        """All tables that are known to have files of the stream."""
+        """All tables known to have files of the stream."""
         return {**self.targets, **self.routed}
 
     @property
     def state(self) -> str:
-        """The folder of the stream's state beside its tables, including the journals."""
+        """The folder of the stream's state next to its tables, including the journals."""
         return self.journals.state
 
     def beside_home(self, key: BatchKey | None = None) -> str:
-        """The folder of rows whose tables are not there: of all batches, or of one."""
+        """Return the folder of rows whose tables do not exist: of all batches, or of one."""
         folder = f"{self.state}/waiting"
         return folder if key is None else f"{folder}/{key.epoch:08d}/{key.batch:08d}"
 
     def marker(self) -> Marker | None:
-        """The marker, loaded from the catalog."""
+        """Load the marker from the catalog."""
         return read_marker(self.main.refresh().metadata.properties, self.stream)
 
     def marker_seen_by(self, catalog: Catalog) -> Marker | None:
-        """The marker, loaded by another client of the catalog, for a thread beside the one that commits."""
+        """Load the marker with another client of the catalog, for a thread next to the one that commits."""
         return read_marker(self.main.seen_by(catalog).metadata.properties, self.stream)

@@ -1,8 +1,8 @@
 """One compare-and-swap on a table, or on several tables at once, repeated until it is decided.
 
-Files that it wrote for nothing are removed.
+Files that it wrote in vain are removed.
 
-Callers propose a change of the metadata that they are shown; only this module decides what becomes of it:
+Callers propose a change of the metadata that they receive; only this module decides the outcome:
 
 - After a conflict the next round proposes again, on new metadata. So it does after a refusal while the metadata still
   changes, because the refusal may have been about the older metadata. A refusal of unchanged metadata ends the swap.
@@ -42,16 +42,15 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MAX_RETRY_AFTER_S = 60.0
-"""The longest wait that a server can ask for (`Retry-After`): a wrong clock must not stop a stream."""
+"""The longest wait that a server can request (`Retry-After`): a wrong clock must not stop a stream."""
 
 
 class TableHandle:
     """One table of a catalog, with the metadata last seen.
 
     The metadata is kept between commits: a commit that was overtaken fails on the snapshot it asserts, and only then is
-    the table loaded again. That halves the time of a commit on a table with a long history.
-
-    The metadata never goes back, although a caching catalog may return an older state than this process has seen.
+    the table loaded again. That halves the time of a commit on a table with a long history. The metadata never goes
+    back, although a caching catalog may return an older state than this process has seen.
     """
 
     def __init__(self, catalog: Catalog, identifier: str) -> None:
@@ -65,13 +64,13 @@ class TableHandle:
 
     @classmethod
     def of(cls, table: Table) -> TableHandle:
-        """A handle for a loaded table; its metadata is loaded again."""
+        """Return a handle for a loaded table; its metadata is loaded again."""
         handle = cls(table.catalog, ".".join(table.name()))
         handle._loaded, handle._uuid = table, str(table.metadata.table_uuid)
         return handle
 
     def beside(self, identifier: str) -> TableHandle:
-        """The handle of another table of the same catalog."""
+        """Return the handle of another table of the same catalog."""
         return TableHandle(self._catalog, identifier)
 
     @property
@@ -79,7 +78,9 @@ class TableHandle:
         return self._catalog.name
 
     def io_properties(self) -> Mapping[str, str]:
-        """The FileIO's properties as last loaded; a catalog that vends credentials renews them with every load."""
+        """Return the FileIO's properties as last loaded; a catalog that vends credentials renews them with
+        every load.
+        """
         return (self._loaded or self.refresh()).io.properties
 
     @property
@@ -99,11 +100,11 @@ class TableHandle:
 
     @property
     def is_another(self) -> bool:
-        """Whether the name means another table now than when this handle first loaded it."""
+        """Whether the name refers to another table now than when this handle first loaded it."""
         return self._loaded is not None and str(self._loaded.metadata.table_uuid) != self._uuid
 
     def current(self) -> Table:
-        """The table as last seen; loads it the first time."""
+        """Return the table as last seen; loads it the first time."""
         return self._table or self.refresh()
 
     def refresh(self) -> Table:
@@ -114,11 +115,11 @@ class TableHandle:
         return self._table
 
     def seen_by(self, catalog: Catalog) -> Table:
-        """The table as another client of the catalog loads it now, or as known if that is newer. The handle stays."""
+        """Return the table as another client loads it now, or as known if that is newer. The handle does not change."""
         return self._newer(catalog.load_table(self.identifier))
 
     def _newer(self, found: Table) -> Table:
-        """The newer of the loaded and the known metadata; a recreated table counts as newer."""
+        """Return the newer of the loaded and the known metadata; a recreated table counts as newer."""
         known = self._newest
         if known is None or known.metadata.table_uuid != found.metadata.table_uuid:
             return found
@@ -128,23 +129,23 @@ class TableHandle:
         return Table(found.name(), known.metadata, known.metadata_location, found.io, self._catalog, found.config)
 
     def know(self, table: Table) -> None:
-        """Take a table that was just loaded for what it is now."""
+        """Set the table, which was just loaded, as the current one."""
         self._loaded, self._uuid = table, self._uuid or str(table.metadata.table_uuid)
         self._newest = self._table = self._newer(table)
 
     def forget(self) -> None:
-        """Load the table the next time."""
+        """Make the next access load the table again."""
         self._table = None
 
     def commit(
         self, table: Table, *, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]
     ) -> None:
-        """Attempt one commit. Whatever it raises, the table is loaded again the next time."""
+        """Attempt one commit. If it raises, the table is loaded again the next time."""
         self._table = None
         self.committed(table, self._catalog.commit_table(table, requirements, updates))
 
     def committed(self, table: Table, response: CommitTableResponse) -> None:
-        """Keep the metadata with which the catalog answered a commit based on `table`."""
+        """Keep the metadata that the catalog returned for a commit based on `table`."""
         self._newest = self._table = Table(
             table.name(), response.metadata, response.metadata_location, table.io, self._catalog, table.config
         )
@@ -165,8 +166,11 @@ class Change(Generic[T]):
     updates: tuple[TableUpdate, ...]
     result: T
     proof: tuple[str, str] | None = None
-    """A property and a value that only this change writes. They prove better than the snapshot that it landed: the
-    snapshot may have expired, or another commit may have overtaken it."""
+    """A property and a value that only this change writes.
+
+    They prove better than the snapshot that it landed: the snapshot may have expired, or another commit may have
+    overtaken it.
+    """
 
     def stands_in(self, table: Table) -> bool:
         """Whether this change landed and is the latest, by its proof if it has one, else by its snapshot."""
@@ -177,9 +181,9 @@ class Change(Generic[T]):
 
 
 Propose = Callable[[Table], Done[T] | Change[T]]
-"""From the current table to the change of the next round, or to the result.
+"""Returns the change of the next round, or the result, for the current table.
 
-What it raises ends the swap, unless the table has changed since it was loaded: somebody may have mended it.
+An exception ends the swap, unless the table has changed since it was loaded: the cause may have been fixed.
 """
 
 
@@ -188,16 +192,16 @@ class Written(Protocol):
 
     @property
     def undecided(self) -> bool:
-        """Whether some may be unnecessary."""
+        """Whether some files may be unnecessary."""
 
     def delete_unused(self, table: Table) -> None:
-        """Delete those that `table`, loaded after the last attempt, proves unnecessary for ever."""
+        """Delete the files that `table`, loaded after the last attempt, proves permanently unnecessary."""
 
 
 def commit_snapshot(
     handle: TableHandle, propose: Propose[T], written: Iterable[Written], *, retry_policy: RetryPolicy
 ) -> T:
-    """Swap in what `propose` returns, then delete the files that were written for nothing, however the swap ends.
+    """Swap in what `propose` returns, then delete the files that were written in vain, however the swap ends.
 
     `written` is read once the swap is over: `propose` may add to it. Raises what `swap` raises.
     """
@@ -221,9 +225,9 @@ def commit_snapshots(
 ) -> T:
     """Commit to several tables, and return the result of the last, which decides.
 
-    With `at_once`, all tables change in one step or none does. Without, they change in order, each whole or not at all,
-    and the last one only after all others: after an error or a crash some of the others may have changed without the
-    last. So each `propose` recognises what an earlier try left in its table. Raises what `swap` raises.
+    With `at_once`, all tables change in one step or none does. Without it, they change in order, each as a whole or not
+    at all, and the last one only after all others. After an error or a crash some of the others may have changed
+    without the last, so each `propose` recognises what an earlier attempt left in its table. Raises what `swap` raises.
     """
     if at_once is None:
         return [commit_snapshot(c.handle, c.propose, c.written, retry_policy=retry_policy) for c in commits][-1]
@@ -235,7 +239,7 @@ def commit_snapshots(
 
 
 def _clean(handle: TableHandle, written: Iterable[Written]) -> None:
-    """Delete unused files, best effort: a failure costs storage, and must not hide the end of the swap."""
+    """Delete unused files, best effort: a failure costs storage, and must not hide the result of the swap."""
     for files in [found for found in written if found.undecided]:
         try:
             # The handle forgot the table before each attempt, so this is the state after the last one.
@@ -255,12 +259,12 @@ class RetryPolicy:
     most_s: float = 5.0
     clock: Callable[[], float] = time.monotonic
     wait: Callable[[float], object] = time.sleep
-    """Waits for so many seconds, or until whoever commits is asked to end; then it returns something true."""
+    """Waits for a number of seconds. Returns something true, early, if the caller is asked to end."""
     tell: Callable[[str], None] = lambda _: None
-    """Receives the sentence of each round that failed, other than by a lost race."""
+    """Receives a sentence for each round that failed, except lost races."""
 
     def wait_s(self, attempt: int, *, asked_s: float | None = None) -> float:
-        """How long to wait before the next attempt; at least as long as an overloaded server asks, within reason."""
+        """Return the wait before the next attempt; at least what an overloaded server requests, within bounds."""
         drawn = random.uniform(0, min(self.most_s, self.first_s * 2**attempt))
         return max(drawn, min(asked_s or 0.0, MAX_RETRY_AFTER_S))
 
@@ -277,14 +281,14 @@ class _Attempt(Generic[T]):
 
 
 class _Rounds(Generic[T]):
-    """The rounds of one swap. `step` is what the current one does, `tables` what the last one saw."""
+    """The rounds of one swap. `step` is what the current round does, `tables` are what the last one saw."""
 
     def __init__(
         self, commits: Sequence[TableCommit[T]], at_once: CommitTables | None, clock: Callable[[], float]
     ) -> None:
         self._commits, self._at_once, self._clock = commits, at_once, clock
         self.proposing_s = 0.0
-        """Spent on proposals: a merge takes minutes, and a race that it lost must not end the swap."""
+        """Time spent on proposals: a merge takes minutes, and a lost race must not end its swap."""
         self._tried: list[_Attempt[T]] = []
         self.step: Step = "load"
         self.tables: Sequence[Table] = ()
@@ -311,7 +315,7 @@ class _Rounds(Generic[T]):
         return attempt.result
 
     def outdated(self) -> bool:
-        """Whether a table has changed since the last round saw it, as far as that can be seen."""
+        """Whether a table has changed since the last round saw it; False if that cannot be loaded."""
         self.forget()
         with suppress(Exception):  # whatever a catalog raises: what ended the round tells more
             found = in_parallel(lambda commit: commit.handle.current(), self._commits)
@@ -340,8 +344,9 @@ class _Rounds(Generic[T]):
 def swap(handle: TableHandle, propose: Propose[T], *, retry_policy: RetryPolicy) -> T:
     """Commit what `propose` returns for the current table, and repeat until it has landed.
 
-    In every round `propose` sees the metadata that its change will replace. It is not called if the table turns out to
-    have an attempt whose answer was lost.
+    In every round `propose` receives the metadata that its change will replace. It is not called if the table already
+    has an attempt whose response was lost.
+
     Raises `CommitUnavailable` if no round is decided within `retry_policy.total_s`, or before the caller is asked to
     end. Raises `CommitRefused` if the catalog refuses the change or it cannot be prepared, and `AccessDenied` if it
     refuses our credentials.
@@ -350,7 +355,7 @@ def swap(handle: TableHandle, propose: Propose[T], *, retry_policy: RetryPolicy)
 
 
 def _swap(commits: Sequence[TableCommit[T]], at_once: CommitTables | None, retry_policy: RetryPolicy) -> T:
-    """As `swap`, for several tables that `at_once` commits to; one table needs none."""
+    """Swap several tables that `at_once` commits to, like `swap`; one table needs no `at_once`."""
     deadline = retry_policy.clock() + retry_policy.total_s
     attempt, looked_again = 0, False
     rounds = _Rounds(commits, at_once, retry_policy.clock)

@@ -1,4 +1,4 @@
-"""Deletes staged files that never became part of a table, and never will: of batches that were closed or passed over.
+"""Deletes staged files that will never become part of a table: those of closed or passed batches.
 
 A paused writer of an earlier epoch may still stage files and write its journal, which a later epoch would commit. So
 files are deleted only once their batch's key is closed (`JournalStore.void`) or a later batch is committed.
@@ -31,7 +31,7 @@ from frazil.table.tables import data_location
 log = logging.getLogger(__name__)
 
 RECORD = "frazil.commit-record"
-"""The key in a batch's summary for the path of its commit record."""
+"""The summary key for the path of a batch's commit record."""
 
 
 def sweep(
@@ -43,11 +43,13 @@ def sweep(
 ) -> int:
     """Delete staged files of earlier epochs that never became part of the tables; returns their number.
 
-    Safe at any time, from any process, beside a running writer. Batches after the last committed one are left alone
-    unless this epoch has `just_settled` them: only then is it certain that nobody will commit them. To keep a start
-    short however long a stream has run, these folders are skipped because earlier sweeps covered them: folders older
-    than the oldest commit record, committed batches but an epoch's last two, and epochs that the marker no longer
-    remembers. `keys` are those of the journals that are not folded, if already listed.
+    Safe at any time, from any process, next to a running writer. Batches after the last committed one are left alone
+    unless this epoch has `just_settled` them: only then is it certain that no writer will commit them.
+
+    To keep a start short, it skips folders that earlier sweeps covered: those older than the oldest commit record, and
+    committed batches except an epoch's last two. It also skips epochs that the marker no longer remembers.
+
+    `keys` are those of the journals that are not folded, if already listed.
     """
     marker = tables.marker()
     if marker is None:
@@ -59,7 +61,7 @@ def sweep(
 
 
 def _sides(tables: StreamTables) -> Iterator[_Side]:
-    """All tables that are known, without those of the route that cannot be loaded."""
+    """Yield all known tables, without routed ones that cannot be loaded."""
     for target, handle in tables.all.items():
         if not is_routed(target):
             yield _Side(target, handle.refresh(), tables.stream)
@@ -68,7 +70,7 @@ def _sides(tables: StreamTables) -> Iterator[_Side]:
 
 
 def _loaded(target: Target, handle: TableHandle) -> Table | None:
-    """A table of the route, as last seen; None if it was never seen and cannot be loaded: its rows are elsewhere."""
+    """Return a routed table as last seen; None if it was never seen and cannot be loaded: its rows are elsewhere."""
     try:
         return handle.current()
     except Exception as error:  # catalogs' clients raise anything, and the other tables shall go on
@@ -77,9 +79,9 @@ def _loaded(target: Target, handle: TableHandle) -> Table | None:
 
 
 def sweep_routed(tables: StreamTables, *, below_epoch: int) -> int:
-    """As `sweep`, for the tables of the stream's route, right after all of earlier epochs was settled.
+    """Sweep the routed tables, as `sweep` does, right after all earlier epochs were settled.
 
-    Side by side, because there may be thousands. What one table refuses is left to the next start.
+    Runs in parallel, because there may be thousands. The next start retries tables that fail.
     """
     marker = tables.marker()
     if marker is None or not tables.routed:
@@ -115,7 +117,7 @@ def _sweep_side(view: _View, side: _Side, below_epoch: int) -> int:
 
 @dataclass
 class _View:
-    """The stream as the sweep finds it."""
+    """The state of the stream that a sweep uses."""
 
     tables: StreamTables
     marker: Marker
@@ -131,7 +133,7 @@ class _View:
         return self.tables.journals.entry(key, table_uuid=uuid, stream=self.tables.stream)
 
     def passed(self, key: BatchKey) -> bool:
-        """Whether a later batch is committed, so that nobody will ever commit this one."""
+        """Whether a later batch is committed, so that no writer will ever commit this one."""
         return self.marker.settled is not None and key <= self.marker.settled
 
 
@@ -152,7 +154,9 @@ class _Side:
         return read_marker(self.table.metadata.properties, self.stream)
 
     def merged(self, key: BatchKey) -> Set[str]:
-        """The bare paths of the files that a committed merge brought, or of all files if its snapshot has expired."""
+        """Return the bare paths of the files that a committed merge added, or of all files if its snapshot
+        has expired.
+        """
         for snapshot in reversed(self.table.metadata.snapshots):
             told = snapshot.summary
             if told and told.get(RECORD) and (_batch_of(told) == (self.stream, key) or _lane_of(told) == self.stream):
@@ -166,7 +170,7 @@ def _batch_of(summary: Summary) -> tuple[str | None, BatchKey]:
 
 
 def _lane_of(summary: Summary) -> str:
-    """By what name a backfill's chunks stage their files, if it is one that the snapshot published as a whole."""
+    """Return the staging name of a backfill that the snapshot published as a whole."""
     return lane_stream(summary.get("frazil.backfill-stream") or "", summary.get("frazil.backfill") or "")
 
 
@@ -177,7 +181,7 @@ def _added_by(snapshot: Snapshot, table: Table) -> set[str]:
 
 
 def _drop_dead_journals(view: _View, below_epoch: int) -> None:
-    """Remove the journals and closed keys of batches that were passed over; a fenced writer may leave such journals."""
+    """Remove the journals and closed keys of passed batches; a fenced writer may leave such journals."""
     dead = [
         key
         for key in view.keys
@@ -190,7 +194,7 @@ def _drop_dead_journals(view: _View, below_epoch: int) -> None:
 
 
 def _swept_before(view: _View, key: BatchKey) -> bool:
-    """Whether the batch was swept for good earlier: by its own writer, or by many starts.
+    """Whether the batch was already swept for good: by its own writer, or by many starts.
 
     A writer sweeps a batch again before it begins the next but one; until then, executors may leave files in it.
     """
@@ -199,7 +203,7 @@ def _swept_before(view: _View, key: BatchKey) -> bool:
 
 
 def _kept(view: _View, side: _Side, key: BatchKey) -> Set[str] | None:
-    """The bare paths to keep in a batch's folder of one table; None to skip the folder."""
+    """Return the bare paths to keep in a batch's folder of one table; None to skip the folder."""
     fate, record = view.marker.fate(key), view.entry(key)
     if record is Unusable.OTHER_TABLE:
         return None
@@ -216,9 +220,9 @@ def _kept(view: _View, side: _Side, key: BatchKey) -> Set[str] | None:
 
 
 def _kept_of(record: Journal, side: _Side) -> Set[str] | None:
-    """The bare paths to keep of a committed batch; None to skip its folder.
+    """Return the bare paths to keep of a committed batch; None to skip its folder.
 
-    Its changes are needed no more once they are merged. Until a routed table has them, another writer may be merging
+    Its changes are no longer needed once they are merged. Until a routed table has them, another writer may be merging
     them: its files, which no journal names, may become the table's.
     """
     if not _is_merged(record, side.target):
@@ -229,7 +233,7 @@ def _kept_of(record: Journal, side: _Side) -> Set[str] | None:
 
 
 def _closed(view: _View, key: BatchKey) -> bool:
-    """Whether it is certain that nobody will commit an uncommitted batch."""
+    """Whether it is certain that no writer will commit an uncommitted batch."""
     if view.passed(key):
         return True
     if not view.just_settled:
@@ -241,16 +245,18 @@ def _closed(view: _View, key: BatchKey) -> bool:
 
 
 def _landed_alone(side: _Side, key: BatchKey) -> Set[str]:
-    """The files that a table has of an uncommitted batch: none, or dead letters that landed before its discard."""
+    """Return the files that a table has of an uncommitted batch: none, or dead letters that landed before
+    its discard.
+    """
     if side.target != "dead-letters" or (side.marker is not None and side.marker.fate(key) is Fate.NEVER):
         return frozenset()
     return side.referenced
 
 
 def sweep_batch(tables: StreamTables, journal: Journal, *, is_merged: bool = True) -> int:
-    """Delete what a committed batch needs no more in its folders; returns the number of files.
+    """Delete what a committed batch no longer needs in its folders; returns the number of files.
 
-    That is what its failed attempts left, which had rows for the same tables, and its changes once they are merged.
+    That is what its failed attempts left, and its changes once they are merged.
     """
     handles = {**tables.targets, **{target: tables.handle(target) for target in journal.routed}}
     return _sweep_folders(tables, handles, journal.key, record=journal, is_merged=is_merged)
@@ -275,8 +281,8 @@ def discard_batch(tables: StreamTables, key: BatchKey) -> int:
 def give_back(tables: StreamTables, key: BatchKey) -> int:
     """Delete what a fenced writer staged for its last batch, and its journal; returns the number of files.
 
-    Only if a later epoch has closed the batch's key or committed a later batch: then nobody will ever commit this one,
-    whatever happened since the marker was read. Otherwise the next start decides.
+    Only if a later epoch has closed the batch's key or committed a later batch: then no writer will ever commit this
+    one, whatever happened since the marker was read. Otherwise the next start decides.
     """
     marker = tables.marker()
     if marker is None or marker.at.epoch <= key.epoch or marker.fate(key) is not Fate.NEVER:
@@ -317,12 +323,12 @@ def _sweep_folders(
 
 
 def batch_folder(table: Table, stream: str, key: BatchKey) -> str:
-    """The folder where a batch stages its files of one table."""
+    """Return the folder where a batch stages its files of one table."""
     return f"{data_location(table)}/{stream}/{key.epoch:08d}/{key.batch:08d}"
 
 
 def batch_folders(store: ObjectStore, table: Table, stream: str) -> Iterable[tuple[BatchKey, str]]:
-    """All batch folders of a stream below a table's data location."""
+    """Yield all batch folders of a stream below a table's data location."""
     for epoch_folder in store.list_folders(f"{data_location(table)}/{stream}"):
         epoch = epoch_folder.rstrip("/").rsplit("/", 1)[-1]
         for folder in store.list_folders(epoch_folder) if epoch.isdigit() else ():
@@ -332,7 +338,7 @@ def batch_folders(store: ObjectStore, table: Table, stream: str) -> Iterable[tup
 
 
 def _is_merged(record: Journal, target: Target) -> bool:
-    """Whether a batch's files were merged into the table, which has none of them, or some, and others."""
+    """Whether a batch's files were merged into the table, which then has none or only some of them."""
     return any(file.content in MERGED for file in record.staged_for(target))
 
 
@@ -347,7 +353,7 @@ def _delete_others(store: ObjectStore, folder: str, kept: Set[str]) -> int:
 
 
 def referenced(table: Table) -> set[str]:
-    """Bare paths of all data files that any snapshot of the table references. Reads every manifest once."""
+    """Return bare paths of all data files that any snapshot of the table references. Reads every manifest once."""
     seen: set[str] = set()
     paths: set[str] = set()
     for snapshot in table.metadata.snapshots:
@@ -359,5 +365,7 @@ def referenced(table: Table) -> set[str]:
 
 
 def bare_path(path: str) -> str:
-    """A path without its `file:` scheme: we write `file:///x`, Spark writes `file:/x`, and a listing has `/x`."""
+    """Return a path without its `file:` scheme: we write `file:///x`, Spark writes `file:/x`, and a listing
+    has `/x`.
+    """
     return re.sub(r"^file:(//)?(?=/)", "", path)

@@ -13,7 +13,7 @@ TARGET_FILE_BYTES = 512 * 2**20
 
 
 def target_table(table: Table, *, folder: str) -> TargetTable:
-    """What is needed to write files for the table into a folder, without the streams' markers."""
+    """Return what is needed to write files for the table into a folder, without the streams' markers."""
     metadata = table.metadata
     return TargetTable(
         schema_json=metadata.schema().model_dump_json(),
@@ -27,5 +27,5 @@ def target_table(table: Table, *, folder: str) -> TargetTable:
 
 
 def target_file_bytes(table: Table) -> int:
-    """The target size of the table's files, or Iceberg's default."""
+    """Return the target size of the table's files, or Iceberg's default."""
     return int(table.metadata.properties.get(TableProperties.WRITE_TARGET_FILE_SIZE_BYTES, TARGET_FILE_BYTES))

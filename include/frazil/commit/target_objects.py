@@ -11,11 +11,11 @@ _SUFFIX = ".json"
 
 
 def object_of(folder: str, target: Target) -> str:
-    """The path of a table's object."""
+    """Return the path of a table's object."""
     return f"{folder}/{quote(target, safe='')}{_SUFFIX}"
 
 
 def targets_in(store: ObjectStore, folder: str) -> set[Target]:
-    """The tables that have an object in a folder. Costs one listing, however many there are."""
+    """Return the tables that have an object in a folder. Costs one listing for any number of tables."""
     names = (file.path.rsplit("/", 1)[-1] for file in store.list_files(folder))
     return {unquote(name.removesuffix(_SUFFIX)) for name in names}

@@ -1,1 +1,1 @@
-"""What people do with dead letters: look at them, decode them again, discard them."""
+"""Operator commands on dead letters: inspect, replay, discard."""

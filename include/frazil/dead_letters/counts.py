@@ -1,4 +1,4 @@
-"""How many dead letters a stream has, by day and reason, and what some of them look like."""
+"""Counts of a stream's dead letters by day and reason, and samples of them."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class Count:
     reason: str
     letters: int
     replayed: int
-    """Those that were decoded again in vain."""
+    """Dead letters that were replayed and rejected again."""
     discarded: int
 
 
 @dataclass(frozen=True, slots=True)
 class Letter:
-    """One dead letter. Its bytes are shown as text, what is none escaped."""
+    """One dead letter. Bytes that are not UTF-8 text are escaped."""
 
     where: str
     """`topic[partition]@offset`."""
@@ -45,14 +45,14 @@ class Letter:
     value: str | None
     """The value; None for a tombstone."""
     headers: dict[str, list[str | None]]
-    """Values by name, which may come more than once."""
+    """Values by header name; Kafka allows a name to repeat."""
     replays: int
     discarded: str | None
-    """The user who discarded it and the reason; None if it is not discarded."""
+    """The user who discarded it, and the reason; None if it is not discarded."""
 
 
 def counts(table: Table, spec: StreamSpec, selection: Selection) -> list[Count]:
-    """Count by day and reason, in that order. Reads four narrow columns, a file at a time."""
+    """Count by day and reason, in that order. Reads four narrow columns, one file at a time."""
     found: dict[tuple[date, str], Counter[str]] = defaultdict(Counter)
     wanted = [([], "count_all"), ("replays", "count"), ("discarded_at", "count")]
     for rows in read(table, selection.row_filter(spec), ("error_class", "rejected_at", "replays", "discarded_at")):
@@ -65,9 +65,10 @@ def counts(table: Table, spec: StreamSpec, selection: Selection) -> list[Count]:
 
 
 def samples(table: Table, spec: StreamSpec, selection: Selection, *, most: int, decrypt: bool = False) -> list[Letter]:
-    """The first of the selected letters, by topic, partition and offset.
+    """Return the first of the selected dead letters, by topic, partition and offset.
 
-    Raises SpecError if they are to be decrypted, and the secret is another. Of most others only the places are read.
+    Raises SpecError if `decrypt` is set and the secret does not match. For dead letters past the first `most`, only the
+    coordinates are read.
     """
     row_filter = selection.row_filter(spec)
     places = _first(read(table, row_filter, COORDINATES), most)
@@ -81,7 +82,7 @@ def samples(table: Table, spec: StreamSpec, selection: Selection, *, most: int, 
 
 
 def _first(pieces: Iterable[pa.Table], most: int) -> pa.Table | None:
-    """The first rows of all pieces, in the order of their places; None if there are none."""
+    """Return the first rows of all pieces, ordered by coordinates; None if no piece has rows."""
     first: pa.Table | None = None
     for piece in pieces:
         together = piece if first is None else pa.concat_tables([first, piece])
@@ -90,7 +91,7 @@ def _first(pieces: Iterable[pa.Table], most: int) -> pa.Table | None:
 
 
 def _around(places: pa.Table) -> str:
-    """A row filter that few others pass, by which files are skipped."""
+    """A selective row filter, which lets the scan skip files."""
     partitions = ", ".join(map(str, sorted({*places["kafka_partition"].to_pylist()})))
     offsets = places["kafka_offset"].to_pylist()
     return (

@@ -1,4 +1,4 @@
-"""Marks dead letters as discarded, with who and why. They stay where they are: the audit counts them as before."""
+"""Marks dead letters as discarded, with the user and the reason. They stay in the table, so audits still count them."""
 
 from __future__ import annotations
 
@@ -41,11 +41,10 @@ class Mark:
 
 
 def discard(opened: OpenStream, selection: Selection, mark: Mark) -> int:
-    """Mark the selected letters in one commit; returns how many. Those that are discarded already keep their mark.
+    """Mark the selected dead letters in one commit, and return their number. Discarded ones keep their mark.
 
-    A letter that is rejected meanwhile is not marked: nobody has seen it. Nor is one that a replay made a row at home,
-    which leaves once each table of the route has its rows. Raises WriterBusy while a replay of the stream's letters is
-    under way, which may have decoded them.
+    Two kinds are not marked: those rejected after the selection was read, and those that a published replay turned into
+    rows of the default table but has not removed yet. Raises WriterBusy while a replay of the stream is under way.
     """
     handle = opened.tables.dead_letters
     letters = identities(opened, selection)
@@ -83,7 +82,7 @@ def discard(opened: OpenStream, selection: Selection, mark: Mark) -> int:
 
 
 def _without_rows(opened: OpenStream, letters: Letters, replay: Lane) -> Letters:
-    """The letters, without those of which home has rows by this replay, for ever."""
+    """Return the dead letters without those that this published replay turned into rows of the default table."""
     if replay.state is not LaneState.PUBLISHED:
         return letters
     journals = opened.tables.journals
@@ -102,7 +101,7 @@ def _check_not_replayed(lane: Lane | None, decided: Lane | None) -> None:
 
 
 def identities(opened: OpenStream, selection: Selection) -> Letters:
-    """The selected letters."""
+    """Return the coordinates of the selected dead letters."""
     found: dict[LetterSource, BitMap64] = defaultdict(BitMap64)
     table = opened.tables.dead_letters.refresh()
     for rows in read(table, selection.row_filter(opened.spec), LETTER_COLUMNS):

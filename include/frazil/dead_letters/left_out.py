@@ -26,9 +26,9 @@ class LeftOut(StrEnum):
     """Nothing of the record was kept."""
     RECREATED = "topic-recreated"
     TO_BE_READ = "to-be-read"
-    """The stream stands before the record: a reset moved it back, or the batch of the letter was never committed."""
+    """The stream's position is before the record: a reset moved it back, or the batch was never committed."""
     TWO_RECORDS = "two-records"
-    """Kafka gave the offset to a second record."""
+    """Kafka assigned the offset to a second record."""
 
 
 _SENTENCES: Mapping[LeftOut, str] = {
@@ -43,7 +43,7 @@ _SENTENCES: Mapping[LeftOut, str] = {
 
 
 def sentences(found: Mapping[LeftOut, int], stream: str) -> list[str]:
-    """A sentence for each reason that there is."""
+    """Return one sentence for each reason found."""
 
     def said(reason: LeftOut, count: int) -> str:
         is_are, its_their = ("is", "its record") if count == 1 else ("are", "their records")
@@ -54,12 +54,12 @@ def sentences(found: Mapping[LeftOut, int], stream: str) -> list[str]:
 
 
 def left_out(opened: OpenStream, selection: Selection) -> Counter[LeftOut]:
-    """How many of the selected letters a replay leaves out now. Raises AdoptionRequired as a replay does."""
+    """Count the selected dead letters that a replay would leave out now. Raises AdoptionRequired as a replay does."""
     return _counted(opened.tables.dead_letters.current(), opened.spec, own_marker(opened), selection)
 
 
 def own_marker(opened: OpenStream) -> Marker:
-    """Raises AdoptionRequired for a stream that has none."""
+    """Return the stream's marker. Raises AdoptionRequired if it has none."""
     return check_has_own(opened.spec, opened.tables.marker())
 
 
@@ -72,12 +72,12 @@ def _counted(table: Table, spec: StreamSpec, marker: Marker, selection: Selectio
 
 
 def omits(spec: StreamSpec) -> bool:
-    """Whether letters may keep nothing of their record."""
+    """Whether dead letters of the stream may keep nothing of their record."""
     return spec.sensitive is not None
 
 
 def reasons(rows: pa.Table, marker: Marker, *, omits: bool) -> list[LeftOut | None]:
-    """Why each letter is left out; None for one that is decoded again. `value` counts with `omits` alone. Pure."""
+    """Return why each dead letter is left out; None if it is replayed. `value` is read only with `omits`. Pure."""
     values = rows["value"].to_pylist() if omits else [None] * rows.num_rows
     places = zip(*(rows[name].to_pylist() for name in PLACE), strict=True)
     return [

@@ -1,4 +1,4 @@
-"""The dead letters of one stream, selected by reason and time, and read a file at a time."""
+"""The dead letters of one stream, selected by reason and time, read one file at a time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Selection(Model):
     """Selects dead letters of a stream. Times are those of the rejection, `[begin, end)`."""
 
     reasons: tuple[ErrorClass, ...] = ()
-    """Error classes; all, if none is named."""
+    """Error classes; empty selects all."""
     begin: UtcMoment | None = None
     end: UtcMoment | None = None
     discarded: bool = False
@@ -54,7 +54,7 @@ class Selection(Model):
 
 
 def read(table: Table, row_filter: str, columns: Sequence[str]) -> Iterator[pa.Table]:
-    """The selected rows of main, from one file after the other."""
+    """Read the selected rows of main, one file after the other."""
     head = head_of(table.metadata)
     if head is None:
         return

@@ -1,7 +1,7 @@
-"""Decodes dead letters with today's declaration: a backfill whose source is a copy of them.
+"""Replays dead letters with the current declaration: a backfill whose source is a copy of them.
 
-The copy fixes what is replayed, whatever becomes of the dead-letter table meanwhile. What a replay lands, and when its
-letters leave their table, is the lane's matter: see `frazil.backfill.commit`.
+The copy fixes what is replayed, even if the dead-letter table changes meanwhile. `frazil.backfill.commit` decides what
+lands and when the dead letters leave their table.
 """
 
 from __future__ import annotations
@@ -45,28 +45,31 @@ COPY_KEPT_MS = 86_400_000
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What a replay came to."""
+    """The result of a replay."""
 
     lane: str
     landed: int
-    """Letters that are rows by now, or are merged: those that were stale or changed nothing too."""
+    """Dead letters that became rows or were merged, including merged ones that were stale or changed nothing."""
     failed: int
-    """Letters that today's declaration rejects as well."""
+    """Dead letters that the current declaration rejects too."""
     interrupted: bool = False
-    """Whether it was begun by an earlier command, with that command's selection."""
+    """Whether an earlier command began it, with that command's selection."""
     given_up: int = 0
-    """Letters that left without a row: a person gave up what waited for a table that the route no longer has."""
+    """Dead letters that left without a row: an operator gave up the rows of a table that the route no longer has."""
 
 
 NOTHING_DONE = Replayed("", 0, 0)
 
 
 def replay(opened: OpenStream, selection: Selection, *, run: str | None = None) -> tuple[Replayed, ...]:
-    """Replay the selected letters, after one that was interrupted; each that was done. `run` is who asks.
+    """Finish an interrupted replay, then replay the selected dead letters. Returns a result for each replay.
 
-    Raises SpecError for a stream with dedupe or without coordinates, RouteBehind while a table of its route is in
-    trouble, CommitUnavailable if one is once home has its rows, WriterBusy while a backfill of the stream is under way,
-    BackfillAbandoned if a person abandoned what `run` had begun, and what a backfill raises.
+    `run` identifies the caller. Raises what a backfill raises, and:
+    - SpecError: the stream has dedupe, or no coordinates.
+    - RouteBehind: a routed table is missing or behind.
+    - CommitUnavailable: a routed table failed after the default table was committed.
+    - WriterBusy: a backfill of the stream is under way.
+    - BackfillAbandoned: an operator abandoned the replay of `run`.
     """
     check_replayed(opened.spec)
     check_wanted(read_lane(opened.tables.main.refresh().metadata.properties, opened.spec.name), run)
@@ -118,7 +121,7 @@ def _replayed(opened: OpenStream, lane: Lane) -> Replayed:
 
 
 def _epoch(opened: OpenStream) -> int:
-    """The number of the stream's last run of a backfill or replay."""
+    """Return the epoch of the stream's last backfill or replay."""
     lane = read_lane(opened.tables.main.refresh().metadata.properties, opened.spec.name)
     return lane.epoch if lane else 0
 
@@ -128,13 +131,13 @@ def _folder(opened: OpenStream) -> str:
 
 
 def _delete_old_copies(opened: OpenStream) -> None:
-    """Those of replays that were ended, or were killed before they began: a replay that begins now has a newer one."""
+    """Delete old copies of replays that ended, or were killed before they began."""
     store, before_ms = opened.tables.store, opened.tables.clock_ms() - COPY_KEPT_MS
     store.delete([f.path for f in store.list_files(_folder(opened)) if f.modified_ms < before_ms])
 
 
 def _copy(opened: OpenStream, selection: Selection, folder: str) -> int:
-    """Write the selected letters that can be replayed; returns how many."""
+    """Write the selected dead letters that can be replayed, and return their number."""
     marker = own_marker(opened)
     table = opened.tables.dead_letters.refresh()
     columns = (*LETTER_COLUMNS, "topic_id")
@@ -170,7 +173,7 @@ def _slices(piece: pa.Table) -> Iterator[pa.Table]:
 
 
 def _readable(rows: pa.Table, unseal: Unsealer) -> pa.Table:
-    """The rows, after their first value was read. Raises SpecError if the secret is another: nothing has begun yet."""
+    """Check the secret with the first value, and return the rows. Raises SpecError before anything has begun."""
     for row in rows.slice(0, 1).to_pylist():
         place = place_of(row["kafka_topic"], row["kafka_partition"], row["kafka_offset"], "value")
         unseal(row["value"], place)
@@ -178,7 +181,7 @@ def _readable(rows: pa.Table, unseal: Unsealer) -> pa.Table:
 
 
 class ThisProcess:
-    """Runs a replay's tasks here: letters are few. A child decodes them, in case one of them ends its process."""
+    """Runs a replay's tasks in this process. A child process decodes, because a record may crash it."""
 
     parallelism = 1
 
@@ -186,10 +189,10 @@ class ThisProcess:
         return True
 
     def warm_up(self) -> None:
-        """Nothing to prepare."""
+        """Do nothing: a process needs no preparation."""
 
     def check(self) -> None:
-        """It has not ended."""
+        """Do nothing: the process is still running."""
 
     def run(self, plans: Sequence[str], work: StageRows) -> tuple[TaskAnswer, ...]:
         return tuple(self._answer(StageTask.from_json(json.loads(plan)), work) for plan in plans)
@@ -207,4 +210,4 @@ class ThisProcess:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Nothing to end."""
+        """Do nothing: no executor has to end."""

@@ -1,1 +1,1 @@
-"""Merges a batch's changes into a table, on executors: newest change by key, matching rows, new files, deleted rows."""
+"""Merges a batch's changes into a table, on executors: newest change by key, matching rows, new files, deletes."""

@@ -26,18 +26,21 @@ class Newest:
 
     rows: pa.Table
     numbers: NDArray[np.int64]
-    """The number of each row's change among all changes."""
+    """The index of each row's change among all changes."""
     superseded: int
     told_by: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
-    """By column, for each row the number of the change that tells its value, where an earlier one of the batch does."""
+    """The index of the change that supplies each row's value, by column, where that is an earlier change."""
     orders: pa.Array | None = None
-    """The values by which all changes are ordered."""
+    """The values that order the changes, for all changes."""
     deleted_by: NDArray[np.int64] | None = None
-    """For each row the number of the last delete of its key that has no such value, `NEVER` without one; None if no
-    change of the batch is such a delete.
+    """The index of the last delete of each row's key without an order value, or `NEVER`.
+
+    None if no change of the batch is such a delete.
     """
     places: pa.Table | None = None
-    """The coordinates of all changes, if they decide: with `MergeRules.replays`, and with such deletes."""
+    """The coordinates of all changes, if they decide: with `MergeRules.replays`, or with deletes that have no order
+    value.
+    """
 
     def without(self, taken: NDArray[np.bool_]) -> Newest:
         stays = ~taken
@@ -47,7 +50,7 @@ class Newest:
         return replace(self, rows=rows, numbers=numbers, superseded=0, told_by=told_by, deleted_by=deleted_by)
 
     def deletes_of(self, rows: NDArray[np.int64]) -> pa.Table | None:
-        """The coordinates of the deletes in `deleted_by` of these rows; nulls for a row without one."""
+        """Return the coordinates of the deletes in `deleted_by` for these rows; nulls for a row without one."""
         if self.deleted_by is None or self.places is None:
             return None
         numbers = self.deleted_by[rows]
@@ -55,9 +58,10 @@ class Newest:
 
 
 def newest_by_key(changes: pa.Table, rules: MergeRules, ids: Mapping[str, int]) -> Newest:
-    """The newest change of each key; see `MergeRules.order_by`. `ids` are the columns' field ids, by name.
+    """Return the newest change of each key; see `MergeRules.order_by`.
 
-    What it keeps of the table's row, an earlier change of the batch may tell.
+    `ids` are the columns' field ids by name. Values that the change leaves out may come from an earlier change of the
+    batch.
     """
     count = changes.num_rows
     keys = codes_of([column(changes, name) for name in rules.key], count)
@@ -91,10 +95,10 @@ def newest_by_key(changes: pa.Table, rules: MergeRules, ids: Mapping[str, int]) 
 
 
 def _order_of_logs(order: Numbers, told: Logs, keys: Numbers, places: Numbers, offsets: Numbers) -> Numbers:
-    """The order of positions, in which a newer log is above the one before it, of its topic-partition.
+    """Return order values in which each newer log of a topic-partition is above the one before it.
 
-    It begins as in `began_anew`, with a change that is later than all before it. A change without a position has the
-    highest one before it in its log.
+    A log begins again as defined in `began_anew`, with a change that is later than all before it. A change without a
+    position gets the highest position before it in its log.
     """
     ordered = np.lexsort((offsets, places, keys))
     begins = np.r_[True, _ends(keys[ordered], places[ordered])[:-1]]
@@ -113,7 +117,7 @@ def _order_of_logs(order: Numbers, told: Logs, keys: Numbers, places: Numbers, o
 
 
 def _moved(parts: pa.Array, ordered: Numbers, later: NDArray[np.bool_], first: Numbers) -> NDArray[np.bool_]:
-    """Where a later change of a group tells another part than the last one before it that was later, too."""
+    """Mask of later changes whose part differs from that of the last later change of their group."""
     codes = codes_of([parts], len(parts))[ordered]
     tells = later & pc.not_equal(parts, "").to_numpy(zero_copy_only=False)[ordered]
     last = np.maximum.accumulate(np.where(tells, np.arange(len(codes)), -1))
@@ -123,14 +127,14 @@ def _moved(parts: pa.Array, ordered: Numbers, later: NDArray[np.bool_], first: N
 
 
 def _highest(values: Numbers, begins: NDArray[np.bool_]) -> Numbers:
-    """The highest value of each group up to each place; groups follow each other, and begin where `begins` is true."""
+    """Return the running maximum within each group; a group begins where `begins` is true."""
     above = (np.cumsum(begins) - 1) * (1 + values.max())
     highest: Numbers = np.maximum.accumulate(values + above) - above
     return highest
 
 
 def bare_deletes(changes: pa.Table, rules: MergeRules) -> NDArray[np.bool_]:
-    """Deletes without a value of the column that orders changes, as tombstones are: they count where Kafka has them."""
+    """Mask of deletes without an order value, such as tombstones. They take effect at their place in Kafka."""
     if rules.order_by is None:
         return np.zeros(changes.num_rows, np.bool_)
     deletes = pc.equal(column(changes, CHANGE), DELETE)
@@ -141,7 +145,7 @@ def bare_deletes(changes: pa.Table, rules: MergeRules) -> NDArray[np.bool_]:
 
 
 def _deleted_by(bare: NDArray[np.bool_], keys: Numbers, places: Numbers, offsets: Numbers, times: Numbers) -> Numbers:
-    """For each change the number of the last bare delete of its key: by offset in a topic-partition, then by time."""
+    """Return the last bare delete of each change's key: by offset in a topic-partition, then by time."""
     bares = np.flatnonzero(bare)
     bares = bares[np.lexsort((offsets[bares], places[bares], keys[bares]))]
     bares = bares[_ends(keys[bares], places[bares])]
@@ -153,7 +157,7 @@ def _deleted_by(bare: NDArray[np.bool_], keys: Numbers, places: Numbers, offsets
 
 
 def places_of(changes: pa.Table) -> NDArray[np.int64]:
-    """A number for each row's topic-partition, in the order of topics and partitions: it decides between equals."""
+    """Return a number for each row's topic-partition, ordered by topic and partition: it breaks ties."""
     topics = column(changes, TOPIC).dictionary_encode()
     by_name = ranks(topics.dictionary)[topics.indices.to_numpy()]
     places: NDArray[np.int64] = (by_name << 32) + column(changes, PARTITION).to_numpy().astype(np.int64)
@@ -161,7 +165,7 @@ def places_of(changes: pa.Table) -> NDArray[np.int64]:
 
 
 def _ends(*groups: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """The last place of each run in which all groups are equal."""
+    """Mask of the last row of each run of equal groups."""
     ends = np.zeros(len(groups[0]), np.bool_)
     for values in groups:
         ends |= np.r_[values[1:] != values[:-1], True][: len(values)]
@@ -170,7 +174,7 @@ def _ends(*groups: NDArray[np.int64]) -> NDArray[np.bool_]:
 
 @dataclass(frozen=True, slots=True)
 class _Earlier:
-    """All changes of a batch, in the order of keys, topic-partitions and within them."""
+    """All changes of a batch, ordered by key, topic-partition and order value."""
 
     changes: pa.Table
     ordered: NDArray[np.int64]
@@ -178,7 +182,7 @@ class _Earlier:
     places: NDArray[np.int64]
 
     def told(self, newest: Newest, ids: Mapping[str, int]) -> Newest:
-        """The newest changes, with what changes before them tell of the columns that they keep."""
+        """Return the newest changes, with the columns that they leave out filled from earlier changes."""
         rows, numbers = newest.rows, newest.numbers
         kept = rows.column(KEPT).to_pylist() if rows.column(KEPT).null_count < rows.num_rows else []
         wanting = [row for row, of in enumerate(kept) if of]
@@ -198,7 +202,7 @@ class _Earlier:
         return replace(newest, rows=rows, told_by=told_by)
 
     def _told(self, at: int, missing: list[int], sources: Mapping[int, NDArray[np.int64]], row: int) -> list[int]:
-        """Look back from a change at `at`; returns what none before it tells."""
+        """Search backwards from the change at `at`; returns the columns that no earlier change supplies."""
         of = self.ordered[at]
         left = set(missing)
         while left and at > 0:
@@ -216,7 +220,7 @@ class _Earlier:
 
 
 def column(rows: pa.Table, name: str) -> pa.Array:
-    """A column in one piece; UUIDs as their bytes."""
+    """Return a column as one array; UUIDs as bytes."""
     array = rows.column(name).combine_chunks()
     if isinstance(array, pa.ChunkedArray):
         array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
@@ -224,7 +228,7 @@ def column(rows: pa.Table, name: str) -> pa.Array:
 
 
 def codes_of(columns: list[pa.Array], count: int) -> NDArray[np.int64]:
-    """A number for each row, equal where all columns are; a null equals a null."""
+    """Return a number for each row, equal where all columns are equal; a null equals a null."""
     codes = np.zeros(count, np.int64)
     for array in columns:
         encoded = array.dictionary_encode(null_encoding="encode")
@@ -234,7 +238,7 @@ def codes_of(columns: list[pa.Array], count: int) -> NDArray[np.int64]:
 
 
 def ranks(array: pa.Array) -> NDArray[np.int64]:
-    """The order of values as numbers, equal for equal ones; null is the lowest."""
+    """Return the dense rank of each value; null is the lowest."""
     found: NDArray[np.int64] = pc.rank(array, tiebreaker="dense").to_numpy().astype(np.int64)
     found[array.is_null().to_numpy(zero_copy_only=False)] = 0
     return found

@@ -1,12 +1,11 @@
-"""What passes between the driver and the tasks of a merge: plain frozen values that pickle and turn into JSON.
+"""The frozen values that pass between the driver and the tasks of a merge. They pickle and convert to JSON.
 
 A stream with `mode: upsert` stages *change files* (`frazil.ingest.changes`): Parquet with the table's columns and some
-of our own, one row for each change, in any order, several for a key. They are journaled like data files, but no table
-ever has them. A merge turns them into data files and position-delete files against the table as it stands. It is
-repeated where the table changes meanwhile; a task whose table files and changes are the same as before keeps its
-result.
+internal ones, one row per change, in any order, several for a key. They are journaled like data files, but never become
+part of a table. A merge turns them into data files and position-delete files for the current table. If the table
+changes meanwhile, the merge is repeated. A task with the same table files and changes keeps its result.
 
-A table of such a stream has at most one row for each key.
+A table of such a stream has at most one row per key.
 """
 
 from __future__ import annotations
@@ -20,62 +19,73 @@ from typing import Any, Literal
 from frazil.ingest.contract import PartitionKey, StagedFile, TargetTable
 
 How = Literal["auto", "copy-on-write", "merge-on-read"]
-"""How rows leave a data file. `copy-on-write`: the file is written anew without them. `merge-on-read`: a
-position-delete file names them. `auto`: by the share of the file's rows that have left it."""
+"""How rows leave a data file.
+
+- `copy-on-write`: the file is rewritten without them.
+- `merge-on-read`: a position-delete file names them.
+- `auto`: chosen by the share of the file's rows that have left it.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class MergeRules:
-    """What a merge is told by the stream's declaration. Columns are named as in the table."""
+    """The merge settings from the stream's declaration. Columns have their names in the table."""
 
     key: tuple[str, ...]
-    """Primitive columns, never null, none of them a float."""
+    """Primitive columns, never null and never a float."""
     order_by: str | None = None
-    """A change whose value is below that of the table's row, or of another change of the batch, is stale. Null is below
-    all. Among equals, and without a column, the later record wins. Within a topic-partition that is the greater offset.
-    Of the winners of several topic-partitions it is the one with the greater Kafka timestamp, then topic and partition.
-    A delete without a value, such as a tombstone, counts where Kafka has it: what came before it is gone, by offset in
-    its topic-partition, and by Kafka timestamp in others.
+    """The column that orders changes; null is the lowest.
+
+    A change is stale if its value is below that of the table's row, or of another change of the batch. Among equals,
+    and without a column, the later record wins: within a topic-partition the one with the greater offset. Among the
+    winners of several topic-partitions, the greater Kafka timestamp wins, then topic and partition.
+
+    A delete without a value, such as a tombstone, takes effect at its place in Kafka. It removes what came before it:
+    by offset in its topic-partition, by Kafka timestamp in others.
     """
     by_position: bool = False
-    """Whether `order_by` has positions in the log of a source (`frazil.ingest.source_log`). Then a change of a log that
-    began anew is not below a row, or a change of its topic-partition, that has a higher position: `began_anew`.
-    One without a position, which is no delete, counts where Kafka has it, at the position before it.
+    """Whether `order_by` has positions in a source's log (`frazil.ingest.source_log`).
+
+    Then a change of a log that began again is not stale because of higher positions in the old log: see `began_anew`.
+    An upsert without a position takes effect at its place in Kafka, at the position before it.
     """
     replays: bool = False
-    """Whether the changes are dead letters that are merged after records which Kafka has after them. Then among equals,
-    and without a column, the table's row stays unless its record came before the letter: in the letter's own
-    topic-partition by offset, in another one by Kafka timestamp. A row that does not tell its record stays.
+    """Whether the changes are dead letters, merged after records that follow them in Kafka.
+
+    Then among equals, and without a column, the table's row stays unless its record came before the dead letter: by
+    offset in the same topic-partition, by Kafka timestamp in another. A row without coordinates stays.
     """
     ignored: tuple[str, ...] = ()
-    """Columns that do not make an update: the coordinates."""
+    """Columns whose change is not an update: the coordinates."""
     traced: bool = True
-    """Whether a change that leaves its row as it was is written all the same, if its record came later than the row's:
-    the stream has dead letters, and a letter of between the two is older than the row.
+    """Whether a change that leaves its row unchanged is written anyway if its record came later than the row's.
+
+    The stream has dead letters, and one from between the two records must be recognised as older than the row.
     """
     how: How = "auto"
     event_time: str | None = None
-    """The column and `window_us` by which changed rows are counted."""
+    """The event-time column; it and `window_us` count changed rows by window."""
     window_us: int | None = None
     within_us: int | None = None
-    """For a stream that drops repeats: how near rows of a key are in event time of which only the first is kept. Then
-    the changes are rows, staged as data files, and nothing else of these rules but the key and the event time counts.
+    """The distance in event time within which rows of a key are repeats, for a stream with dedupe; the first is kept.
+
+    The changes are then rows, staged as data files. Only the key and the event time of these rules apply.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class DeleteFile:
-    """A position-delete file of the table that has rows of one data file or of several."""
+    """A position-delete file of the table, with deletes of one or several data files."""
 
     path: str
     records: int
     alone: bool
-    """Whether all of its rows are of one data file, so that it can be replaced with that file's next one."""
+    """Whether all its deletes concern one data file, so that the file's next delete file can replace it."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableFile:
-    """A data file of the table, as its snapshot has it."""
+    """A data file of the table's snapshot."""
 
     path: str
     records: int
@@ -87,7 +97,7 @@ class TableFile:
 
 @dataclass(frozen=True, slots=True)
 class MergeTask:
-    """One task's share: some changes against some of the table's files.
+    """One task of a merge: some changes against some of the table's files.
 
     Equal tasks have equal results, because files never change.
     """
@@ -97,15 +107,19 @@ class MergeTask:
     """Paths of change files, in the order that numbers their rows from 0."""
     files: tuple[TableFile, ...]
     inserts: bool
-    """Whether no other task's files can have these keys: then this task inserts what its own files lack."""
+    """Whether no other task's files can have these keys: then this task inserts the keys that its own files do not
+    have.
+    """
     matched: bytes = b""
-    """For a task without files that inserts what no task has matched: the numbers of the changes that some did, as a
-    serialised `pyroaring.BitMap64`."""
+    """The indexes of the changes that others matched, for a task without files, which inserts the rest.
+
+    A serialised `pyroaring.BitMap64`.
+    """
     share: tuple[str, ...] = ()
-    """For a task that drops repeats, and is one of the last: which of `changes` it writes anew."""
+    """The files of `changes` that one of the last tasks of a stream with dedupe rewrites."""
 
     def to_json(self) -> dict[str, Any]:
-        """`matched` is in base64."""
+        """Convert to JSON values; `matched` is in base64."""
         return {**dataclasses.asdict(self), "matched": base64.b64encode(self.matched).decode()}
 
     @classmethod
@@ -126,7 +140,7 @@ class MergeTask:
 
 @dataclass(frozen=True, slots=True)
 class MergeContext:
-    """All that the tasks of one merge have in common."""
+    """What the tasks of one merge share."""
 
     stream: str
     rules: MergeRules
@@ -138,19 +152,19 @@ class MergeContext:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Changes by what became of them, and rows by what became of them. Each change is counted once."""
+    """Counts of changes and rows by outcome. Each change is counted once."""
 
     inserted: int = 0
     updated: int = 0
     deleted: int = 0
     stale: int = 0
-    """Below the table's row in `order_by`."""
+    """Changes below the table's row in `order_by`."""
     superseded: int = 0
-    """Below another change of the same batch and key."""
+    """Changes below another change of the same batch and key."""
     unchanged: int = 0
-    """Updates with the values that the row has, and deletes of keys that the table lacks."""
+    """Updates that change no value, and deletes of keys that are not in the table."""
     repeated: int = 0
-    """Rows that repeat one of the table, or of the same batch."""
+    """Rows that repeat one of the table or of the same batch."""
 
     def __add__(self, other: Counts) -> Counts:
         return Counts(*(a + b for a, b in zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)))
@@ -158,23 +172,25 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class MergeResult:
-    """What one task did."""
+    """The result of one task."""
 
     files: tuple[StagedFile, ...]
-    """New data files, and position-delete files (`content`: "position-deletes"), each of one data file."""
+    """New data files, and position-delete files (`content`: "position-deletes"), each for one data file."""
     replaced: tuple[str, ...]
-    """Paths of the task's data files that were written anew; of a task that drops repeats, of its share."""
+    """Paths of the task's data files that were rewritten; for a task that drops repeats, those of its share."""
     dropped_deletes: tuple[str, ...]
-    """Paths of delete files that no longer delete anything, or whose rows are in one of `files`."""
+    """Paths of delete files that no longer delete anything, or whose deletes are in one of `files`."""
     counts: Counts
     matched: bytes = b""
-    """If the task did not insert: the numbers of the changes whose keys its files have, serialised as `MergeTask`'s."""
+    """If the task did not insert: the indexes of the changes whose keys its files have, serialised as in
+    `MergeTask`.
+    """
     windows: Mapping[int, int] = field(default_factory=dict)
     """Inserted, updated and deleted rows by the start of their window, in microseconds since the epoch."""
     bytes_read: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        """`matched` is in base64."""
+        """Convert to JSON values; `matched` is in base64."""
         return {
             "files": [file.to_json() for file in self.files],
             "replaced": list(self.replaced),

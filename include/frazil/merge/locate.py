@@ -1,4 +1,4 @@
-"""Finds the rows of the table that a batch's keys are of, by their key columns alone."""
+"""Finds the table's rows with a batch's keys, reading only the key columns."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ CHANGE_ROW, PLACE = "_change", "_place"
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """Rows of one data file whose keys changes have. A deleted row has no key any more."""
+    """The rows of one data file that have keys of changes. Deleted rows are left out."""
 
     file: TableFile
     positions: NDArray[np.int64]
-    """Of rows in the file, in order."""
+    """Positions of the rows in the file, in order."""
     changes: NDArray[np.int64]
-    """The row of `Newest.rows` that has the key of each."""
+    """The row of `Newest.rows` with the same key, for each position."""
     deleted: NDArray[np.int64]
-    """Positions that delete files name already."""
+    """Positions that delete files already name."""
 
 
 class KeyIndex:
-    """The keys of changes, made to be found in many rows."""
+    """An index of the changes' keys, for lookups of many rows."""
 
     def __init__(self, newest: Newest, key: tuple[str, ...]) -> None:
         self._key = key
@@ -42,16 +42,16 @@ class KeyIndex:
         self._first = max(key, key=lambda name: len(columns[name].unique())) if newest.rows.num_rows else key[0]
         self._values = columns[self._first].unique()
         self.bounds = {name: _ends(array) for name, array in columns.items() if len(array) and _is_ordered(array.type)}
-        """The least and the greatest value of key columns."""
+        """The minimum and maximum of key columns."""
         self._keys = pa.table({**columns, CHANGE_ROW: pa.array(np.arange(newest.rows.num_rows))})
 
     @property
     def together(self) -> int:
-        """So many rows are looked up at once, as each time costs what the keys cost, however few the rows are."""
+        """Rows per lookup: each lookup costs as much as the keys, however few the rows are."""
         return max(2**18, int(self._keys.num_rows))
 
     def places(self, rows: pa.Table) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The places of rows that have one of the keys, in order, and the change of each."""
+        """Return the positions of rows that have one of the keys, in order, and the change of each."""
         columns = {name: column(rows, name) for name in self._key}
         first = columns[self._first]
         if len(columns) == 1:  # the keys differ, so a value's place among them is its change
@@ -73,7 +73,7 @@ class KeyIndex:
 
 
 def _is_ordered(kind: pa.DataType) -> bool:
-    """Whether statistics of Parquet are compared with its values."""
+    """Whether Parquet statistics of this type are comparable with its values."""
     return bool(pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_date(kind))
 
 
@@ -83,7 +83,7 @@ def _ends(array: pa.Array) -> tuple[Any, Any]:
 
 
 def located(reader: Reader, files: tuple[TableFile, ...], index: KeyIndex, keys: Schema) -> Iterator[Located]:
-    """What of each file the changes have, file by file; `keys` is the schema of the key columns."""
+    """Find the changes' keys file by file; `keys` is the schema of the key columns."""
     found: list[list[_Part]] = [[] for _ in files]
     pending: list[tuple[int, int, pa.Table]] = []
     yielded = 0
@@ -105,7 +105,7 @@ _Part = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 
 def _match(index: KeyIndex, pending: list[tuple[int, int, pa.Table]], found: list[list[_Part]]) -> None:
-    """Look the rows of several row groups up at once, and tell each file its own."""
+    """Look up the rows of several row groups at once, and assign the results to their files."""
     if not pending:
         return
     places, of = index.places(pa.concat_tables([rows for _, _, rows in pending]))

@@ -1,12 +1,12 @@
-"""One task of a merge that drops repeats: rows whose key the table, or the batch, has already, near in event time.
+"""One task of a merge that drops repeats: rows whose key occurred before, near in event time.
 
-The rows of a batch are staged as data files. A task looks their keys up in some of the table's files; the last tasks
-find the repeats within the batch too, each of them the same, and write anew those of the batch's files that have some.
-A file without repeats is added to the table as it was staged.
+The rows of a batch are staged as data files. Each task looks up their keys in some of the table's files. The last tasks
+also find the repeats within the batch, each of them the same ones, and rewrite the batch's files that have some. A file
+without repeats is added to the table as it was staged.
 
-Of all rows of a key, in their order, a row is kept unless one that was kept before is at most `within_us` away from it
-in event time. The rows of the table come first. Those of a batch have the order of their topic-partition; between
-topic-partitions, Kafka's timestamps decide.
+The rows of a key are taken in order. A row is kept unless a kept row is at most `within_us` away in event time. Rows of
+the table come first. Rows of a batch have the order of their topic-partition; between topic-partitions, Kafka's
+timestamps decide.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Mask = NDArray[np.bool_]
 
 
 def drop_repeats(context: MergeContext, task: MergeTask, *, on_progress: Callable[[int], None]) -> MergeResult:
-    """Carry the task out. Raises what the storage raises; the files of a task that raises are removed if possible."""
+    """Run the task. Raises what the storage raises; a failed task's files are removed if possible."""
     run = _Task(context, task, on_progress)
     try:
         return run.result()
@@ -46,19 +46,19 @@ def drop_repeats(context: MergeContext, task: MergeTask, *, on_progress: Callabl
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """The rows of a batch, by what tells repeats. Rows are numbered through its files, in the task's order."""
+    """The columns of a batch that identify repeats. Rows are numbered through its files, in the task's order."""
 
     keys: pa.Table
     codes: Numbers
-    """Equal for rows of equal key, from 0 on."""
+    """Numbers from 0, equal for rows with equal keys."""
     times: Numbers
     """Event times in microseconds since the epoch."""
     timed: Mask
-    """Which rows have an event time: one without it repeats nothing."""
+    """Mask of rows with an event time: a row without one is never a repeat."""
     places: pa.Table
-    """Their coordinates, which tell the earlier of two rows."""
+    """Kafka coordinates, which order the rows."""
     starts: tuple[int, ...]
-    """The number of each file's first row, and that of all rows at the end."""
+    """The number of each file's first row, and the total at the end."""
 
 
 @dataclass
@@ -114,7 +114,7 @@ class _Task:
         return self.context.rules.event_time
 
     def _table_rows(self, batch: _Batch) -> tuple[Numbers, Numbers]:
-        """Codes and event times of the table's rows whose keys the batch has."""
+        """Return codes and event times of the table's rows whose keys the batch has."""
         rules = self.context.rules
         codes, first = np.unique(batch.codes, return_index=True)
         index = KeyIndex(Newest(batch.keys.take(pa.array(first)), first, 0), rules.key)
@@ -127,7 +127,7 @@ class _Task:
         return np.concatenate([c for c, _ in found]), np.concatenate([t for _, t in found])
 
     def _live_rows(self, together: int) -> Iterator[pa.Table]:
-        """Keys and event times of the task's files, without rows that delete files name, about so many at once."""
+        """Yield keys and event times of the task's files, without deleted rows, about `together` rows at once."""
         schema = self.schema.select(*dict.fromkeys((*self.context.rules.key, self._event_time)))
         pending: list[pa.Table] = []
         for file in self.task.files:
@@ -144,7 +144,7 @@ class _Task:
             yield pa.concat_tables(pending)
 
     def _repeats(self, batch: _Batch, left: Numbers) -> Numbers:
-        """The numbers of rows that repeat another of those left. Only rows of keys that come twice are put in order."""
+        """Return the remaining rows that repeat one another. Only rows with keys that occur twice are sorted."""
         several = left[np.bincount(batch.codes)[batch.codes[left]] > 1] if len(left) else left
         if not len(several):
             return several
@@ -152,7 +152,7 @@ class _Task:
         return several[repeats(batch.codes[several], batch.times[several], order, within_us=self._within_us)]
 
     def _without(self, batch: _Batch, repeated: Mask) -> MergeResult:
-        """Write this task's share of the batch's files anew where they have repeats, and count what is left."""
+        """Rewrite this task's share of the batch's files where they have repeats, and count the rest."""
         replaced, share = [], set(self.task.share)
         counts, windows = Counts(), Counter[int]()
         for path, start, end in zip(self.task.changes, batch.starts, batch.starts[1:], strict=False):
@@ -184,7 +184,7 @@ class _Task:
 
 
 def beside(codes: Numbers, times: Numbers, there: Numbers, at: Numbers, *, within_us: int) -> Mask:
-    """The rows, by the codes of their keys and their times, that have a row of `there`, with times `at`, near. Pure."""
+    """Mask of rows that have a near row with the same key in `there`, whose times are `at`. Pure."""
     count = len(codes)
     keys, moments = np.r_[codes, there], np.r_[times, at]
     ordered = np.lexsort((moments, keys))
@@ -203,7 +203,7 @@ def beside(codes: Numbers, times: Numbers, there: Numbers, at: Numbers, *, withi
 
 
 def repeats(codes: Numbers, times: Numbers, order: Numbers, *, within_us: int) -> Mask:
-    """The rows that repeat one that was kept before them, in their order. Pure."""
+    """Mask of rows that repeat an earlier kept row, in their order. Pure."""
     count = len(codes)
     ordered = np.lexsort((order, codes))
     keys, moments = codes[ordered], times[ordered]
@@ -222,7 +222,7 @@ def repeats(codes: Numbers, times: Numbers, order: Numbers, *, within_us: int) -
 
 
 def _one_by_one(times: list[int], within_us: int) -> list[bool]:
-    """For the times of one key's rows, in their order, whether each repeats one that was kept."""
+    """Return whether each of one key's times, in order, repeats a kept one."""
     kept: list[int] = []
     dropped = []
     for time in times:
@@ -235,15 +235,15 @@ def _one_by_one(times: list[int], within_us: int) -> list[bool]:
 
 
 def _near(one: Numbers, other: Numbers, within_us: int) -> Mask:
-    """Whether times are at most so far apart, however far that is."""
+    """Mask of times that are at most `within_us` apart, safe for any distance."""
     later, earlier = np.maximum(one, other).astype(np.uint64), np.minimum(one, other).astype(np.uint64)
     return (later - earlier) <= np.uint64(within_us)  # modulo 2^64, which is the true distance
 
 
 def _order(rows: pa.Table) -> Numbers:
-    """A number for each row of a batch: within a topic-partition by offset, between them by Kafka's timestamps.
+    """Return a rank for each row of a batch: within a topic-partition by offset, between them by Kafka timestamp.
 
-    A producer may send timestamps that go back. What counts is the greatest so far in the topic-partition.
+    A producer may send timestamps that go back. So the running maximum within the topic-partition counts.
     """
     count = rows.num_rows
     places, offsets = places_of(rows), column(rows, OFFSET).to_numpy()

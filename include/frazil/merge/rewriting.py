@@ -1,4 +1,4 @@
-"""Which data files a merge writes anew: pure."""
+"""Decides which data files a merge rewrites. Pure."""
 
 from __future__ import annotations
 
@@ -7,24 +7,30 @@ from collections.abc import Mapping, Sequence
 from frazil.merge.contract import How, TableFile
 
 MAX_DELETED_SHARE = 0.2
-"""The share of a file's rows that may have left it by delete files: above it, `auto` writes the file anew."""
+"""The share of a file's rows that delete files may remove; above it, `auto` rewrites the file."""
 TIER = 4
-"""Files that are no more than so many times as large as the new one join it, once there are `TOGETHER` of them: each
-row is then written anew once for each tier, and a partition has few files of each."""
+"""Files at most this many times as large as the new one are rewritten with it, from `TOGETHER` such files on.
+
+So each row is rewritten once per size tier, and a partition has few files of each tier.
+"""
 TOGETHER = 4
 SMALL_BYTES = 64 * 2**10
-"""Files below this size cost readers the same."""
+"""Files below this size all cost readers the same."""
 SMALLER_BYTES = 2**20
-"""Below this size, proportionally fewer rows may have left: a new data file costs less then, and a delete file costs
-readers the same. So a row that leaves is paid for with the same bytes, whatever its file's size."""
+"""Below this size, the allowed share of deleted rows shrinks in proportion.
+
+A small data file costs less to rewrite, but its delete file costs readers the same. So each deleted row is paid for
+with the same number of bytes, whatever the file's size.
+"""
 ROW_BYTES = 50
-"""About the size of a row, where no file tells."""
+"""The assumed size of a row if no file shows it."""
 
 
 def rewritten(how: How, leaving: Mapping[TableFile, int], files: Sequence[TableFile], *, new_rows: int) -> set[str]:
-    """The paths of the files to write anew. `leaving` counts rows that leave a file, those that have left it included.
+    """Return the paths of the files to rewrite.
 
-    `files` are those of one partition, and `new_rows` come to it.
+    `leaving` counts the rows that leave a file, including those that have left before. `files` are those of one
+    partition, which gets `new_rows`.
     """
     if how == "copy-on-write":
         return {file.path for file in leaving}
@@ -41,7 +47,7 @@ def _may_have_left(file: TableFile) -> float:
 def _joining(
     files: Sequence[TableFile], rewritten: set[str], leaving: Mapping[TableFile, int], new_rows: int
 ) -> set[str]:
-    """The small files that join what is written."""
+    """Return the small files that are rewritten together with the new rows."""
     copied = sum(file.bytes * (1 - leaving[file] / file.records) for file in files if file.path in rewritten)
     size = max(SMALL_BYTES, _bytes(files, new_rows) + copied)
     rest = sorted((file for file in files if file.path not in rewritten), key=lambda file: file.bytes)

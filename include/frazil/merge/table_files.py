@@ -1,4 +1,4 @@
-"""Reads a table's data files, and which of their rows position-delete files name; writes such files."""
+"""Reads a table's data files and position-delete files, and writes position-delete files."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from frazil.merge.contract import DeleteFile, TableFile
 
 NAME_MAPPING = "schema.name-mapping.default"
 PATH_ID, POSITION_ID = 2_147_483_546, 2_147_483_545
-"""Iceberg specification, "Reserved Field IDs"."""
+"""Field ids from the Iceberg specification, "Reserved Field IDs"."""
 COMPARED = frozenset({int, str, date})
-"""Types of values that PyArrow's statistics give as its arrays do."""
+"""Types whose statistics PyArrow returns as the same Python types as its array values."""
 Bounds = Mapping[str, tuple[Any, Any]]
-"""By column name, the least and the greatest value."""
+"""The minimum and maximum by column name."""
 _DELETES = pa.schema(
     [
         pa.field("file_path", pa.string(), nullable=False, metadata={"PARQUET:field_id": str(PATH_ID)}),
@@ -43,13 +43,13 @@ _DELETES = pa.schema(
 
 @dataclass(slots=True)
 class Reader:
-    """Opens Parquet files of one storage, and counts what is read of them."""
+    """Opens Parquet files of one storage, and counts what is read."""
 
     io: FileIO
     properties: Mapping[str, str]
-    """The table's."""
+    """The table's properties."""
     on_progress: Callable[[int], None] = lambda _: None
-    """Told after each row group how many rows have been read so far."""
+    """Called after each row group with the number of rows read so far."""
     bytes_read: int = 0
     rows_read: int = 0
     _deletes: dict[str, dict[str, NDArray[np.int64]]] = field(default_factory=dict)
@@ -59,7 +59,7 @@ class Reader:
         return DataReader(self, pq.ParquetFile(source.open(seekable=True)))
 
     def read(self, rows: pa.Table) -> None:
-        """Some rows were read."""
+        """Count rows that were read."""
         self.bytes_read += rows.nbytes
         self.rows_read += rows.num_rows
         self.on_progress(self.rows_read)
@@ -70,7 +70,7 @@ class Reader:
             return pa.concat_tables([no_rows(arrow_schema(schema)), *(rows for _, rows in found.groups(schema))])
 
     def deleted(self, file: TableFile) -> NDArray[np.int64]:
-        """The positions of a data file's rows that delete files name, in order."""
+        """Return the positions of a data file's rows that delete files name, in order."""
         found = [self._of(delete).get(file.path) for delete in file.deletes]
         there = [positions for positions in found if positions is not None]
         return np.unique(np.concatenate(there)) if there else np.zeros(0, np.int64)
@@ -84,14 +84,14 @@ class Reader:
         return by_path
 
     def deletes(self, path: str) -> dict[str, NDArray[np.int64]]:
-        """The positions that a position-delete file names, in order, by their data file."""
+        """Return the positions that a position-delete file names, in order, by data file."""
         rows = pq.read_table(pa.BufferReader(self.io.new_input(path).open().read()), columns=["file_path", "pos"])
         self.read(rows)
         return _by_path(rows)
 
 
 def _by_path(deletes: pa.Table) -> dict[str, NDArray[np.int64]]:
-    """The positions that a delete file names, by their data file, of which there may be thousands."""
+    """Group the positions of a delete file by data file; there may be thousands of data files."""
     if not deletes.num_rows:
         return {}
     paths = column(deletes, "file_path").dictionary_encode()
@@ -102,13 +102,13 @@ def _by_path(deletes: pa.Table) -> dict[str, NDArray[np.int64]]:
 
 
 def arrow_schema(schema: Schema) -> pa.Schema:
-    """What is read has these types. Nothing is required of files that others may have written."""
+    """Return the types of what is read. All fields are nullable, because other programs may have written the files."""
     return pa.schema([field.with_nullable(True).remove_metadata() for field in schema_to_pyarrow(schema)])
 
 
 @dataclass(slots=True)
 class DataReader:
-    """One open data file. Columns are found by their field ids, as Iceberg's rules of evolution want."""
+    """One open data file. Columns are found by field id, as Iceberg's schema evolution requires."""
 
     reader: Reader
     file: pq.ParquetFile
@@ -120,7 +120,7 @@ class DataReader:
         self.file.close()
 
     def groups(self, schema: Schema, wanted: Sequence[int] | None = None) -> Iterator[tuple[int, pa.Table]]:
-        """The rows of each row group, or of those wanted, as the schema has them, with the first one's position."""
+        """Yield each row group's first position and rows in the given schema; `wanted` selects row groups."""
         physical, expected = self._physical(), arrow_schema(schema)
         # As PyIceberg's own scan: a list or a map is selected by what is in it.
         ids = {i for i in schema.field_ids if not isinstance(schema.find_type(i), ListType | MapType)}
@@ -137,7 +137,7 @@ class DataReader:
             yield starts[group], pa.Table.from_batches(batches).cast(expected) if batches else no_rows(expected)
 
     def at(self, schema: Schema, positions: NDArray[np.int64]) -> pa.Table:
-        """The rows at some positions, which are in order."""
+        """Return the rows at positions, which must be sorted."""
         parts = [no_rows(arrow_schema(schema))]
         groups = np.unique(np.searchsorted(np.array(self.starts), positions, side="right") - 1).tolist()
         for start, rows in self.groups(schema, groups):
@@ -146,7 +146,7 @@ class DataReader:
         return pa.concat_tables(parts)
 
     def may_hold(self, schema: Schema, bounds: Bounds) -> list[int]:
-        """The row groups that may have a row within the bounds of some columns of a schema, by their statistics."""
+        """Return the row groups whose statistics allow a row within the bounds of these columns."""
         there, metadata = self._physical(), self.file.metadata
         names = {there.find_column_name(schema.find_field(name).field_id): ends for name, ends in bounds.items()}
         places = {path: i for i in range(metadata.num_columns) if (path := metadata.schema.column(i).path) in names}
@@ -170,7 +170,7 @@ class DataReader:
 
 
 def _overlap(statistics: Any, ends: tuple[Any, Any]) -> bool:
-    """Whether values between the ends may be among a column's, whose other types of values are never compared."""
+    """Whether a column may hold values between the ends. Statistics of types that are not compared always may."""
     if statistics is None or not statistics.has_min_max:
         return True
     least, greatest = statistics.min, statistics.max
@@ -180,7 +180,7 @@ def _overlap(statistics: Any, ends: tuple[Any, Any]) -> bool:
 
 
 def write_position_deletes(io: FileIO, file: TableFile, positions: NDArray[np.int64], *, folder: str) -> StagedFile:
-    """A file that deletes rows of one data file. Its bounds name that file whole, so that readers know."""
+    """Write a file that deletes rows of one data file. Its bounds are the full path, so that readers can match it."""
     path = f"{folder}/deletes-{uuid.uuid4()}.parquet"
     paths = pa.repeat(pa.scalar(file.path, pa.string()), len(positions))
     rows = pa.Table.from_arrays([paths, pa.array(positions)], schema=_DELETES)

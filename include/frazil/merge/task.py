@@ -33,11 +33,10 @@ NEVER = np.iinfo(np.int64).min
 def merge(
     context: MergeContext, task: MergeTask, *, on_progress: Callable[[int], None] = lambda _: None
 ) -> MergeResult:
-    """Carry the task out. Raises what the storage raises; the files of a task that raises are removed if possible.
+    """Run the task. Raises what the storage raises; a failed task's files are removed if possible.
 
-    A task of a stream that drops repeats does that instead (`frazil.merge.repeats`).
-
-    `on_progress` is told again and again how many rows have been read so far; it may raise to end the task.
+    A task of a stream with dedupe runs `frazil.merge.repeats` instead. `on_progress` is called repeatedly with the
+    number of rows read so far; it may raise to end the task.
     """
     if context.changes.content == "candidates":
         return drop_repeats(context, task, on_progress=on_progress)
@@ -51,11 +50,11 @@ def merge(
 
 @dataclass(slots=True)
 class _Leaving:
-    """What leaves one data file."""
+    """The rows that leave one data file."""
 
     found: Located
     positions: NDArray[np.int64]
-    """Of rows that leave it now."""
+    """Positions of the rows that leave it now."""
 
 
 @dataclass
@@ -102,7 +101,7 @@ class _Merge:
         return MergeResult(files, replaced, dropped, self.counts, numbers, dict(self.windows), read)
 
     def _leaving(self, newest: Newest, matched: NDArray[np.bool_]) -> Iterator[_Leaving]:
-        """Match every file; write the new versions of rows, and mark the changes that have a row."""
+        """Match every file: write the new versions of rows, and mark the changes that have a row."""
         rules = self.context.rules
         index = KeyIndex(newest, rules.key)
         keys = self.schema.select(*rules.key)
@@ -116,7 +115,7 @@ class _Merge:
             yield _Leaving(found, leaves)
 
     def _updated(self, newest: Newest, found: Located, first: NDArray[np.bool_]) -> NDArray[np.int64]:
-        """The positions of rows that leave the file, because a change updates or deletes them."""
+        """Return the positions of rows that leave the file, because a change updates or deletes them."""
         rules = self.context.rules
         with self.reader.open(found.file.path) as data:
             rows = data.at(self.schema, found.positions)
@@ -141,7 +140,7 @@ class _Merge:
         ]  # of a key that others wrote twice, one row stays
 
     def _moved(self, rows: pa.Table, changes: pa.Table) -> NDArray[np.bool_]:
-        """The rows that their changes take to another window: both windows have changed."""
+        """Mask of rows that their changes move to another window: both windows have changed."""
         rules = self.context.rules
         if rules.event_time is None or rules.window_us is None:
             return np.zeros(rows.num_rows, np.bool_)
@@ -168,7 +167,7 @@ class _Merge:
         return rows
 
     def _saw(self, rows: pa.Table) -> None:
-        """Count rows by the window of their event time."""
+        """Count rows by window."""
         rules = self.context.rules
         if rules.event_time is None or rules.window_us is None or not rows.num_rows:
             return
@@ -177,7 +176,7 @@ class _Merge:
         self.windows.update(dict(zip(starts.tolist(), counts.tolist(), strict=True)))
 
     def _leave(self, leaving: list[_Leaving]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Write files anew, or delete files for them. Returns the paths of data files and of delete files that go."""
+        """Rewrite files, or write delete files for them. Returns the paths of data files and delete files to remove."""
         replaced: list[str] = []
         dropped: list[str] = []
         new_rows = self.counts.inserted + self.counts.updated

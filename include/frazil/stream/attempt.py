@@ -1,8 +1,8 @@
-"""Tells an attempt at a task that nobody waits for it any longer.
+"""Lets a task attempt notice that its result is no longer needed.
 
-Spark tells a Python worker nothing when it gives up the worker's task, for one because a speculative copy of it was
-faster: the worker would read on, and leave files that no journal has. But the executor closes its connection to the
-worker; and where the executor itself ends, the workers' daemon sends SIGHUP.
+Spark does not inform a Python worker when it abandons the worker's task, for example because a speculative copy was
+faster. The worker would read on, and leave files that no journal has. But the executor closes its connection to the
+worker, and if the executor itself ends, the workers' daemon sends SIGHUP.
 
 Imports little, for the daemon: see `frazil.stream.worker_daemon`.
 """
@@ -18,15 +18,15 @@ from types import FrameType
 from typing import Any
 
 _connection: int | None = None
-"""The descriptor of this worker's connection to its executor; None in a process that has none."""
+"""The file descriptor of this worker's connection to its executor; None outside of a worker."""
 
 
 class Abandoned(BaseException):
-    """Ends an attempt, whatever it is doing; what it wrote is then removed. No error of the task: nobody reads it."""
+    """Ends an abandoned attempt at any point; what it wrote is then removed. Not an error of the task."""
 
 
 def check_wanted() -> None:
-    """Raises Abandoned if the executor has closed the connection."""
+    """Raise Abandoned if the executor has closed the connection."""
     if _connection is not None and _is_closed(_connection):
         raise Abandoned
 
@@ -40,7 +40,7 @@ def _is_closed(connection: int) -> bool:
 
 
 def watched(main: Callable[[Any, Any], object]) -> Callable[[Any, Any], object]:
-    """Spark's main function of a worker, which gets the two directions of the connection as files."""
+    """Wrap the main function of Spark's worker, which receives the connection as an input and an output file."""
 
     def run(infile: Any, outfile: Any) -> object:
         global _connection  # noqa: PLW0603 - a worker has one
@@ -58,7 +58,7 @@ def watched(main: Callable[[Any, Any], object]) -> Callable[[Any, Any], object]:
 
 
 def _discard_rest(outfile: Any) -> None:
-    """Nobody reads it. Spark's daemon would log a page of traces when it cannot send what is left."""
+    """Redirect unread output to nowhere. Otherwise Spark's daemon logs a page of traces when it cannot send it."""
     with Path(os.devnull).open("wb") as nowhere:
         os.dup2(nowhere.fileno(), outfile.fileno())
 

@@ -1,7 +1,7 @@
 """One batch: stage, journal, commit. The engine stages its tasks.
 
-It is longer than other modules, because its steps share the epoch's state: the marker, the last batch, what people were
-told. What they decide is decided elsewhere, by pure functions.
+The module is longer than others because its steps share the epoch's state: the marker, the last batch, the published
+notices. Pure functions elsewhere make the decisions.
 """
 
 from __future__ import annotations
@@ -69,11 +69,14 @@ from frazil.table.growth import Refusal
 log = logging.getLogger(__name__)
 
 MAX_RESTAGES = 10
-"""So often a batch is staged again at most, because its records let the table evolve."""
+"""Times one batch may be restaged after schema changes."""
 MAX_IGNORED_FIELDS = 100
-"""So many fields that become no columns are told in an epoch: records may have endlessly many."""
+"""Ignored fields named per epoch; records may have any number of them."""
 RECENT_BATCHES = 4
-"""How many commit records show a new writer what batches write by table partition: a record may have megabytes."""
+"""Commit records that a new writer reads to learn what batches write by table partition.
+
+A record may take megabytes.
+"""
 
 
 @dataclass(slots=True)
@@ -90,28 +93,28 @@ class BatchRunner:
     run_folder: Path
     progress: ProgressFolder
     wait: Callable[[float], object] = time.sleep
-    """Waits for so many seconds, or until the writer is asked to end; then it returns something true."""
+    """Waits for a number of seconds. Returns something true, early, if the writer is asked to end."""
     rejects_accepted: Mapping[TopicPartition, int] = field(default_factory=dict)
-    """Rejected records before these offsets do not open the circuit."""
+    """Rejected records before these offsets do not open the circuit breaker."""
     throttle: Throttle | None = None
     notices: frozenset[str] = frozenset()
-    """Those that were given already."""
+    """Notices that were given already."""
     ignored: frozenset[tuple[str, ...]] = frozenset()
-    """Fields of records that become no columns, and of which people know."""
+    """Ignored fields that were reported already."""
     recent: Recent | None = None
-    """What recent batches wrote by table partition; None before a batch of this epoch asks for it."""
+    """What recent batches wrote by table partition; None until a batch of this epoch needs it."""
     distribution: Distribution | None = None
-    """The last batch's."""
+    """The decision for the last batch."""
     landed: Journal | None = None
     """The last batch that this runner committed."""
     route: StreamRoute | None = None
-    """None if the stream never had one."""
+    """The stream's route; None if it never had one."""
     fence: FenceWatch = field(default_factory=FenceWatch)
 
     def run(self, stage: Stage, end: Position, *, tasks: int) -> None:
-        """Stage, journal and commit one batch, of so many tasks, that ends at `end`. Raises what ends the epoch.
+        """Stage, journal and commit one batch of `tasks` tasks that ends at `end`. Raises what ends the epoch.
 
-        A tick has no tasks: it stages nothing, and commits its position.
+        An empty commit has no tasks: it stages nothing, and commits its position.
         """
         key = BatchKey(self.committer.epoch, self.marker.at.batch + 1)
         began = time.monotonic()
@@ -145,7 +148,7 @@ class BatchRunner:
             self.route.tell()
 
     def follow(self) -> None:
-        """Without a new batch too, try tables of the route again that lack rows, and notice who took over.
+        """Between batches, retry routed tables that are behind, and check whether another writer took over.
 
         Raises RouteBehind and Fenced.
         """
@@ -154,15 +157,15 @@ class BatchRunner:
             self.route.follow()
 
     def sweep_stragglers(self) -> None:
-        """On a cluster, sweep the last batch once more: an attempt that Spark gave up may write for a while.
+        """Sweep the last batch once more on a cluster, because an abandoned attempt may still write for a while.
 
-        Called with the next batch, and when the engine has ended.
+        Called with the next batch, and after the engine has ended.
         """
         if self.landed is not None and self.spec.resources.on_cluster:
             self._sweep(self.landed)
 
     def report(self, journal: Journal, *, stage_s: float = 0, commit_s: float = 0) -> None:
-        """Emit the events of a committed batch; without times for one that an earlier epoch staged."""
+        """Emit the events of a committed batch; without times if an earlier epoch staged it."""
         key, files = journal.key, len(journal.files)
         self.emit(
             BatchCommitted(
@@ -182,7 +185,7 @@ class BatchRunner:
             self.emit(FutureEventTimes(key, journal.future, most, format_duration(self.spec.watermark.max_future)))
 
     def _changes(self, journal: Journal) -> dict[str, int]:
-        """What the merges of a batch came to, in all tables that have it."""
+        """Sum the counts of a batch's merges over all tables that have committed it."""
         if self.tables.merging is None:
             return {}
         total = Counter(_merged(self.tables.main.current(), self.marker))
@@ -201,7 +204,7 @@ class BatchRunner:
         self.notices |= said
 
     def _journal_and_commit(self, journal: Journal) -> float:
-        """Returns how many seconds the commit took."""
+        """Return how many seconds the commit took."""
         self.emit(PhaseBegan(Phase.JOURNALING))
         written = waited_out(
             lambda: self.tables.journals.put(journal),
@@ -222,7 +225,7 @@ class BatchRunner:
         return time.monotonic() - committing
 
     def _check_not_replaced(self, error: Exception) -> None:
-        """Raise `Fenced` instead of an error if another writer took over and so swept the files staged here."""
+        """Raise `Fenced` instead of an error if another writer took over and swept the files staged here."""
         if isinstance(error, FrazilError):
             return
         try:
@@ -236,7 +239,7 @@ class BatchRunner:
             raise fenced from error
 
     def _give_back(self, key: BatchKey) -> None:
-        """Delete what a fenced writer staged and nobody will commit; the next start decides about the rest."""
+        """Delete what a fenced writer staged and no writer will commit; the next start decides about the rest."""
         try:
             give_back(self.tables, key)
         except Exception as error:
@@ -245,9 +248,9 @@ class BatchRunner:
     def _staged(
         self, stage: Stage, key: BatchKey, end: Position, *, tasks: int
     ) -> tuple[tuple[TaskAnswer, ...], Journal]:
-        """As `staged`; a catalog or a storage that fails, or whose credentials expire, is waited for.
+        """Call `staged`, retrying while a catalog or a storage fails or its credentials have expired.
 
-        Every try loads the tables, and so has the newest credentials.
+        Every attempt loads the tables, and so gets fresh credentials.
         """
 
         def again() -> None:
@@ -269,10 +272,9 @@ class BatchRunner:
     def staged(
         self, stage: Stage, key: BatchKey, end: Position, *, tasks: int
     ) -> tuple[tuple[TaskAnswer, ...], Journal]:
-        """The tasks' answers and the batch's journal. If its records let the table evolve, or need tables, it is
-        staged again.
+        """Return the tasks' answers and the batch's journal, restaging if the table evolves or values need new tables.
 
-        What later rounds would still find is found in the next batch that has it.
+        Schema drift left after the last attempt is handled by the next batch that has it.
         """
         context, answers = self._staged_once(stage, key, tasks=tasks)
         for _ in range(MAX_RESTAGES):
@@ -303,7 +305,7 @@ class BatchRunner:
         return context, answers
 
     def _tell_ignored(self, refused: Iterable[Refusal]) -> None:
-        """Each field once in this epoch."""
+        """Report each ignored field once in this epoch."""
         new = [refusal for refusal in refused if refusal.path not in self.ignored]
         if new and len(self.ignored) < MAX_IGNORED_FIELDS:
             self.emit(NoticeGiven(ignored(new, table=self.tables.main.identifier)))
@@ -312,7 +314,7 @@ class BatchRunner:
             self.ignored |= {refusal.path for refusal in new}
 
     def _evolved(self, context: StageContext, answers: Sequence[TaskAnswer]) -> bool:
-        """Whether the table has evolved, by us or by others, to hold more of the batch's records than was staged."""
+        """Whether the table evolved, by this writer or another, so that it can hold more of the batch's records."""
         drift = [a.result.drift for a in answers if a.result.drift]
         if not drift:
             return False
@@ -326,7 +328,7 @@ class BatchRunner:
             return main.refresh().schema().schema_id != staged_id
 
     def _shuffle(self, context: StageContext, *, tasks: int) -> Shuffle | None:
-        """How the batch's rows are shuffled; None if they are not."""
+        """Return how the batch's rows are shuffled; None if they are not."""
         if self.spec.distribution == "none" or not tasks:
             return None
         spec = self.tables.main.current().metadata.spec()
@@ -346,7 +348,7 @@ class BatchRunner:
         return chosen.shuffle
 
     def _read_recent(self, spec_id: int) -> Recent:
-        """What earlier writers' last batches wrote, from their commit records."""
+        """Return what the last batches of earlier writers wrote, from their commit records."""
         recent = Recent(spec_id)
         newest = [*islice(self.tables.journals.records(newest_first=True), RECENT_BATCHES)]
         for journal in reversed(newest):
@@ -354,7 +356,7 @@ class BatchRunner:
         return recent
 
     def _sweep(self, journal: Journal) -> None:
-        """Delete what failed tries of a batch that landed left; the next start sweeps what remains."""
+        """Delete what failed attempts of a landed batch left; the next start sweeps what remains."""
         try:
             sweep_batch(self.tables, journal)
         except Exception as error:  # catalogs' clients raise anything; it must not replace the error at hand
@@ -368,7 +370,9 @@ class BatchRunner:
             log.info("files of the failed batch %s were left to the next start: %r", key, error)
 
     def _clear_progress(self) -> None:
-        """Let the count of a batch's next try begin anew, or the heartbeat sees no advance until it passes the last."""
+        """Restart the progress count for the batch's next attempt; otherwise the heartbeat shows no advance
+        at first.
+        """
         self.progress = dataclasses.replace(self.progress, attempt=self.progress.attempt + 1)
         try:
             dataclasses.replace(self.progress, io=self.tables.main.io_properties).clear()
@@ -393,7 +397,10 @@ class BatchRunner:
         )
 
     def _topic_ids(self) -> Mapping[str, str]:
-        """The ids of the topics that are read. The marker lacks those that match a pattern since its batch."""
+        """Return the ids of the topics being read.
+
+        The marker does not have those that began to match a pattern later.
+        """
         known = self.marker.source
         if self.spec.source.topic_pattern is None:
             return known.topic_ids
@@ -402,7 +409,10 @@ class BatchRunner:
         return merged_identity(known, found).topic_ids
 
     def _journal(self, context: StageContext, answers: Sequence[TaskAnswer], end: Position) -> Journal:
-        """Asks Kafka once more for the topics' ids, to refuse a topic that was recreated while it was read."""
+        """Build the batch's journal.
+
+        Fetches the topic ids again, to refuse a topic that was recreated during the read.
+        """
         source = self.kafka.describe().identity
         read = SourceIdentity(self.marker.source.cluster_id, context.topic_ids)
         check_same_source(read, source, stream=self.spec.name)
@@ -428,7 +438,10 @@ class BatchRunner:
         )
 
     def _observe(self, journal: Journal, answers: Sequence[TaskAnswer], *, batch_s: float, commit_s: float) -> None:
-        """Record what the next batches are planned with. A failure is only logged, because the batch has landed."""
+        """Record what the planner needs for the next batches.
+
+        A failure is only logged, because the batch has landed.
+        """
         try:
             write_rates_of(open_exchange(self.run_folder), journal, answers, batch_s=batch_s)
             if self.recent is not None:
@@ -439,7 +452,7 @@ class BatchRunner:
             log.warning("the planner did not get the rates of batch %s: %r", journal.key, error)
 
     def _measure_metadata(self, commit_s: float) -> None:
-        """Tell the planner how far to stretch the commit interval, and emit why."""
+        """Set how far the planner stretches the commit interval, and emit why."""
         measure = metadata_of(self.tables.main.current(), commit_s=commit_s, at_ms=self.tables.clock_ms())
         before, now = self.throttle, throttle(self.throttle, measure, Bounds.for_stream(self.spec))
         self.throttle = now
@@ -451,18 +464,18 @@ class BatchRunner:
 
 
 def _merged(table: Table, marker: Marker) -> dict[str, int]:
-    """What the merge of the marker's snapshot came to."""
+    """Return the counts of the merge in the marker's snapshot."""
     made = table.metadata.snapshot_by_id(marker.snapshot_id)
     return changes_of(made.summary if made else None)
 
 
 def _values(answers: Sequence[TaskAnswer]) -> set[str]:
-    """Values of records that were left out, for lack of a table."""
+    """Return the values of records that were left out because their table does not exist."""
     return {value for answer in answers for value in answer.result.values}
 
 
 def _summed(counts: Iterable[Mapping[int, int] | None]) -> dict[int, int] | None:
-    """The sums by key; None if a task did not count."""
+    """Sum the counts by key; None if a task did not count."""
     total: Counter[int] = Counter()
     for count in counts:
         if count is None:

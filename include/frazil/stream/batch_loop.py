@@ -1,7 +1,7 @@
-"""The loop of an epoch: ask the planner where the next batch ends, run that batch, and ask again.
+"""The loop of an epoch: poll the planner for the end of the next batch, run that batch, and repeat.
 
-It is a loop of ours because Spark's streaming engine would have nothing to decide: where a stream stands is in the
-table, and where a batch ends is the planner's decision. See docs/adr/0014-the-batch-loop-is-ours.md.
+Spark's streaming engine would have nothing to decide here: the table has the stream's position, and the planner decides
+where a batch ends. See docs/adr/0014-the-batch-loop-is-ours.md.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ from frazil.stream.position import Position
 from frazil.stream.whole_transactions import whole_transactions
 
 UNTIL_CHECK_S = 0.1
-"""How often the loop asks, while brokers are silent, whether it should end."""
+"""Interval of the checks for the end of the loop while brokers are silent."""
 
 
 @dataclass(slots=True)
 class BatchLoop:
-    """The batches from the marker on, one after the other. Used once."""
+    """The batches after the marker, one after the other. Used once."""
 
     engine: Engine
     runner: BatchRunner
     drain: bool
-    """Everything unread is due at once."""
+    """Whether everything unread is due at once."""
     planned: Callable[[PlannerReport | None], None]
     hosting: Hosting = field(default_factory=Hosting)
     commits: int = 0
     planner: BatchPlanner | None = field(default=None, init=False)
-    """Made when the loop runs."""
+    """Set when the loop runs."""
 
     def run(self, *, until: Callable[[], bool], wait: Callable[[float], object]) -> None:
         """Return once `until` holds between two batches; raise the error that ends the epoch.
 
-        `wait` waits for that many seconds, or less if `until` may have changed.
+        `wait` takes seconds, and returns early if `until` may have changed.
         """
         self.planner = planner = self._planner()
         position = planner.position
@@ -84,12 +84,12 @@ class BatchLoop:
             self.runner.emit(PhaseBegan(Phase.STOPPING))
 
     def is_left(self, tp: TopicPartition) -> bool:
-        """Whether the rest of a log is not read: it was deleted, or a transaction of the source has not ended."""
+        """Whether the rest of a log is left unread: it was deleted, or a source transaction has not ended."""
         planner, at = self.planner, self.runner.marker.offsets.get(tp, 0)
         return planner is not None and (planner.is_gone(tp[0]) or planner.is_held_back(tp, at))
 
     def _wait_for_turn(self) -> None:
-        """A writer that waits for others to be done is not hung."""
+        """Report the waiting phase, so that a writer in the queue does not seem hung."""
         self.runner.emit(PhaseBegan(Phase.WAITING))
 
     def _run_batch(self, plans: Sequence[str], end: Position) -> None:
@@ -139,10 +139,10 @@ class BatchLoop:
 
 
 def next_position(planner: BatchPlanner, until: Callable[[], bool]) -> Position | None:
-    """The planner's next position; None if `until` holds before it answers.
+    """Return the planner's next position; None if `until` holds before it answers.
 
-    Brokers that are silent take minutes to ask, and a writer that is told to stop must not wait for them. So the
-    planner runs in a thread that nobody waits for; it ends when the writer destroys the Kafka client.
+    Polling silent brokers takes minutes, and a writer that is asked to stop must not wait for them. So the planner runs
+    in a thread that is not joined; it ends when the writer destroys the Kafka client.
     """
     answer: Future[Position] = Future()
     thread = threading.Thread(target=_answer, args=(planner, answer), name="planner", daemon=True)
@@ -157,7 +157,7 @@ def next_position(planner: BatchPlanner, until: Callable[[], bool]) -> Position 
 
 @contextmanager
 def observed(planner: BatchPlanner) -> Iterator[None]:
-    """Let the planner look at the brokers in a thread while a batch runs; nobody waits for that either."""
+    """Let the planner poll the brokers in a thread while a batch runs. The thread is not joined."""
     done = threading.Event()
 
     def look() -> None:
@@ -179,16 +179,16 @@ def _answer(planner: BatchPlanner, answer: Future[Position]) -> None:
 
 
 def _clear_earlier_versions(runner: BatchRunner) -> None:
-    """Delete what earlier versions left in the run folder: Spark's checkpoints, and the planner's report."""
+    """Delete what earlier versions left in the run folder: Spark's checkpoints and the planner's report."""
     for old in runner.run_folder.glob("checkpoint-*"):
         shutil.rmtree(old, ignore_errors=True)
     (runner.run_folder / "planner.json").unlink(missing_ok=True)
 
 
 def planning_interval_s(commit_interval_s: float, *, most_s: float = 1.0) -> float:
-    """How often the planner is asked, in seconds: a small part of the commit interval, at most `most_s`.
+    """Return the planner's polling interval in seconds: a small part of the commit interval, at most `most_s`.
 
-    Asking is most of what a quiet stream costs.
+    Polling is the main cost of a quiet stream.
     """
     part = 60 if most_s <= POLL_S else 12
     return min(most_s, max(0.5, commit_interval_s / part), commit_interval_s / 10)

@@ -1,4 +1,4 @@
-"""What a landed batch measures, so that the next ones are planned with it."""
+"""Rates that a landed batch shows, for planning the next ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from frazil.stream.throttle import Measure
 
 
 def write_rates_of(exchange: Exchange, journal: Journal, answers: Sequence[TaskAnswer], *, batch_s: float) -> None:
-    """Write the planner's rates after one more batch, which took `batch_s` in all."""
+    """Update the planner's rates after a batch that took `batch_s` in all."""
     task_s = [a.seconds for a in answers]
     rates = learned(
         read_rates(exchange),
@@ -30,9 +30,9 @@ def write_rates_of(exchange: Exchange, journal: Journal, answers: Sequence[TaskA
 
 
 def metadata_of(table: Table, *, commit_s: float, at_ms: int) -> Measure:
-    """How large a table's metadata is after a commit.
+    """Measure a table's metadata after a commit.
 
-    Counts main's snapshots only, like maintenance: an open branch has one of its own beside each.
+    Counts only main's snapshots, as maintenance does: an open branch has one for each of them.
     """
     main = list(ancestors(table.metadata))
     manifests = len(manifests_of(main[0], table.io)) if main else 0

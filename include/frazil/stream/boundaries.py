@@ -1,4 +1,4 @@
-"""Finds the offsets of a log before which every transaction of the source is whole. Pure."""
+"""Finds the offsets of a log before which every source transaction is complete. Pure."""
 
 from __future__ import annotations
 
@@ -8,36 +8,36 @@ from frazil.commit.marker import NO_TRANSACTION, LastTransaction
 from frazil.ingest.source_log import is_after, is_before
 
 MAX_ENDS = 200_000
-"""Ends of transactions that are remembered: a connector that starts again sends the last ones again."""
+"""Transaction ends to remember, because a restarted connector sends the last ones again."""
 
 
 @dataclass(slots=True)
 class _Run:
-    """Records that follow each other, of one transaction or of none (empty)."""
+    """Consecutive records of one transaction, or of none (empty)."""
 
     transaction: str
     order: int
-    """The order of the last one that can be read."""
+    """The order of the last readable record."""
     position: str | None
-    """Where the transaction lies in the source's log."""
+    """The transaction's position in the source's log."""
     end: int
-    """The offset behind them."""
+    """The offset after the records."""
     unreadable: int = 0
-    """How many records behind the last one cannot be read, and may be of this transaction."""
+    """Unreadable records after the last readable one, which may be of this transaction."""
 
 
 @dataclass(slots=True)
 class _Open:
     """Transactions that have not ended, in the order in which they began.
 
-    They are looked up by position: very many may have the same one, or none, which no transaction is behind.
+    Indexed by position: many may share one. One without a position counts as before no other.
     """
 
     positions: dict[str, str | None] = field(default_factory=dict)
     _at: dict[str, dict[str, None]] = field(default_factory=dict)
 
     def before(self, run: _Run) -> list[tuple[str, str]]:
-        """The other ones that lie before a run in the source's log, and where."""
+        """Return the other transactions before this run in the source's log, with their positions."""
         places = [place for place in self._at if is_after(run.position, place)]
         return [(one, place) for place in places for one in self._at[place] if one != run.transaction]
 
@@ -60,25 +60,27 @@ class _Open:
 
 @dataclass(slots=True)
 class Boundaries:
-    """Of a log whose events carry their transaction and their order in it, both as the source counts them.
+    """The boundaries of a log whose events carry their transaction and their order in it, as the source counts them.
 
-    A transaction is open from each of its events on until the event that its end counts as the last, or until a later
-    transaction follows: then its last events are in no record that can be read. A connector that starts again sends
-    events again: an older transaction may therefore lie between two events of one. What it sends again makes rows that
-    were deleted since, so that there is no boundary before it has caught up with the newest.
+    A transaction is open from its first event until the event that its end counts as the last, or until a later
+    transaction follows: then its last events are unreadable.
+
+    A restarted connector sends events again, so an older transaction may occur between two events of one. The events
+    sent again restore rows that were deleted since. So there is no boundary until the connector has caught up with the
+    newest transaction.
     """
 
     at: int
-    """The last offset that is known to be one."""
+    """The last offset known to be a boundary."""
     newest: LastTransaction = NO_TRANSACTION
     """The last transaction before it."""
     is_behind: bool = False
-    """Whether the last `settle` waits for the newest transaction, which the connector has yet to send again."""
+    """Whether the last `settle` waits for the newest transaction, which the connector must send again."""
     _runs: list[_Run] = field(default_factory=list)
     _counts: dict[str, int] = field(default_factory=dict)
 
     def add(self, transaction: str, order: int, position: str | None, end: int, *, unreadable: bool = False) -> None:
-        """The next record, whose offset is before `end`."""
+        """Add the next record, whose offset is before `end`."""
         last = self._runs[-1] if self._runs else None
         if last is not None and unreadable:
             last.unreadable, last.end = last.unreadable + 1, end
@@ -88,20 +90,20 @@ class Boundaries:
             self._runs.append(_Run(transaction, order, position, end))
 
     def passed(self, end: int) -> None:
-        """No more records lie before this offset."""
+        """Note that no more records lie before this offset."""
         if self._runs:
             self._runs[-1].end = end
         else:
             self.at = end
 
     def ended(self, transaction: str, count: int) -> None:
-        """The transaction has so many events in this log."""
+        """Note that the transaction has `count` events in this log."""
         self._counts[transaction] = count
         if len(self._counts) > MAX_ENDS:
             del self._counts[next(iter(self._counts))]
 
     def settle(self, *, whole: bool) -> str:
-        """Move `at` as far as the ends of transactions allow; returns one that it waits for, or an empty text.
+        """Move `at` as far as the ends of transactions allow; returns a transaction that it waits for, or "".
 
         Unless `whole`, more records follow at once, perhaps of the last transaction.
         """
@@ -131,7 +133,7 @@ class Boundaries:
 
 
 def _seen(newest: LastTransaction, transaction: str, position: str | None) -> tuple[LastTransaction, bool]:
-    """The newest transaction after one that is whole, and whether that lies before it."""
+    """Return the newest transaction after a complete one, and whether the complete one lies before it."""
     if transaction != newest.id and is_before(position, newest.position):
         return newest, True
     return LastTransaction(transaction, position or newest.position), False

@@ -1,4 +1,4 @@
-"""Decides whether a staged batch may be committed, or has so many dead letters that a person must look first.
+"""Decides whether a staged batch has so many dead letters that an operator must check it before the commit.
 
 See `dead-letters.circuit`.
 """
@@ -28,9 +28,9 @@ class Evaluation:
 
 
 def check_circuit_breaker(spec: StreamSpec, rejects: Rejects, *, records: int, journals: JournalStore) -> None:
-    """Raise `CircuitOpen` for a batch with more dead letters than the stream declares to take unseen.
+    """Raise `CircuitOpen` if a batch has more dead letters than the stream declares to accept.
 
-    `records` are the rows that would land; `journals` tell how the batch before was.
+    `records` are the rows that would land; `journals` show the batch before.
     """
     if (circuit := spec.dead_letters.circuit) == "off":
         return
@@ -43,7 +43,7 @@ def check_circuit_breaker(spec: StreamSpec, rejects: Rejects, *, records: int, j
 def evaluate(rejects: Rejects, *, records: int, circuit: CircuitBreaker) -> Evaluation:
     """Evaluate a batch by its `records`, the rows that would land, and by its new dead letters.
 
-    Records that were dead letters before, and those that a person accepted, count on neither side.
+    Records that were dead letters before, and those that an operator accepted, count on neither side.
     """
     rejected, total = rejects.total, records + rejects.total
     share = f"{rejected:,} of {counted(total, 'record')} ({_percent(rejected, total)})"
@@ -55,10 +55,10 @@ def evaluate(rejects: Rejects, *, records: int, circuit: CircuitBreaker) -> Eval
 
 
 def opened(stream: str, evaluated: Evaluation, rejects: Rejects, *, before: Journal | None) -> str:
-    """What happened, how it was before, the ways to go on, where it begins, and three samples.
+    """Return the message: what happened, the batch before, what to do, the first offsets, and three samples.
 
-    What is long comes last: an alert, or a page, may cut the text.
-    `before` is the stream's last batch that had records.
+    The long parts come last, because an alert or a page may shorten the text. `before` is the stream's last batch with
+    records.
     """
     reasons = ", ".join(f"{name} {count:,}" for name, count in rejects.counts.items())
     return (
@@ -83,7 +83,7 @@ def _firsts(rejects: Rejects) -> str:
 
 
 def _samples(rejects: Rejects) -> list[Reject]:
-    """The most frequent reasons first, each once before any comes twice."""
+    """Return samples by frequency of their reason, one of each reason before any second one."""
     by_class = [[r for r in rejects.samples if r.error_class == name] for name in rejects.counts]
     return [r for r in chain.from_iterable(zip_longest(*by_class)) if r is not None][:SAMPLES]
 

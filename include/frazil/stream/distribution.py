@@ -1,7 +1,7 @@
-"""Whether a batch's rows are shuffled to writers by table partition, and to which. Pure.
+"""Decides whether a batch's rows are shuffled to writers by table partition, and how. Pure.
 
-Without a shuffle, each task writes a file for each partition that its ranges have rows of: up to tasks x partitions
-files. With one, a partition has as many files as its bytes need, and all writers have about as much to do.
+Without a shuffle, each task writes a file for each partition that its ranges have: up to tasks x partitions files. With
+one, a partition has as many files as its bytes need, and all writers have about the same work.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from typing import Literal
 from frazil.ingest.contract import PartitionKey, Shuffle, StagedFile
 
 BEGIN = 1.5
-"""Shuffle when writing without it would make so many times the files."""
+"""Shuffle if writing without it would make this many times the files."""
 END = 1.2
-"""Shuffle no longer when it would make so few."""
+"""Stop shuffling below this ratio."""
 MIN_SAVED_FILES = 16
-"""Shuffle only if it saves so many files: fewer are no trouble to readers, and a shuffle costs CPU."""
+"""Files that a shuffle must save: fewer do not disturb readers, and a shuffle costs CPU."""
 NEWEST_WEIGHT = 0.5
 FORGOTTEN = 0.01
-"""A partition without new rows is forgotten below this part of the mean of those that have some."""
+"""Drop a partition without new rows below this fraction of the mean of the partitions with new rows."""
 MAX_PREDICTED = 10_000
-"""Only so many partitions, the largest, are predicted: they travel with each task. The rest is spread by its name."""
+"""Partitions predicted, the largest first, because they travel with each task. The rest is spread by name."""
 FILE_BYTES = 24 * 1024
-"""A file costs its writer as much CPU as so many bytes of Parquet more: `python -m bench.distribution`."""
+"""Bytes of Parquet that cost a writer as much CPU as one more file: `python -m bench.distribution`."""
 SLIVER = 0.05
-"""The part of a writer's bytes that is not worth a file more."""
+"""The fraction of a writer's bytes that is not worth another file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +40,12 @@ class Recent:
     spec_id: int
     bytes: Mapping[PartitionKey, float] = field(default_factory=dict)
     files_alone: float = 0.0
-    """Files of a batch, had each task written its own rows."""
+    """Files per batch if each task wrote its own rows."""
 
     def after(self, files: Iterable[StagedFile], *, partitions: int | None) -> Recent:
-        """After one more batch with these files of the main table.
+        """Return the averages after one more batch with these files of the main table.
 
-        `partitions` is the sum of what its tasks had rows of (`TaskAnswer.partitions`), None if it was not shuffled.
+        `partitions` is the sum of the partitions of its tasks (`TaskAnswer.partitions`), None if it was not shuffled.
         Files of another partition spec are ignored.
         """
         newest: dict[PartitionKey, float] = defaultdict(float)
@@ -75,17 +75,17 @@ def _largest(sizes: Mapping[PartitionKey, float]) -> dict[PartitionKey, float]:
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """The decision for one batch, with what it was made of."""
+    """The decision for one batch, with its reasons."""
 
     shuffle: Shuffle | None
-    """None if each task writes what it reads."""
+    """The shuffle; None if each task writes what it reads."""
     reason: str
     partitions: int = 0
-    """Live partitions, as recent batches had them."""
+    """Partitions that recent batches wrote to."""
     files_alone: int = 0
-    """Files to expect without a shuffle."""
+    """Files expected without a shuffle."""
     files_shuffled: int = 0
-    """Files to expect with one."""
+    """Files expected with a shuffle."""
 
     @property
     def shuffled(self) -> bool:
@@ -101,7 +101,7 @@ def decide(  # noqa: PLR0913 - what is known of one batch
     target_file_bytes: int,
     before: Distribution | None,
 ) -> Distribution:
-    """Decide for a batch of so many tasks; `before` is the decision for the batch before it."""
+    """Decide for a batch of `tasks` tasks; `before` is the decision for the batch before it."""
     if declared == "none":
         return Distribution(None, "distribution: none")
     if not partitioned:
@@ -119,7 +119,7 @@ def decide(  # noqa: PLR0913 - what is known of one batch
 
 
 def _expected(recent: Recent, *, tasks: int, target_file_bytes: int) -> Distribution:
-    """A shuffle, and the files to expect with and without it."""
+    """Return a shuffle, and the files expected with and without it."""
     shares = assign({key: size + FILE_BYTES for key, size in recent.bytes.items()}, tasks)
     needed = {key: math.ceil(size / target_file_bytes) for key, size in recent.bytes.items()}
     alone = max(round(recent.files_alone), sum(needed.values()))
@@ -129,11 +129,11 @@ def _expected(recent: Recent, *, tasks: int, target_file_bytes: int) -> Distribu
 
 
 def assign(sizes: Mapping[PartitionKey, float], writers: int) -> dict[PartitionKey, tuple[tuple[int, float], ...]]:
-    """Writers for partitions of these sizes, in the form of `Shuffle.shares`.
+    """Assign writers to partitions of these sizes, in the form of `Shuffle.shares`.
 
-    McNaughton's wrap-around rule: partitions are laid end to end, the largest first, and cut into as many equal lengths
-    as there are writers. So there are fewer cuts than writers. What would be a sliver of a writer's length is not cut
-    off, so that no writer has more than `1 + 2 * SLIVER` times its length.
+    McNaughton's wrap-around rule: partitions are laid end to end, the largest first, and cut into one equal length per
+    writer. So there are fewer cuts than writers. A piece that would be a sliver is not cut off, so no writer gets more
+    than `1 + 2 * SLIVER` times its length.
     """
     ordered = _descending(sizes)
     length = sum(size for _, size in ordered) / writers
@@ -151,7 +151,7 @@ def assign(sizes: Mapping[PartitionKey, float], writers: int) -> dict[PartitionK
 
 
 def _cut(parts: Sequence[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
-    """Each writer's size as the end of its part of `[0, 1)`."""
+    """Return each writer's size as the end of its part of `[0, 1)`."""
     ends = list(accumulate(size for _, size in parts))
     return tuple((writer, end / ends[-1]) for (writer, _), end in zip(parts, ends, strict=True))
 

@@ -1,7 +1,7 @@
-"""Tables that a route had, and that its catalog does not have any more: somebody dropped or renamed them.
+"""Tables that a route had but the catalog no longer has: they were dropped or renamed.
 
-Another table may have the name by now. Home's commits decided rows for the one that is gone, so the tables that are
-left do not have all rows of the route. A person registers it again, or lets the name go on with what is there.
+Another table may have the name by now. The default table's commits decided rows for the lost one, so the remaining
+tables do not have all rows of the route. An operator registers it again, or lets the name continue with what exists.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from frazil.table.storage import open_store
 from frazil.table.tables import ensure_declared
 
 MAX_NAMED = 3
-"""So many dropped tables are told with what to do; of the others the number."""
+"""Dropped tables reported with what to do; the others are only counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +53,10 @@ class DroppedTable:
 def dropped_tables(
     spec: StreamSpec, tables: StreamTables, there: Mapping[Target, Table] | None = None
 ) -> list[DroppedTable]:
-    """The tables that the route had, still has by its declaration, and the catalog lacks; in order of their names.
+    """Return the tables that the route had, and still declares, but the catalog does not have, ordered by name.
 
-    With `there`, the route's tables as they were loaded, also those whose name another table has by now.
-
-    Costs a listing of the register and one of each namespace; with `there` a small object for each table too. Raises
-    what catalog and storage raise.
+    With `there`, the route's loaded tables, also those whose name another table has by now. Costs a listing of the
+    register and of each namespace; with `there` a small object per table too. Raises what catalog and storage raise.
     """
     if spec.route is None:
         return []
@@ -83,7 +81,10 @@ def dropped_tables(
 
 
 def _absent(catalog: Catalog, names: Set[Target]) -> set[Target]:
-    """Those of the names that the catalog lacks. Costs a listing of each namespace. Raises what the catalog raises."""
+    """Return the names that the catalog does not have.
+
+    Costs a listing of each namespace. Raises what the catalog raises.
+    """
     namespaces = {name.rpartition(".")[0] for name in names}
     listed = {name for namespace in namespaces for name in names_in(catalog, namespace)}
     # A listing may leave out what we may not see, so each that it lacks is asked for.
@@ -93,7 +94,7 @@ def _absent(catalog: Catalog, names: Set[Target]) -> set[Target]:
 
 
 def _made_again(catalog: Catalog, member: Member, there: Mapping[Target, Table]) -> Table | None:
-    """The table that has the name now, if it is another one."""
+    """Return the table that has the name now, if it is another one."""
     table = there.get(member.target)
     if table is None:  # the template did not make what has the name now
         try:
@@ -112,9 +113,9 @@ def not_with_home(
     *,
     only_gone: bool = False,
 ) -> tuple[list[Behind], list[DroppedTable]]:
-    """The tables that lack rows that home has, and those that were dropped with no rows waiting for them.
+    """Return the routed tables that are behind the default table, and dropped ones without waiting rows.
 
-    `there` is as for `dropped_tables`. With `only_gone`, tables that are there are left out, and not loaded for that.
+    `there` is as for `dropped_tables`. With `only_gone`, existing tables are left out, and not loaded.
     """
     dropped = {found.target: found for found in dropped_tables(spec, tables, there)}
 
@@ -143,7 +144,7 @@ def not_with_home(
 
 
 def _made_again_meanwhile(spec: StreamSpec, tables: StreamTables, target: Target) -> dict[Target, DroppedTable]:
-    """What is to be said of a table that lacks rows, if it is another one than the route had."""
+    """Return the report on a table that is behind, if it is another one than the route had."""
     member = member_of(tables, target)
     if member is None or not still_has(spec, member):
         return {}
@@ -157,7 +158,7 @@ def _made_again_meanwhile(spec: StreamSpec, tables: StreamTables, target: Target
 
 
 def still_has(spec: StreamSpec, member: Member) -> bool:
-    """Whether the route, as it is declared now, has this table. Pure."""
+    """Whether the route, as declared now, has this table. Pure."""
     route = spec.route
     if route is None or member.target in route.tables.values():
         return route is not None
@@ -167,12 +168,12 @@ def still_has(spec: StreamSpec, member: Member) -> bool:
 
 
 def is_of_others(spec: StreamSpec, table: Table, value: str | None) -> bool:
-    """Whether a table is not the one that the template made for the value; never of one that the route names. Pure."""
+    """Whether a table is not the one that the template created for the value; always false for a named table. Pure."""
     return value is not None and table.properties.get(value_property(spec.name)) != value
 
 
 def route_has(spec: StreamSpec, tables: StreamTables, target: Target) -> bool:
-    """Whether the route, as it is declared now, has this table, or may have it where its value is not known."""
+    """Whether the route, as declared now, has this table, or may have it if its value is unknown."""
     return _may_have(spec, Member(target, _known_value(spec, tables, target), ""))
 
 
@@ -183,7 +184,7 @@ def _may_have(spec: StreamSpec, member: Member) -> bool:
 
 
 def dropped_sentence(spec: StreamSpec, tables: StreamTables, member: Member, again: Table | None = None) -> str:
-    """What happened to a table that the route had, and what to do now; `again` is the one that has its name now."""
+    """Return what happened to a table that the route had, and what to do; `again` now has its name."""
     target, catalog, has = member.target, tables.main.catalog_name, _may_have(spec, member)
     of = f" (made for {member.value!r})" if member.value is not None else ""
     whose = f" of the route of {spec.name!r}{of}" if has else f"{of}, which the route of {spec.name!r} no longer has,"
@@ -211,7 +212,7 @@ def dropped_sentence(spec: StreamSpec, tables: StreamTables, member: Member, aga
 
 
 def unknown_sentence(spec: StreamSpec, tables: StreamTables, target: Target) -> str:
-    """What to do about a table that the route names, the catalog lacks, and no start of this version has seen."""
+    """Return what to do about a named table that is not in the catalog and that no start of this version has seen."""
     member = _member_or_like(spec, tables, target)
     if member.location:
         return dropped_sentence(spec, tables, member)
@@ -222,8 +223,10 @@ def unknown_sentence(spec: StreamSpec, tables: StreamTables, target: Target) -> 
 
 
 def _member_or_like(spec: StreamSpec, tables: StreamTables, target: Target) -> Member:
-    """What is known of a table that the catalog lacks; for one that an earlier version knew, by what it left in the
-    folder where it would be made."""
+    """Return the record of a table that the catalog does not have.
+
+    If only an earlier version knew it, that is what it left in the folder where it would be created.
+    """
     member = member_of(tables, target)
     if member is not None:
         return member
@@ -236,7 +239,7 @@ def _member_or_like(spec: StreamSpec, tables: StreamTables, target: Target) -> M
 
 
 def _left(tables: StreamTables, member: Member) -> tuple[str | None, bool]:
-    """The table's newest metadata file, and whether anything is left of it; nothing too where we may not look."""
+    """Return the table's newest metadata file, and whether any file is left; nothing without access."""
     if not member.location:
         return None, False
     try:
@@ -251,14 +254,14 @@ def _left(tables: StreamTables, member: Member) -> tuple[str | None, bool]:
 
 
 def told_dropped(dropped: Sequence[DroppedTable]) -> list[str]:
-    """The dropped tables as sentences."""
+    """Return the dropped tables as sentences."""
     return shortened([*map(str, dropped)], MAX_NAMED, "table")
 
 
 def made_anew(spec: StreamSpec, tables: StreamTables, identifier: Target) -> None:
-    """Make a table of the route that is not there, empty and without a marker; in another folder, if files are left.
+    """Create a missing table of the route, empty and without a marker; in another folder, if files are left.
 
-    Raises SpecError for one that the route does not have any more, and what `ensure_declared` raises.
+    Raises SpecError if the route no longer has the table, and what `ensure_declared` raises.
     """
     value = value_of_dropped(spec, tables, identifier)
     catalog, declared = load_catalog(spec.table.catalog), routed_table(spec, identifier, value)
@@ -269,9 +272,9 @@ def made_anew(spec: StreamSpec, tables: StreamTables, identifier: Target) -> Non
 
 
 def value_of_dropped(spec: StreamSpec, tables: StreamTables, identifier: Target) -> str | None:
-    """The value that the template makes a table for; None for one that the route names.
+    """Return the value that the template creates a table for; None for a table that the route names.
 
-    Raises SpecError where it is not known.
+    Raises SpecError if it is unknown.
     """
     if spec.route is not None and identifier in spec.route.tables.values():
         return None

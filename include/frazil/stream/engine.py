@@ -1,4 +1,4 @@
-"""The interface of what runs the tasks of a stream's batches: Spark for users, this process alone for most tests.
+"""The interface of what runs the tasks of a stream's batches: Spark for users, this process for most tests.
 
 An engine decides nothing: it maps a function over the tasks of a batch.
 """
@@ -24,11 +24,11 @@ class TaskAnswer:
     result: StageResult
     seconds: float
     partitions: int | None = None
-    """How many table partitions the task's rows are of, if they were shuffled: without, it writes a file for each."""
+    """Table partitions of the task's rows, if they were shuffled. Without a shuffle it writes a file for each."""
 
 
 class RecordSuspected(Exception):
-    """A record may have made a task of a shuffled batch fail. Only a batch without a shuffle can find which."""
+    """A record may have made a task of a shuffled batch fail. Only a batch without a shuffle can find which one."""
 
 
 Stage = Callable[[StageRows], tuple[TaskAnswer, ...]]
@@ -40,13 +40,13 @@ class Engine(Protocol):
 
     @property
     def parallelism(self) -> int:
-        """How many tasks run at once."""
+        """Tasks that run at the same time."""
 
     def ready(self, until: Callable[[], bool]) -> bool:
-        """Wait, where a cluster runs the tasks, until it can; False if `until` held first.
+        """Wait until a cluster can run the tasks; False if `until` held first.
 
-        Called before the take-over, so that a cluster that cannot run this stream fences nobody. Raises what keeps the
-        engine from starting.
+        Called before the take-over, so that a cluster that cannot run this stream fences no other writer. Raises what
+        keeps the engine from starting.
         """
 
     def warm_up(self) -> None:
@@ -65,7 +65,7 @@ class Engine(Protocol):
         """
 
     def check(self) -> None:
-        """Raises if the engine has ended, so that no batch could run. Called about once a second."""
+        """Raise if the engine has ended, so that no batch could run. Called about once a second."""
 
     def __enter__(self) -> Self: ...
 
@@ -86,10 +86,10 @@ def _read_answer(answer: Mapping[str, Any]) -> TaskAnswer:
 
 
 def read_shuffled(answers: Iterable[str]) -> tuple[TaskAnswer, ...]:
-    """Join the answers of a batch's readers and writers to one per task: reader i with writer i.
+    """Join the answers of a batch's readers and writers, reader i with writer i.
 
-    Raises the FrazilError that a task ended with, RecordSuspected, and StaleBatch unless each writer received exactly
-    the rows that the readers' answers count: a reader that Spark ran again may have had another result.
+    Raises the FrazilError that a task ended with, and RecordSuspected. Raises StaleBatch unless each writer received
+    exactly the rows that the readers sent: a reader that Spark ran again may have had another result.
     """
     found = [json.loads(answer) for answer in answers]
     for answer in found:

@@ -1,4 +1,4 @@
-"""The log as a sink of events."""
+"""Writes events to the log."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _batch = logging.getLogger("frazil.stream.batch")
 _writer = logging.getLogger("frazil.stream.writer")
 _stalls = logging.getLogger("frazil.stream.stall_watch")
 _folding = logging.getLogger("frazil.stream.record_folding")
-"""People search their logs for these names."""
+"""Stable logger names, because users search their logs for them."""
 
 
 def log_event(event: Event) -> None:
-    """Log one event: a case for each kind of event that is logged."""
+    """Log one event; each kind of event that is logged has a case."""
     stream, what = event.stream, event.what
     match what:
         case EpochBegan():

@@ -1,4 +1,4 @@
-"""Evolves a stream's table as the records of a batch ask for it, before any file of the batch is committed."""
+"""Evolves a stream's table as a batch's records require, before any file of the batch is committed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from frazil.table.renamed import Former, current_name, former_columns
 from frazil.table.schema_update import evolve, told
 
 MAX_NAMED = 5
-"""So many fields that are ignored are named."""
+"""Ignored fields that a notice names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +25,12 @@ class Evolved:
     """Result of evolving the table by the schema drift of a batch."""
 
     changes: tuple[str, ...]
-    """In words; nothing if the batch's files may be committed as they are."""
+    """The changes in words; empty if the batch's files may be committed as they are."""
     refused: tuple[Refusal, ...]
 
 
 def ignored(refused: Sequence[Refusal], *, table: str) -> str:
-    """What people should know about fields that become no columns."""
+    """Return the notice about fields that become no columns."""
     named = "; ".join(shortened([f"{'.'.join(r.path)[:100]!r} {r.reason}" for r in refused], MAX_NAMED, "field"))
     return f"records have fields that cannot become columns of {table}, so that their values are ignored: {named}"
 
@@ -47,7 +47,7 @@ def evolved(table: Table, spec: StreamSpec, drift: Iterable[SchemaDrift]) -> Evo
 
 
 def _hidden(table: Table, spec: StreamSpec) -> list[Path]:
-    """What becomes no column: dropped fields, and other spellings and former names of those that are protected."""
+    """Return what never becomes a column: dropped fields, and other spellings and former names of protected ones."""
     if spec.sensitive is None:
         return []
     hidden = [*spec.sensitive.dropped, *(tuple(name.split(".")) for name in spec.sensitive.kept)]
@@ -62,7 +62,7 @@ def _called_now(schema: Schema, former: Former, name: str) -> list[str]:
 
 
 def without_hidden(asked: Sequence[Change], hidden: Sequence[Path]) -> tuple[list[Change], tuple[Refusal, ...]]:
-    """The changes that add none of the hidden fields, whatever their case, and refusals of the others."""
+    """Return the changes that add no hidden field, in any case, and refusals of the others."""
     hidden = [tuple(part.lower() for part in path) for path in hidden]
     kept: list[Change] = []
     refused: list[Refusal] = []
@@ -80,7 +80,7 @@ def without_hidden(asked: Sequence[Change], hidden: Sequence[Path]) -> tuple[lis
 
 
 def asked_for(drift: SchemaDrift) -> tuple[list[Change], tuple[Refusal, ...]]:
-    """The changes that would hold all drift, and the fields that no column can hold."""
+    """Return the changes that would hold all drift, and the fields that no column can hold."""
     asked: list[Change] = []
     refused: list[Refusal] = []
     for found in new_fields(drift):

@@ -18,11 +18,11 @@ MISSING = {
     "Cannot run program": "is missing there",
     "PYTHON_VERSION_MISMATCH": "is of another version than the driver's",
 }
-"""Spark's words for what keeps a task from starting, and ours for the executors' Python."""
+"""Spark's messages for a task that cannot start, and ours about the executors' Python."""
 
 
 def check_executors(context: SparkContext, spec: StreamSpec) -> None:
-    """Run a tiny task in each slot: waits until there are executors, and starts and warms up their Python.
+    """Run a tiny task in each slot, which waits for executors, and starts and warms up their Python.
 
     Raises EnvironmentUnusable if their Python or their frazil is missing, or of another version than the driver's.
     """
@@ -38,7 +38,7 @@ def check_executors(context: SparkContext, spec: StreamSpec) -> None:
 
 
 def unlike(answers: Iterable[dict[str, str]]) -> str | None:
-    """What differs on an executor from the driver; None if nothing does."""
+    """Return how an executor differs from the driver; None if it does not."""
     for answer in answers:
         if "missing" in answer:
             return f"cannot stage records on {answer['host']}: {answer['missing']}"
@@ -62,7 +62,10 @@ def _refusal(spec: StreamSpec, python: str, said: str) -> str:
 
 
 def _probe() -> Callable[[Iterable[int]], Iterator[str]]:
-    """What the probe's tasks run. It is of a function, so that it is pickled whole and needs no frazil to arrive."""
+    """Return what the probe's tasks run.
+
+    A nested function is pickled by value, so executors need no frazil to load it.
+    """
 
     def look(_: Iterable[int]) -> Iterator[str]:
         import json  # noqa: PLC0415 - all that it needs is imported where it runs

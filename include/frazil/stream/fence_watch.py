@@ -1,7 +1,7 @@
-"""Lets a writer that commits nothing notice that it was replaced: by a reset, or by another writer.
+"""Lets a writer that commits nothing notice that a reset or another writer replaced it.
 
-A commit checks the epoch anyway. Without this look a writer without records would run on, and report no lag, until the
-next record comes.
+Commits check the epoch anyway. Without this check, a writer without records would run on, and report no lag, until the
+next record arrives.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from frazil.table.catalogs import catalog_errors, existing_catalog
 log = logging.getLogger(__name__)
 
 LOOK_S = 30.0
-"""How often an idle writer loads its table's marker."""
+"""Interval at which an idle writer loads its table's marker."""
 
 
 def _in_thread(work: Callable[[], None]) -> None:
@@ -32,10 +32,10 @@ def _in_thread(work: Callable[[], None]) -> None:
 
 @dataclass(slots=True)
 class FenceWatch:
-    """Of one epoch. Its first look is due `LOOK_S` after the last commit, or after it began.
+    """The watch of one epoch. Its first check is due `LOOK_S` after the last commit, or after the epoch began.
 
-    It looks in a thread of its own, because a catalog may take minutes to fail and records are to be staged meanwhile.
-    That thread has a client of its own too: those of some catalogs serve one thread alone.
+    It runs in a thread, because a catalog may take minutes to fail, and records must be staged meanwhile. The thread
+    has its own catalog client, because some catalogs' clients serve only one thread.
     """
 
     clock: Callable[[], float] = time.monotonic
@@ -50,13 +50,13 @@ class FenceWatch:
         self.committed()
 
     def committed(self) -> None:
-        """A commit has just checked the epoch."""
+        """Note that a commit has just checked the epoch."""
         self._seen = self.clock()
 
     def look(self, tables: StreamTables, *, epoch: int) -> None:
-        """Let the marker be loaded, if that is due. Raises `Fenced` if one that has come has not this epoch any more.
+        """Load the marker if that is due. Raises `Fenced` if a loaded marker has another epoch.
 
-        A catalog that does not answer ends no writer that has nothing to commit: it is asked again the next time.
+        A catalog that does not answer does not end a writer without records: it is tried again the next time.
         """
         waited_s, asked = self.clock() - self._seen, self._asked
         if asked is None:

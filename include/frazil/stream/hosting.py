@@ -1,7 +1,7 @@
-"""What the process of a writer gives to it: what a writer alone makes for itself, and many of one process share.
+"""What a writer's process provides: what a single writer makes for itself, and many writers of a process share.
 
-A hundred writers with a heartbeat's thread, a Kafka client and a question a second each would keep a core busy with
-nothing to write; and a hundred batches at once would each take a hundred times as long.
+A hundred writers that each have a heartbeat thread and a Kafka client, and poll once a second, would keep a core busy
+with nothing to write. And a hundred batches at once would each take a hundred times as long.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ log = logging.getLogger(__name__)
 
 LOOK_S = 0.5
 BEAT_S = 3.0
-"""A shared heartbeat's period; readers take one for stale after ten seconds."""
+"""A shared heartbeat's period; readers consider one stale after ten seconds."""
 PLANNED_S = 5.0
-"""How often the planner of one of many writers is asked, at most."""
+"""Polling interval of the planner if a process has many writers."""
 FOLD_S = 600.0
 
 
 class Turns:
-    """Admits so many at once, in the order in which they asked."""
+    """Admits a number of threads at once, first come, first served."""
 
     def __init__(self, count: int) -> None:
         self._free = count
         self._waiting: deque[threading.Event] = deque()
         self._holders: set[int] = set()
-        """The threads that have a turn."""
+        """The threads that have a slot."""
         self._lock = threading.Lock()
 
     @contextmanager
     def turn(self, *, unless: Callable[[], bool], waits: Callable[[], None]) -> Iterator[bool]:
-        """Wait for a turn, which lasts as long as the context; False if `unless` came to hold before.
+        """Wait for a slot and hold it during the context; False if `unless` held first.
 
         `waits` is called every second of the wait.
         """
@@ -59,9 +59,10 @@ class Turns:
                 self._give()
 
     def lend(self, wait: Callable[[], object], *, unless: Callable[[], bool], waits: Callable[[], None]) -> bool:
-        """Call `wait` while others may use this thread's turn, then queue for a turn again; whether `unless` holds.
+        """Call `wait` while others may use this thread's slot, then queue for a slot again; returns whether `unless`
+        holds.
 
-        A thread that has no turn only waits. After True the turn is over.
+        A thread without a slot only waits. After True it has no slot.
         """
         mine = threading.get_ident()
         lent = mine in self._holders
@@ -96,7 +97,7 @@ class Turns:
         return True
 
     def _leave(self, mine: threading.Event) -> bool:
-        """Wait no longer; False if the turn has come already."""
+        """Stop waiting; False if the slot was assigned already."""
         with self._lock:
             if mine.is_set():
                 return False
@@ -112,11 +113,11 @@ class Turns:
 
 
 class Beating(Protocol):
-    """A heartbeat that somebody else's thread sends."""
+    """A heartbeat that a shared thread sends."""
 
     @property
     def is_changed(self) -> bool:
-        """Whether there is something to tell before the next period."""
+        """Whether there is news to send before the next period."""
 
     def beat(self) -> None: ...
 
@@ -144,7 +145,7 @@ class Heartbeats:
             self._sent_s[one] = float("-inf")
 
     def remove(self, one: Beating) -> None:
-        """Returns once the current beat has ended."""
+        """Remove a heartbeat. Returns once the current beat has ended."""
         with self._lock:
             self._sent_s.pop(one, None)
 
@@ -180,7 +181,7 @@ class Foldings:
         self._over.set()  # a daemon: wherever it is interrupted, nothing is lost
 
     def add(self, fold: Callable[[], object]) -> None:
-        """Call `fold` in ten minutes, and every ten minutes from then on: at a start there are other things to do."""
+        """Call `fold` every ten minutes, first in ten minutes, because a start has more urgent work."""
         self._due_s[fold] = time.monotonic() + FOLD_S
 
     def remove(self, fold: Callable[[], object]) -> None:
@@ -196,9 +197,9 @@ class Foldings:
 
 
 class KafkaClients:
-    """One admin client for all writers with the same brokers and credentials: each has threads and connections.
+    """One admin client for all writers with the same brokers and credentials, because each has threads and connections.
 
-    It is destroyed when none of them uses it any more.
+    It is destroyed when no writer uses it.
     """
 
     def __init__(self) -> None:
@@ -216,16 +217,16 @@ class KafkaClients:
 
 @dataclass(frozen=True, slots=True)
 class Hosting:
-    """What a writer's process has for it; the defaults are those of a process with one writer."""
+    """The resources that a process gives a writer; the defaults are for a process with one writer."""
 
     kafka_client: Callable[[Mapping[str, str]], AdminClient] = AdminClient
     heartbeats: Heartbeats | None = None
-    """None: the writer has a thread of its own."""
+    """A shared thread; None: the writer has its own."""
     foldings: Foldings | None = None
-    """None: the writer has a thread of its own."""
+    """A shared thread; None: the writer has its own."""
     scribes: Scribes = field(default_factory=Scribes)
     telemetry: Telemetry = field(default_factory=Telemetry)
     turns: Turns = field(default_factory=lambda: Turns(1))
-    """For take-overs and batches."""
+    """Slots for take-overs and batches."""
     planned_s: float = 1.0
-    """How often the planner is asked, at most: by so much earlier batches are due."""
+    """The planner's longest polling interval: batches are due earlier by as much."""

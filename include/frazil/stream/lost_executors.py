@@ -1,4 +1,4 @@
-"""Says in the log that a batch waits for a cluster that has no executor left for it: Spark waits in silence."""
+"""Warns that a batch waits because the cluster has no executor left for it: Spark itself logs nothing."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from contextlib import contextmanager
 log = logging.getLogger(__name__)
 
 LOOK_S = 30.0
-"""Between two looks. One without executors may come just before new ones do."""
+"""Interval of the checks. A single one may find none just before new executors arrive."""
 
 
 @contextmanager
 def told_if_lost(executors: Callable[[], int], sentence: str, *, look_s: float = LOOK_S) -> Iterator[None]:
-    """While the context lasts, warn with the sentence at each look that finds no executor, as the one before did.
+    """Log the sentence at each check that finds no executor, as did the one before, while the context lasts.
 
-    `executors` counts them. When it raises, there are no more looks.
+    `executors` counts them. The checks end when it raises.
     """
     over = threading.Event()
 

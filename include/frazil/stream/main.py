@@ -1,6 +1,6 @@
 """The writer's process: its signal handlers, and the exit code that the supervisor reads.
 
-It starts the JVM before it imports the rest of the writer, which takes more than a second of a core.
+It starts the JVM before it imports the rest of the writer, which takes more than a second of CPU.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ log = logging.getLogger("frazil")
 
 
 def run_writer(spec: StreamSpec, *, until_caught_up: bool = False) -> int:
-    """Write, and return the process's exit code (see `frazil.errors`). An unexpected exception is raised: a crash."""
+    """Write, and return the process's exit code (see `frazil.errors`). Unexpected exceptions propagate, as a crash."""
     try:
         write(spec, until_caught_up=until_caught_up)
     except FrazilError as error:

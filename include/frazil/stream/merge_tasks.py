@@ -25,17 +25,17 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class MergeTasks:
-    """The function that an engine ships to its executors. A FrazilError is an answer, as for `StageRows`."""
+    """The function that an engine ships to its executors. It returns a FrazilError as an answer, like `StageRows`."""
 
     contexts: tuple[MergeContext, ...]
-    """One at least, of one stream: each plan names its own by its place."""
+    """One or more contexts of one stream; each plan has the index of its own."""
     progress: ProgressFolder
 
     def __call__(self, tasks: Iterable[str]) -> Iterator[str]:
         return map(self._answer, tasks)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Nothing of ours is pickled but the name of one function, as for `StageRows`."""
+        """Pickle only the name of one function, like `StageRows`."""
         contexts = [asdict(context) for context in self.contexts]
         context = {"stream": self.stream}
         work = {"version": __version__, "context": context, "contexts": contexts, "progress": asdict(self.progress)}
@@ -75,7 +75,7 @@ class MergeTasks:
 
 @dataclass(slots=True)
 class _Asked:
-    """The tasks of one merge, and what becomes of them."""
+    """One request to merge: its tasks, and a future for their results."""
 
     context: MergeContext
     tasks: Sequence[MergeTask]
@@ -84,22 +84,22 @@ class _Asked:
 
 @dataclass(slots=True)
 class MergeRun:
-    """Runs the tasks of merges on an engine, with a count of their progress that begins anew each time.
+    """Runs merges on an engine, with a progress count that starts again for each job.
 
-    One job runs at a time. What several threads ask for meanwhile is the next one, so that a batch that is merged into
-    hundreds of tables takes a few jobs.
+    One job runs at a time. Requests that arrive from several threads meanwhile are joined to the next one. So a batch
+    that is merged into hundreds of tables takes a few jobs.
     """
 
     merge: Callable[[Sequence[str], MergeTasks], Sequence[str]]
-    """Of an `Engine`."""
+    """`Engine.merge`."""
     progress: ProgressFolder
     ran: Callable[[int, float], object] = lambda _tasks, _seconds: None
-    """Is called after each job, with the number of its tasks and its seconds."""
+    """Called after each job, with the number of its tasks and its seconds."""
     _waiting: list[_Asked] = field(default_factory=list)
     _changing: threading.Lock = field(default_factory=threading.Lock)
-    """Is held while `_waiting` changes."""
+    """Held while `_waiting` changes."""
     _running: threading.Lock = field(default_factory=threading.Lock)
-    """Is held while a job runs."""
+    """Held while a job runs."""
 
     def __call__(self, context: MergeContext, tasks: Sequence[MergeTask]) -> Sequence[MergeResult]:
         asked = _Asked(context, tasks)
@@ -142,7 +142,7 @@ class MergeRun:
 
 @dataclass(frozen=True)
 class MergeRefusal:
-    """Stands for `MergeTasks` of another version: answers each task with an error, which ends the writer."""
+    """Replaces `MergeTasks` of another version: answers each task with an error, which ends the writer."""
 
     sentence: str
 
@@ -151,7 +151,7 @@ class MergeRefusal:
 
 
 def shipped_merge(work: Mapping[str, Any]) -> MergeTasks | MergeRefusal:
-    """What a driver ships, where it arrives. Keep its name, and `version` and `context.stream` in what it gets."""
+    """Rebuild what a driver shipped. Keep this name, and `version` and `context.stream` in the argument."""
     stream = work["context"]["stream"]
     try:
         if work["version"] == __version__:
@@ -170,7 +170,7 @@ def _context(value: Mapping[str, Any]) -> MergeContext:
 
 
 def read_results(answers: Iterable[str]) -> tuple[MergeResult, ...]:
-    """Parse the answers of `MergeTasks`, in the order of the tasks; raises the FrazilError that a task ended with."""
+    """Parse the answers of `MergeTasks` in task order; raises the FrazilError that a task ended with."""
     return tuple(_read(json.loads(answer)) for answer in answers)
 
 

@@ -1,4 +1,4 @@
-"""Lets a batch wait for what it needs and what is away: a catalog, a storage, a registry, or valid credentials."""
+"""Lets a batch wait for an unavailable catalog, storage or registry, or for valid credentials."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 OUTAGE_PATIENCE_S = 600.0
-"""How long a batch waits for a catalog or a storage that fails: as long as a commit does."""
+"""Timeout for a catalog or a storage that fails: the same as for a commit."""
 MAX_OUTAGE_WAIT_S = 30.0
 MAX_EXPIRIES = 3
-"""So many times in a row a batch may outlive the credentials that it began with."""
+"""Times in a row that a batch may outlive the credentials it began with."""
 OUTLIVED = (
     "it takes longer than the credentials live that the catalog vends. Let it vend ones that live longer, or declare "
     "smaller batches (commit.size, commit.max-records) or more resources.cores"
@@ -34,12 +34,12 @@ def waited_out(
     tell: Callable[[str], None],
     again: Callable[[], None] = lambda: None,
 ) -> T:
-    """What `act` returns, once nothing is away that it needs.
+    """Call `act` until everything it needs is available, and return its result.
 
-    `what` says what cannot be done meanwhile; `again` makes ready for another try; `tell` receives a sentence for each
-    failed try; `wait` waits for so many seconds, and returns something true if the writer is asked to end. If it was
-    credentials that expired, the next try begins at once, with newer ones. Raises the error of `act` if waiting does
-    not help, if the writer is asked to end, or after `OUTAGE_PATIENCE_S`.
+    `what` describes what cannot be done meanwhile; `again` prepares for another attempt; `tell` receives a sentence for
+    each failed attempt. `wait` takes seconds, and returns something true if the writer is asked to end. After expired
+    credentials the next attempt begins at once, with newer ones. Raises the error of `act` if waiting does not help, if
+    the writer is asked to end, or after `OUTAGE_PATIENCE_S`.
     """
     began, expired, tries = time.monotonic(), 0, 0
     while True:

@@ -26,7 +26,7 @@ class Rates:
     overhead_s: float = 1.0
     """The fixed cost of a batch: scheduling, journal, commit."""
     stretch: float = 1.0
-    """How many times longer than declared the commit interval is (`frazil.stream.throttle`)."""
+    """Factor by which the commit interval is stretched (`frazil.stream.throttle`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class BatchPolicy:
     longest_interval_s: float = 0.0
     """The longest interval that throttling may stretch to."""
     drain: bool = False
-    """Everything unread is due at once: the writer shall catch up and end."""
+    """Whether everything unread is due at once, because the writer must catch up and end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,8 @@ def batch_due(*, unread: int, oldest_age_s: float | None, rates: Rates, policy: 
 def bounded_ends(
     position: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int], *, max_records: int
 ) -> dict[TopicPartition, int]:
-    """How far a batch reads: to the ends, or by each partition's share of `max_records` in proportion to its lag.
+    """Return how far a batch reads: to the ends, or by each partition's share of `max_records` in proportion to its
+    lag.
 
     Proportional shares let all partitions of a backlog progress together, so that the watermark moves. Ends never go
     back.
@@ -98,7 +99,7 @@ def bounded_ends(
 
 
 def task_count(records: int, *, rates: Rates, policy: BatchPolicy) -> int:
-    """One task for each file of the target size; more only if that would miss the interval."""
+    """Return one task for each file of the target size; more only to meet the interval."""
     files = math.ceil(records * rates.bytes_per_record / policy.target_file_bytes)
     in_time = math.ceil(records * rates.task_seconds_per_record / max(policy.interval_s - rates.overhead_s, 1.0))
     return max(1, files, min(in_time, policy.parallelism))
@@ -107,9 +108,9 @@ def task_count(records: int, *, rates: Rates, policy: BatchPolicy) -> int:
 def assign(
     start: Mapping[TopicPartition, int], end: Mapping[TopicPartition, int], *, tasks: int
 ) -> tuple[StageTask, ...]:
-    """The unread ranges as tasks of equal size, however the lag is distributed; see `spread`.
+    """Split the unread ranges into tasks of equal size, however the lag is distributed; see `spread`.
 
-    A task has at most one range of a topic-partition, because a consumer can read it at one position only.
+    A task has at most one range of a topic-partition, because a consumer can read it at only one position.
     """
     return spread(
         [OffsetRange(*tp, start[tp], end[tp]) for tp in sorted(start) if end.get(tp, start[tp]) > start[tp]],
@@ -118,7 +119,7 @@ def assign(
 
 
 def spread(ranges: Sequence[OffsetRange], *, tasks: int) -> tuple[StageTask, ...]:
-    """Lay ranges end to end and cut them into `tasks` pieces whose lengths differ by one offset at most."""
+    """Lay ranges end to end and cut them into `tasks` pieces whose lengths differ by at most one offset."""
     total = sum(r.end - r.start for r in ranges)
     edges = [total * i // tasks for i in range(tasks + 1)]
     pieces = [list(_between(ranges, a, b)) for a, b in pairwise(edges)]
@@ -126,7 +127,7 @@ def spread(ranges: Sequence[OffsetRange], *, tasks: int) -> tuple[StageTask, ...
 
 
 def _between(ranges: Sequence[OffsetRange], low: int, high: int) -> Iterator[OffsetRange]:
-    """The part `[low, high)` of the ranges laid end to end."""
+    """Return the part `[low, high)` of the ranges laid end to end."""
     at = 0
     for r in ranges:
         length = r.end - r.start
@@ -137,7 +138,7 @@ def _between(ranges: Sequence[OffsetRange], low: int, high: int) -> Iterator[Off
 
 
 def learned(old: Rates, *, records: int, written_bytes: int, task_s: float, overhead_s: float) -> Rates:
-    """The rates after one more batch: a moving average in which a large batch weighs more."""
+    """Return the rates after one more batch: a moving average in which a large batch weighs more."""
     if records <= 0:
         return old
     weight = min(0.5, records / 100_000 + 0.1)

@@ -1,6 +1,6 @@
-"""The planner: asks Kafka once a second where its logs end, and decides where the next batch ends.
+"""The planner: polls Kafka once a second for the ends of its logs, and decides where the next batch ends.
 
-It reports what it observes to the heartbeat's thread, which finds lag and stalls.
+It reports its observations to the heartbeat's thread, which computes lag and stalls.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ log = logging.getLogger(__name__)
 POLL_S = 1.0
 DESCRIBE_S = 10.0
 GONE_LOOKS = 3
-"""A topic that matches a pattern counts as deleted once Kafka has not listed it so many times in a row."""
+"""Polls in a row that must miss a topic of a pattern before it counts as deleted."""
 QUEUE_FADES = 0.8
-"""From one batch to the next, unless that waits longer for its turn."""
+"""Factor by which the queue time decays from batch to batch."""
 WARN_AFTER_S = 10.0
-"""Brokers that start or elect leaders answer with errors for some seconds, which nobody needs to know."""
+"""Brokers that start or elect leaders answer with errors for some seconds, which deserve no warning."""
 WARN_S = 30.0
-"""Between two warnings that Kafka does not answer: they reach the terminal and the Airflow task's log."""
+"""Interval of the warnings that Kafka does not answer, which reach the terminal and the Airflow task's log."""
 UNREACHABLE_S = 120.0
-"""How long brokers may be silent before the writer ends; its supervisor then restarts it."""
+"""Timeout for silent brokers; then the writer ends, and its supervisor restarts it."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlannerSettings:
-    """What a stream declares for its planner."""
+    """The settings that a stream declares for its planner."""
 
     stream: str
     topics: Container[str]
@@ -57,7 +57,7 @@ class PlannerSettings:
     exchange: str
     """The location of the rates, for `frazil.host.exchange.open_exchange`."""
     poll_s: float = POLL_S
-    """How often Kafka is asked, at most."""
+    """Shortest interval between two polls of Kafka."""
 
 
 @dataclass(slots=True)
@@ -65,7 +65,7 @@ class BatchPlanner:
     """Decides positions. `clock` counts monotonic seconds; `clock_ms`, the wall clock, only dates the reports.
 
     The position has every topic-partition of the marker. Those of topics that are no longer declared keep their
-    offsets, are not read, and count as idle; declared again, they continue from there.
+    offsets, are not read, and count as idle. If declared again, they continue from there.
     """
 
     settings: PlannerSettings
@@ -77,29 +77,29 @@ class BatchPlanner:
     clock_ms: Callable[[], int] = now_ms
     watch: LogWatch = field(default_factory=LogWatch)
     first_seen: dict[TopicPartition, float | None] = field(default_factory=dict)
-    """When a partition's oldest unread record was first seen; None if it was there at the start."""
+    """When a partition's oldest unread record was first seen; None if it existed at the start."""
     last_unread: dict[TopicPartition, float] = field(default_factory=dict)
     """When a partition last had a record beyond the position, readable or in an open transaction."""
     polled_at: float = float("-inf")
     described_at: float = float("-inf")
     answered_at: float | None = None
     silent_since: float | None = None
-    """When the first poll was made that got no answer; None if the last one got one."""
+    """When the first unanswered poll was made; None if the last poll was answered."""
     warned_at: float = float("-inf")
     queue_s: float = 0.0
-    """How long recent batches waited for their turn among other streams' at most; it fades."""
+    """The longest time that recent batches waited for a slot among other streams; it decays."""
     asking: threading.Lock = field(default_factory=threading.Lock)
-    """Held by the one thread that asks."""
+    """Held by the thread that polls."""
     found_wrong: Exception | None = None
-    """What the brokers' answer ends the epoch with, once the current batch is done."""
+    """An error in the brokers' answer, which ends the epoch after the current batch."""
     absent: dict[str, int] = field(default_factory=dict)
-    """Topics of the position that match the stream's pattern and are not in Kafka, with how often they were not."""
+    """Topics of the position that match the stream's pattern but are not in Kafka, with the number of misses."""
     looks: int = 0
-    """How often Kafka has listed the topics."""
+    """Number of times that Kafka has listed the topics."""
     began: dict[TopicPartition, int] = field(default_factory=dict)
     """The first offsets of partitions that appeared while the writer ran."""
     whole: WholeTransactions | None = None
-    """Where batches may end, if the source's transactions shall be whole."""
+    """The boundaries of batches, if the source's transactions must land whole."""
 
     @property
     def _exchange(self) -> Exchange:
@@ -107,11 +107,11 @@ class BatchPlanner:
 
     @property
     def ends(self) -> Mapping[TopicPartition, int]:
-        """Up to which offsets may be read."""
+        """The offsets up to which records may be read."""
         return self.watch.stable
 
     def next_position(self) -> Position:
-        """Where the next batch should end; the unchanged position if no batch is due."""
+        """Return where the next batch should end; the unchanged position if no batch is due."""
         with self.asking:
             if self.found_wrong is not None:
                 raise self.found_wrong
@@ -119,7 +119,7 @@ class BatchPlanner:
             return self._decide(now) if self._look(now) else self.position
 
     def observe(self) -> None:
-        """Look at the brokers while a batch runs, so that lag is known. `next_position` raises what was found wrong."""
+        """Poll the brokers while a batch runs, so that lag is known. `next_position` raises the errors found."""
         with self.asking:
             if self.found_wrong is None:
                 try:
@@ -128,7 +128,8 @@ class BatchPlanner:
                     self.found_wrong = error
 
     def queued(self, seconds: float) -> None:
-        """A batch waited so long for its turn: the next begin as much earlier, by a quarter of the interval at most.
+        """Note how long a batch waited for its slot: the next begin earlier by as much, at most a quarter of the
+        interval.
 
         Without that bound, streams that wait for each other would commit ever more often, and wait even longer.
         """
@@ -136,16 +137,16 @@ class BatchPlanner:
         self.queue_s = min(max(seconds, QUEUE_FADES * self.queue_s), longest_s)
 
     def is_held_back(self, tp: TopicPartition, offset: int) -> bool:
-        """Whether nobody should wait for what lies behind the offset: the source's transaction there has not ended."""
+        """Whether records after the offset are held back, because the source's transaction there has not ended."""
         return self.whole is not None and self.whole.stuck and tp in self._read() and offset >= self.whole.at
 
     def is_gone(self, topic: str) -> bool:
-        """Whether a topic that matches the pattern counts as deleted, so that nobody should wait for its records."""
+        """Whether a topic that matches the pattern counts as deleted, so that its records are not awaited."""
         known = any(topic == name for name, _ in self.position.offsets)
         return (self.absent.get(topic, 0) if known else self.looks) >= GONE_LOOKS
 
     def _look(self, now: float) -> bool:
-        """Ask the brokers if that is due; whether they answered."""
+        """Poll the brokers if that is due; returns whether they answered."""
         if now - self.polled_at >= self.settings.poll_s:
             self.polled_at = now
             try:
@@ -156,11 +157,11 @@ class BatchPlanner:
         return True
 
     def plans(self, start: Position, end: Position) -> list[str]:
-        """The tasks of the batch between two positions, each as a JSON document; none for a tick."""
+        """Return the tasks of the batch between two positions, each as a JSON document; none for an empty commit."""
         return [json.dumps(task) for task in self.tasks(start, end)]
 
     def tasks(self, begin: Position, until: Position) -> tuple[dict[str, Any], ...]:
-        """The tasks of the batch between two positions, as JSON; none if it reads nothing."""
+        """Return the tasks of the batch between two positions as JSON values; none if it reads nothing."""
         # A partition that appeared since begins at its first offset.
         starts = {tp: begin.offsets.get(tp, self.began.get(tp, end)) for tp, end in until.offsets.items()}
         records = sum(until.offsets[tp] - starts[tp] for tp in starts)
@@ -215,14 +216,14 @@ class BatchPlanner:
             self.watch.stable[tp] = whole.follow(tp, start, end)
 
     def _read(self) -> dict[TopicPartition, int]:
-        """The position in the topics that are declared, and there."""
+        """Return the position in the topics that are declared and exist."""
         read = of_topics(self.position.offsets, self.settings.topics)
         return {tp: offset for tp, offset in read.items() if tp[0] not in self.absent}
 
     def _describe(self, ends: Mapping[TopicPartition, int]) -> None:
         """Add new partitions at their first offsets. Raises for a recreated topic and for a lost range.
 
-        `ends` are those of a look before this one: a topic that was made again has others.
+        `ends` are from the poll before, because a recreated topic has other ends.
         """
         found = self.kafka.describe()
         try:
@@ -244,16 +245,16 @@ class BatchPlanner:
             self.position = replace(self.position, offsets={**self.position.offsets, **new})
 
     def _check_not_hidden(self, present: Container[str]) -> None:
-        """Raise AccessDenied if a topic of the position is there, and only hidden: the watermark must wait for it.
+        """Raise AccessDenied if a topic of the position exists but is hidden: the watermark must wait for it.
 
-        One that counts as deleted already is not asked for: its ACLs may be deleted after it.
+        A topic that already counts as deleted is not checked: its ACLs may be deleted after it.
         """
         read = {topic for topic, _ in self.position.offsets if topic in self.settings.topics}
         if missing := sorted(t for t in read if t not in present and self.absent.get(t, 0) < GONE_LOOKS):
             self.kafka.check_not_hidden(missing)
 
     def _miss(self, present: Container[str]) -> None:
-        """Count how often each topic of the position was not there. Only those of a pattern may be missing at all."""
+        """Count how often each topic of the position was missing. Only topics of a pattern may be missing at all."""
         for topic in {topic for topic, _ in self.position.offsets if topic in self.settings.topics}:
             if topic in present:
                 if self.absent.pop(topic, 0):
@@ -265,7 +266,7 @@ class BatchPlanner:
                 log.warning("topic %s is not in Kafka any more: %d of its records were not read", topic, unread)
 
     def _forget(self, topic: str) -> int:
-        """Forget where a topic's logs end, of which nothing can be read; how many known records were not read."""
+        """Forget the ends of a deleted topic's logs; returns how many known records were not read."""
         unread = 0
         for tp in [tp for tp in self.watch.stable if tp[0] == topic]:
             unread += max(self.watch.stable.pop(tp) - self.position.offsets.get(tp, 0), 0)
@@ -274,7 +275,7 @@ class BatchPlanner:
         return unread
 
     def _unread(self, topics: Container[str], ends: Mapping[TopicPartition, int]) -> str:
-        """What is said of records of these topics before their ends that the position has not passed."""
+        """Return the sentence about unread records of these topics before their former ends."""
         unread = sum(max(end - self.position.offsets.get(tp, end), 0) for tp, end in ends.items() if tp[0] in topics)
         return f". {counted(unread, 'record')} that Kafka had before had not been read" if unread else ""
 
@@ -321,7 +322,9 @@ class BatchPlanner:
         return self.position
 
     def _epochs_of(self, end: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        """The leader epochs of the offsets that advance; the others keep theirs, the log may be cut between polls."""
+        """Return the leader epochs of the offsets that advance; the others keep theirs: the log may be truncated
+        between polls.
+        """
         return {
             tp: epoch
             for tp, epoch in self.watch.leader_epochs.items()
@@ -334,10 +337,10 @@ class BatchPlanner:
         return None if len(known) < len(seen) or not known else now - min(known)
 
     def _idle(self, now: float) -> frozenset[TopicPartition]:
-        """Partitions with nothing unread for the idle timeout; those that the marker calls idle stay so while silent.
+        """Return partitions with nothing unread for the idle timeout. Those idle in the marker stay idle while silent.
 
         Records in an open transaction count as unread: once committed, they may be older than all that was read. So
-        does a topic that is not there and may only have been left out of a broker's answer.
+        does a missing topic, which a broker's answer may only have omitted.
         """
         timeout_s, read = self.settings.idle_timeout_s, self._read()
         silent = {tp for tp, start in read.items() if self.watch.is_silent(tp, start)}

@@ -1,4 +1,4 @@
-"""What passes between a writer's planner and its other parts: what it observes, and the rates that batches measure."""
+"""The data exchanged between a writer's planner and its other parts: observations, and the rates of batches."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ class PlannerReport:
     """The planner's last observation."""
 
     ends: Mapping[TopicPartition, int]
-    """Up to which offsets may be read."""
+    """The offsets up to which records may be read."""
     began: Mapping[TopicPartition, int] = field(default_factory=dict)
     """The first offsets of partitions that appeared while the writer ran and are in no marker yet."""
     in_transactions: Mapping[TopicPartition, int] = field(default_factory=dict)
-    """How many offsets wait for transactions to end, for partitions with any."""
+    """Offsets that wait for transactions to end, for partitions with any."""
     transaction: str = ""
-    """What the offsets wait for, of a captured database; empty if they wait for Kafka's transactions."""
+    """The transaction of a captured database that the offsets wait for; empty for Kafka's own transactions."""
     observed_at_ms: int = 0
-    """Milliseconds since the epoch. The ends may be old: nobody asks the planner while a batch runs."""
+    """Milliseconds since the epoch. The ends may be old, because the planner decides nothing while a batch runs."""
 
     def unread(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        """How many records lie beyond those offsets, for topic-partitions with any."""
+        """Return how many records lie beyond those offsets, for topic-partitions with any."""
         starts = {**self.began, **offsets}
         lags = {tp: end - starts.get(tp, 0) for tp, end in self.ends.items()}
         return {tp: lag for tp, lag in lags.items() if lag > 0}
@@ -39,7 +39,9 @@ def write_rates(exchange: Exchange, rates: Rates) -> None:
 
 
 def read_rates(exchange: Exchange) -> Rates:
-    """The measured rates; the defaults before the first commit, or for a malformed document: the next replaces it."""
+    """Return the measured rates; the defaults before the first commit, and for a malformed document, until it is
+    replaced.
+    """
     try:
         return Rates(**dict(exchange.read(_RATES)))
     except (ValueError, TypeError):

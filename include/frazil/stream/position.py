@@ -1,4 +1,4 @@
-"""Where a batch ends: the planner decides it, and the batch's journal and the marker get it."""
+"""The end of a batch: the planner decides it, and the batch's journal and the marker record it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Position:
     leader_epochs: Mapping[TopicPartition, int] = field(default_factory=dict)
     """The epochs of the leaders that had those offsets, if known."""
     transaction: LastTransaction = NO_TRANSACTION
-    """The last one before those offsets, if the stream reads whole transactions."""
+    """The last transaction before those offsets, if the stream reads whole transactions."""
 
     @classmethod
     def of(cls, marker: Marker) -> Position:

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 EVERY_S = 600.0
 PAUSE_S = 1.0
-"""Between two objects, so that folding years of records does not slow batches down."""
+"""Pause between two objects, so that folding years of records does not slow batches down."""
 
 
 @dataclass(slots=True)
@@ -30,7 +30,7 @@ class RecordFolding:
     spec: StreamSpec
     emit: Callable[[StreamEvent], None]
     others: Foldings | None = None
-    """The thread that folds, if other streams share it; else it has one of its own."""
+    """The thread that folds, if other streams share it; else the stream has its own."""
     _over: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
 

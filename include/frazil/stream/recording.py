@@ -1,6 +1,6 @@
-"""Connects a writer with those who keep or pass on what it does: its history, and OpenLineage if that is declared.
+"""Connects a writer with the recorders of its events: its history, and OpenLineage if that is declared.
 
-Each is a sink of its events, and a scribe's thread does what may block.
+Each is a sink of its events. A scribe's thread does what may block.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from frazil.table.storage import open_store
 log = logging.getLogger(__name__)
 
 LINEAGE = "openlineage"
-"""Its scribe is apart from those of storages."""
+"""The name of OpenLineage's scribe, which is separate from those of storages."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """What is recorded of one writer."""
+    """The recorders of one writer."""
 
     recorder: Recorder
     lineage: StreamLineage | None
     scribes: Scribes
 
     def opens(self, tables: StreamTables) -> None:
-        """The tables are there: write beside the main one, with its credentials as last loaded."""
+        """Start recording now that the tables exist: write next to the main one, with its latest credentials."""
         main = tables.main
         table = main.current()
         location, uuid = history_location(table, tables.stream), str(table.metadata.table_uuid)
@@ -53,7 +53,7 @@ class Recording:
             self.scribes.add(self.lineage, storage=LINEAGE)
 
     def ended(self, error: BaseException | None, *, at_ms: int) -> None:
-        """The writer has ended. Returns when its last words are written, or after some seconds."""
+        """Record that the writer has ended. Returns when the last entries are written, or after some seconds."""
         words = None if error is None else f"{type(error).__name__}: {error}"
         if words is not None:
             self.recorder.ended(words, at_ms=at_ms)

@@ -42,14 +42,14 @@ log = logging.getLogger(__name__)
 
 PERIOD_S = 1.0
 MEASURED_MS = 10_000
-"""Between two measurements of the lag that sinks are told."""
+"""Interval of the lag measurements that sinks receive."""
 LOG_CHECK_MS = 60_000
-"""Between two checks of the log's size."""
+"""Interval of the checks of the log's size."""
 COUNT_WAIT_S = 0.5
-"""How long a heartbeat waits for the count of records, if it has a thread of its own."""
+"""Timeout for the count of records in a heartbeat with its own thread."""
 BATCH_PHASES = frozenset({Phase.STAGING, Phase.JOURNALING, Phase.COMMITTING})
 MERGE_PHASES = frozenset({Phase.TAKING_OVER, Phase.COMMITTING})
-"""In which an upsert stream merges batches; the first settles those that its last writer left."""
+"""Phases in which an upsert stream merges batches; the first settles those that its last writer left."""
 
 
 class Reporter:
@@ -95,7 +95,7 @@ class Reporter:
         )
         self._counting: threading.Thread | None = None
         self._heartbeats = heartbeats
-        """The thread that beats, if others share it; else it has one of its own."""
+        """The thread that sends the heartbeat, if others share it; else the reporter has its own."""
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
     def __enter__(self) -> Self:
@@ -146,37 +146,37 @@ class Reporter:
                 self.notice(sentence)
 
     def phase(self, phase: Phase, *, key: BatchKey | None = None) -> None:
-        """The writer entered another phase; `key` names its batch."""
+        """Enter another phase; `key` names its batch."""
         at = {} if key is None else {"epoch": key.epoch, "batch": key.batch, "batch_records": 0}
         self._written = 0
         self._phase_since_ms = self._clock_ms()
         self._change(phase=phase, outage=None, merged_rows=0, **at)
 
     def table(self, location: str, progress: ProgressFolder, *, merges: bool = False) -> None:
-        """The table is there; `merges` if batches are merged into it."""
+        """Set the table, now that it exists; `merges` if batches are merged into it."""
         self._progress, self._merges = progress, merges
         self._change(table_location=location)
 
     def committed(self, marker: Marker, *, at_ms: int | None) -> None:
-        """The marker changed; `at_ms` is when a batch landed, None for a take-over."""
+        """Set the new marker; `at_ms` is when a batch landed, None for a take-over."""
         with self._lock:
             self._marker = marker
         commit = {} if at_ms is None else {"last_commit_at_ms": at_ms, "last_commit_snapshot": marker.snapshot_id}
         self._change(epoch=marker.at.epoch, batch=marker.at.batch, watermark_ms=marker.watermark_ms, **commit)
 
     def planned(self, report: PlannerReport | None) -> None:
-        """The planner's last observation; None when another planner begins."""
+        """Set the planner's last observation; None when another planner begins."""
         with self._lock:
             self._report = report
 
     def throttled(self, reason: str | None, *, stretch: float) -> None:
-        """Why commits are, or should be, stretched, and by how much they are."""
+        """Set why commits are, or should be, stretched, and by how much they are."""
         with self._lock:
             self._stretch = stretch
             self._state = dataclasses.replace(self._state, throttle=reason)
 
     def notice(self, sentence: str) -> None:
-        """Show people a sentence from here on; a writer has few of them, and each once."""
+        """Show a notice from now on; a writer has few of them, each once."""
         with self._lock:
             if sentence not in self._state.notices:
                 self._state = dataclasses.replace(self._state, notices=(*self._state.notices, sentence))
@@ -207,12 +207,14 @@ class Reporter:
 
     @property
     def is_changed(self) -> bool:
-        """Whether it has something to tell at once."""
+        """Whether there is news to send at once."""
         return self._wake.is_set()
 
     def _count_records(self) -> None:
-        """In a daemon thread: a storage that is away takes a minute to say so, and neither the heartbeat nor the end of
-        the process may wait for it. Where many writers share the heartbeats' thread, the next beat has the count.
+        """Count records in a daemon thread, because an unavailable storage may take a minute to fail.
+
+        Neither the heartbeat nor the end of the process may wait for that. If writers share the heartbeats' thread, the
+        next heartbeat has the count.
         """
         if not (self._state.phase is Phase.STAGING or (self._merges and self._state.phase in MERGE_PHASES)):
             return
@@ -243,7 +245,9 @@ class Reporter:
                 self._change(batch_records=counted.read)
 
     def _merged(self, phase: Phase, rows: int) -> None:
-        """A merge that begins again, because the table changed, begins at nothing: that is an advance too."""
+        """Set the merged rows. A merge that starts again because the table changed starts at 0: that is an
+        advance too.
+        """
         with self._lock:
             is_new = self._state.phase is phase and rows != self._state.merged_rows
         if is_new:
@@ -253,7 +257,7 @@ class Reporter:
         return max(0, batch_ms - round(self._interval_ms * self._stretch))
 
     def _evaluate_backpressure(self) -> None:
-        """A batch that hangs says so before it ends."""
+        """Update the backpressure before a batch ends, so that a batch that hangs shows it."""
         if (since_ms := self._staging_since_ms) is None:
             return
         beyond_ms = self._beyond_interval_ms(self._clock_ms() - since_ms)
@@ -262,7 +266,7 @@ class Reporter:
                 self._state = dataclasses.replace(self._state, backpressure_ms=beyond_ms)
 
     def _evaluate(self) -> None:
-        """Find lag and stall from the marker and the planner's report."""
+        """Compute lag and stall from the marker and the planner's report."""
         # Read together: with a phase older than the report, a batch would get credit for later records.
         with self._lock:
             state, marker, report, stretch = self._state, self._marker, self._report, self._stretch
@@ -286,7 +290,7 @@ class Reporter:
             self._tell_lag(sample)
 
     def _tell_lag(self, sample: Sample) -> None:
-        """Tell the sinks, but not every second."""
+        """Send the lag to the sinks, but not every second."""
         if abs(sample.at_ms - self._measured_ms) < MEASURED_MS:
             return
         self._measured_ms, state, lag = sample.at_ms, self._state, sum(sample.unread.values())
@@ -328,7 +332,7 @@ def _sample(state: Heartbeat, marker: Marker, report: PlannerReport | None, *, a
 
 
 def _current_batch(state: Heartbeat, marker: Marker) -> BatchName | None:
-    """The batch under way; one that is in the marker is over, whatever the phase says."""
+    """Return the current batch; one that is in the marker is over, whatever the phase is."""
     if state.phase not in BATCH_PHASES or state.epoch is None or state.batch is None:
         return None
     landed = (state.epoch, state.batch) == marker.at

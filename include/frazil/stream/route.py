@@ -1,4 +1,4 @@
-"""The route of a stream during one epoch: its tables, and the rows that they lack."""
+"""The route of a stream during one epoch: its tables, and the rows that they are missing."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from frazil.table.catalogs import load_catalog
 from frazil.timetext import utc
 
 MAX_NAMED = 5
-"""So many tables that lack rows are named."""
+"""Tables that a message names."""
 
 
 @dataclass(slots=True)
 class StreamRoute:
-    """What a batch needs of a route."""
+    """The route of one epoch's batches."""
 
     spec: StreamSpec
     tables: StreamTables
     followers: Followers
     emit: Callable[[StreamEvent], None]
     routed: RoutedTables | None = None
-    """None for a route that is no longer declared: its tables still get the rows that wait."""
+    """The routed tables; None if no longer declared: they still get the rows that wait."""
     tried: float = 0.0
-    """When the tables that lack rows were last committed to, by the monotonic clock."""
+    """When the tables that are behind were last tried, by the monotonic clock."""
     _told: bool = False
-    """Whether tables were said to lack rows."""
+    """Whether tables were reported as behind."""
 
     @classmethod
     def begin(
@@ -51,9 +51,9 @@ class StreamRoute:
         followers: Followers | None,
         emit: Callable[[StreamEvent], None],
     ) -> StreamRoute | None:
-        """Commit what earlier writers left to do, and open the tables. None if the stream never had a route.
+        """Commit what earlier writers left to the routed tables, and open these. None if the stream never had a route.
 
-        Also delete what they staged for these and nobody will commit. Raises RouteBehind, and what `RoutedTables.open`
+        Also deletes files staged for them that no writer will commit. Raises RouteBehind, and what `RoutedTables.open`
         raises.
         """
         if followers is None or (spec.route is None and marker.routed is None):
@@ -71,11 +71,11 @@ class StreamRoute:
         return found
 
     def _tried_for_long(self) -> bool:
-        """Commit what waits, with some patience if the route allows it no longer; true if the writer is asked to end.
+        """Commit the rows that wait, and retry for a while if they are overdue; True if the writer is asked to end.
 
-        After a downtime rows have waited for longer than `lag`, whoever is to blame, and a table that fails once may
-        be well a second later. Counting the lag from the start instead would let each start of a stream whose table
-        is broken read on.
+        After a downtime rows have waited for longer than `lag`, even if no table is broken, and a table that fails once
+        may recover a second later. If the lag counted from the start instead, every start of a stream with a broken
+        table would read on.
         """
         retry_policy = dataclasses.replace(self.tables.retry_policy, total_s=RETRY_TIMEOUT_S)
         deadline, attempt = retry_policy.clock() + retry_policy.total_s, 0
@@ -89,7 +89,7 @@ class StreamRoute:
 
     @property
     def behind(self) -> bool:
-        """Whether a table lacks rows."""
+        """Whether a table is behind."""
         return bool(self.followers.behind)
 
     @property
@@ -98,31 +98,31 @@ class StreamRoute:
 
     @property
     def _overdue(self) -> bool:
-        """Whether a table has lacked rows for longer than the route allows."""
+        """Whether a table has been behind for longer than the route allows."""
         oldest_ms = min((found.since_ms for found in self.followers.behind.values()), default=None)
         return oldest_ms is not None and self.tables.clock_ms() - oldest_ms > self._lag / timedelta(milliseconds=1)
 
     def try_again(self, home: Marker) -> None:
-        """Try to load or make the tables that are not there, before a batch is staged."""
+        """Try again to load or create the missing tables, before a batch is staged."""
         if self.routed:
             self.routed.try_again(home)
 
     def placed(self, context: StageContext, key: BatchKey) -> StageContext:
-        """The context of a batch, with the tables."""
+        """Return the context of a batch with the routed tables."""
         return self.routed.placed(context, key) if self.routed else context
 
     def make(self, values: Collection[str], home: Marker) -> None:
-        """Make tables for new values, as far as there may be more. Raises what `RoutedTables.make` raises."""
+        """Create tables for new values, up to the route's limit. Raises what `RoutedTables.make` raises."""
         if self.routed:
             self.routed.make(values, home)
 
     def decided(self) -> None:
-        """Home has committed a batch: its tables follow. After a commit in one step they have it already."""
+        """Let the routed tables follow a batch of the default table. After an atomic commit they have it already."""
         self.tried = time.monotonic()
         self.followers.commit()
 
     def follow(self) -> None:
-        """Once in a commit interval, try the tables that lack rows again. Raises RouteBehind."""
+        """Try the tables that are behind again, once per commit interval. Raises RouteBehind."""
         interval_s = self.spec.commit.interval / timedelta(seconds=1)
         if (self.followers.waiting or self._told) and time.monotonic() - self.tried >= interval_s:
             self.tried = time.monotonic()
@@ -130,7 +130,10 @@ class StreamRoute:
             self.tell()
 
     def tell(self) -> None:
-        """Say which tables lack rows. Raises RouteBehind if one has lacked some for longer than the route allows."""
+        """Report the tables that are behind.
+
+        Raises RouteBehind if one has been behind for longer than the route allows.
+        """
         behind = sorted(self.followers.behind.values(), key=lambda found: found.since_ms)
         if not behind:
             if self._told:
@@ -151,12 +154,12 @@ class StreamRoute:
 
 
 def told(behind: Sequence[Behind]) -> str:
-    """The tables that lack rows, as a sentence."""
+    """Return the tables that are behind, as a sentence."""
     return "; ".join(shortened([*map(str, behind)], MAX_NAMED, "table"))
 
 
 def pointer(stream: str, behind: Sequence[Behind]) -> str:
-    """To the command that says what mends each table, unless the reasons that are told do so themselves."""
+    """Return a pointer to the command that shows how to fix each table, unless the reasons themselves name one."""
     if len(behind) <= MAX_NAMED and all("`frazil " in found.reason for found in behind):
         return ""
     return f". `frazil route {stream}` says what mends that"

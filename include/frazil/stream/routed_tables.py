@@ -1,4 +1,4 @@
-"""The tables of a stream's route: which value has which, how tasks write to them, and how new ones are made."""
+"""The tables of a stream's route: which value has which, how tasks write to them, and how new ones are created."""
 
 from __future__ import annotations
 
@@ -39,10 +39,11 @@ log = logging.getLogger(__name__)
 
 
 def made_to_follow(spec: StreamSpec, tables: StreamTables, target: Target, journals: Sequence[Journal]) -> None:
-    """Make a table of the route whose rows of these batches wait beside home, and let it follow from there.
+    """Create a table whose rows of these batches wait next to the default table, and let it follow from there.
 
-    Raises RouteBehind for a table that was there before, and was dropped or is somebody else's; AdoptionRequired for
-    one with batches that home lacks; and what a catalog and `ensure_declared` raise.
+    Raises RouteBehind for a table that existed before and was dropped, or that belongs to another owner. Raises
+    AdoptionRequired for one with batches that the default table does not have, and what a catalog and
+    `ensure_declared` raise.
     """
     catalog, home, value = load_catalog(spec.table.catalog), tables.marker(), _noted_value(spec, tables, target)
     declared = routed_table(spec, target, value)
@@ -73,7 +74,7 @@ def made_to_follow(spec: StreamSpec, tables: StreamTables, target: Target, journ
 
 
 def is_in_the_place(spec: StreamSpec, tables: StreamTables, target: Target) -> bool:
-    """Whether a table that is there is somebody else's, in the place of one that the template made or was to make.
+    """Whether an existing foreign table has the name of one that the template created or would create.
 
     Raises what a catalog raises.
     """
@@ -88,7 +89,7 @@ def is_in_the_place(spec: StreamSpec, tables: StreamTables, target: Target) -> b
 
 
 def _noted_value(spec: StreamSpec, tables: StreamTables, target: Target) -> str | None:
-    """The value that the template makes a table for, as its note says; None for one that the route names."""
+    """Return the value that the template creates a table for, from its note; None for a table that the route names."""
     named = spec.route is not None and target in spec.route.tables.values()
     note = None if named else note_of(tables, target)
     return None if note is None else note.value
@@ -100,7 +101,7 @@ def _check_never_there(tables: StreamTables, target: Target, journals: Sequence[
 
 
 def _check_not_dropped(spec: StreamSpec, tables: StreamTables, target: Target) -> None:
-    """Check that a table that the catalog lacks is none that the route had: what that had would be missing."""
+    """Check that a missing table is not one that the route had, whose rows would be missing. Raises TableLost."""
     if (member := member_of(tables, target)) is not None:
         raise TableLost(dropped_sentence(spec, tables, member))
 
@@ -130,7 +131,8 @@ def _full(limit: int) -> str:
 class RoutedTables:
     """The tables of one stream's route, as its writer knows them.
 
-    One that cannot be loaded or made is `absent`: its rows wait beside home until its followers have made it.
+    A table that cannot be loaded or created is `absent`: its rows wait next to the default table until its followers
+    have created it.
     """
 
     spec: StreamSpec
@@ -138,26 +140,27 @@ class RoutedTables:
     catalog: Catalog
     tables: StreamTables
     behind: Mapping[Target, Behind] = field(default_factory=dict)
-    """Tables that lack rows."""
+    """Tables that are behind."""
     targets: dict[str, Target] = field(default_factory=dict)
-    """By value."""
+    """Tables by value."""
     refused: dict[str, str] = field(default_factory=dict)
     """Why some values get no table."""
     absent: dict[Target, str] = field(default_factory=dict)
-    """Tables that could not be loaded or made, and why."""
+    """Tables that could not be loaded or created, and why."""
     _members: set[Target] = field(default_factory=set)
     """Tables that the route is known to have had."""
     _unread: set[Target] = field(default_factory=set)
     """Tables that may be the template's and could not be loaded; their values are unknown."""
     _layouts: dict[Target, tuple[str, TargetTable]] = field(default_factory=dict)
-    """With the metadata that each is of."""
+    """The layout of each table, with the location of its metadata."""
     _texts: dict[str, str] = field(default_factory=dict)
 
     def open(self, home: Marker) -> None:
-        """Load the tables that there are, and make those that are declared. The trouble of one is its own.
+        """Load the existing tables, and create those that are declared. A failure of one does not affect the others.
 
-        Raises AdoptionRequired for a table with batches that home lacks. Of one that has each batch in one step with
-        home, also RouteBehind if it is another one than that which lacks rows, and what `ensure_declared` raises.
+        Raises AdoptionRequired for a table with batches that the default table does not have. For a table that commits
+        atomically with the default table, also raises RouteBehind if another table has its name while rows wait, and
+        what `ensure_declared` raises.
         """
         if former := former_columns(self.tables.main.current().properties):
             raise SchemaIncompatible(
@@ -177,21 +180,21 @@ class RoutedTables:
 
     @property
     def made(self) -> int:
-        """How many tables the template has made, or may have."""
+        """Number of tables that the template has created, or may have."""
         return len(self.targets.keys() - self.route.tables.keys()) + len(self._unread - set(self.targets.values()))
 
     def _values_of_missing(self) -> list[str]:
-        """The values of tables that earlier writers could not make.
+        """Return the values of tables that earlier writers could not create.
 
-        Of one that is no longer allowed, rows may wait: then its followers make it.
+        Rows may wait for a table that is no longer allowed: then its followers create it.
         """
         noted = [(note.value, note.target) for note in notes(self.tables)]
         return [value for value, target in noted if value is not None and self.route.makes(value, target)]
 
     def _keep_unread(self, home: Marker) -> None:
-        """Let the values of tables that are there and cannot be loaded keep them, whatever is allowed by now.
+        """Keep the values of existing tables that cannot be loaded, whatever is allowed now.
 
-        A table that is there gets its rows; without this they would be dead letters until a start can load it.
+        An existing table gets its rows; otherwise they would be dead letters until a start can load it.
         """
         names = sorted(self._unread & self._members)
         members = filter(None, in_parallel(lambda name: member_of(self.tables, name), names) if names else [])
@@ -199,7 +202,9 @@ class RoutedTables:
         self._side_by_side(lambda value: self._make(value, home), [v for v in values if v not in self.targets])
 
     def _values_of_dropped(self) -> list[str]:
-        """The values of tables that the template made and the catalog lacks: their rows wait for what a person does."""
+        """Return the values of templated tables that the catalog no longer has: their rows wait for an operator's
+        decision.
+        """
         known = {*self.targets.values(), *self._unread}
         names = [n for n in sorted(self._members - known) if may_have_made(self.route, n)]
         found = (member_of(self.tables, name) for name in names)
@@ -209,7 +214,7 @@ class RoutedTables:
         self._follow(self._ensured(identifier, None), None, home)
 
     def _ensured(self, identifier: Target, value: str | None) -> Table:
-        """The table, made if it never was there."""
+        """Return the table; creates it if it never existed."""
         table = self._loaded(identifier)
         if table is None:
             if identifier in self._members:
@@ -218,7 +223,7 @@ class RoutedTables:
         return table
 
     def _tried(self, target: Target, value: str | None, act: Callable[[], None]) -> None:
-        """Load or make a table. One that fails is absent, and the others go on; it is tried again with each batch."""
+        """Load or create a table. One that fails is absent, and is tried again with each batch; the others continue."""
         try:
             act()
         except (AdoptionRequired, Fenced):
@@ -240,7 +245,7 @@ class RoutedTables:
         return atomic if isinstance(atomic, bool) else target in atomic
 
     def try_again(self, home: Marker) -> None:
-        """Try to load or make the tables that are absent. Those that rows wait for are their followers' to make."""
+        """Try again to load or create the absent tables. Followers create those that rows wait for."""
         values = self._values()
 
         def again(target: Target) -> None:
@@ -253,11 +258,11 @@ class RoutedTables:
                 self._side_by_side(again, names)
 
     def _values(self) -> dict[Target, str]:
-        """The values of the tables that the template makes."""
+        """Return the values of the tables that the template creates."""
         return {target: value for value, target in self.targets.items() if value not in self.route.tables}
 
     def _find_made(self, home: Marker) -> None:
-        """The tables that the template made, by the property that says so."""
+        """Find the tables that the template created, by their property."""
 
         def found(identifier: str) -> None:
             try:
@@ -274,7 +279,7 @@ class RoutedTables:
         self._side_by_side(found, named_like(self.catalog, self.route))
 
     def make(self, values: Iterable[str], home: Marker) -> None:
-        """Make the tables of new values, as far as there may be more. Raises as `open` does."""
+        """Create the tables of new values, up to the route's limit. Raises as `open` does."""
         new = sorted({value for value in values if value not in self.targets and value not in self.refused})
         new = new[: max(0, self.route.limit - self.made)]
         with catalog_errors(self.catalog.name):
@@ -307,7 +312,7 @@ class RoutedTables:
             return None
 
     def _follow(self, table: Table, value: str | None, home: Marker) -> None:
-        """Evolve the table, note it and give it its marker, before any file is staged for it."""
+        """Evolve the table, register it and give it its marker, before any file is staged for it."""
         identifier = name_of(table)
         member = member_of(self.tables, identifier) if identifier in self._members else None
         _check_same(self.spec, self.tables, member, table)
@@ -345,10 +350,10 @@ class RoutedTables:
                     pass
 
     def placed(self, context: StageContext, key: BatchKey) -> StageContext:
-        """The context of a batch with the tables of the route, as they are known: only one that failed is loaded.
+        """Return the context of a batch with the routed tables as they are known; only one that failed is loaded.
 
-        Rows of absent tables are written as home's are, beside it. Raises what a catalog raises of a table that has
-        each batch in one step with home.
+        Rows of absent tables are written next to the default table, in its format. Raises what a catalog raises for a
+        table that commits atomically with the default table.
         """
         limit = self.route.limit
         destinations = Destinations(
@@ -370,7 +375,7 @@ class RoutedTables:
         return dataclasses.replace(context, targets={**context.targets, **routed}, destinations=destinations)
 
     def _placed(self, target: Target, value: str | None, key: BatchKey) -> TargetTable | None:
-        """How tasks write to a table; None for one that is absent by now: a commit to it failed, so it is loaded."""
+        """Return how tasks write to a table; None if it became absent: a commit to it failed, so it is loaded."""
         found = list[TargetTable]()
         self._tried(target, value, lambda: found.append(self._target(target, key)))
         return found[0] if found else None

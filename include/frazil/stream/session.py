@@ -1,7 +1,7 @@
 """The Spark context of a writer: small, quiet, and able to survive a dead Python worker.
 
-By default it is on this host's loopback alone. On a cluster, executors are processes of their own, perhaps on other
-hosts, and have nothing of the driver's: neither its folders nor its environment.
+By default it uses only this host's loopback. On a cluster, executors are separate processes, perhaps on other hosts,
+and have neither the driver's folders nor its environment.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from frazil.spec.resources import ClusterManager, Resources
 from frazil.stream import worker_daemon
 
 HADOOP_FOLDERS = ("HADOOP_CONF_DIR", "YARN_CONF_DIR")
-"""Environment variables of which one names the folder of the Hadoop cluster's configuration."""
+"""Environment variables; one of them names the folder of the Hadoop cluster's configuration."""
 OF_SUBMISSION = frozenset(
     {"spark.archives", "spark.driver.memory", "spark.driver.extraJavaOptions", "spark.submit.deployMode"}
 )
-"""Properties that a driver in a cluster has from its submission, which may have changed them."""
+"""Properties that a driver in a cluster gets from its submission, which may have changed them."""
 TASK_ATTEMPTS = 4
 PYTHON_BYTES = 2**30
-"""Memory of one Python worker, and of the records that it stages."""
+"""Memory of one Python worker and of the records that it stages."""
 _LOOPBACK = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
 
 
 def writer_properties(spec: StreamSpec) -> dict[str, str]:
-    """Spark properties of a stream's writer; `resources.spark` overrides them."""
+    """Return the Spark properties of a stream's writer; `resources.spark` overrides them."""
     resources = spec.resources
     return {
         "spark.app.name": f"frazil {spec.name}",
@@ -56,7 +56,7 @@ def writer_properties(spec: StreamSpec) -> dict[str, str]:
 
 
 def start_context(spec: StreamSpec) -> SparkContext:
-    """Start the JVM. Raises `EnvironmentUnusable` where it does not start, or does not know its cluster."""
+    """Start the JVM. Raises `EnvironmentUnusable` if it does not start, or does not find its cluster."""
     in_cluster, on_yarn = in_jvm(), spec.resources.manager is ClusterManager.YARN
     if on_yarn and not in_cluster and not any(map(os.environ.get, HADOOP_FOLDERS)):
         raise EnvironmentUnusable(
@@ -78,7 +78,7 @@ def start_context(spec: StreamSpec) -> SparkContext:
 
 
 def executors_python(spec: StreamSpec, properties: dict[str, str]) -> str:
-    """The Python that runs tasks: the package's where there is one, else the driver's own path."""
+    """Return the Python that runs tasks: the package's if there is one, else the driver's own path."""
     packaged = PACKAGE_PYTHON if spec.resources.package else sys.executable
     return properties.get("spark.pyspark.python", packaged)
 
@@ -114,7 +114,7 @@ def _of_cluster(resources: Resources) -> dict[str, str]:
 
 
 def on_loopback(master: str) -> bool:
-    """Whether all of a standalone cluster's masters listen on this host's loopback, so that its workers do as well."""
+    """Whether all of a standalone cluster's masters listen on this host's loopback, so that its workers do too."""
     if not master.startswith("spark://"):
         return False
     hosts = [address.rpartition(":")[0] for address in master.removeprefix("spark://").split(",")]

@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from frazil.stream.stage_rows import StageRows
 
 MERGE_ROUNDS = 4
-"""A job of merges has at most this many tasks for each that runs at once."""
+"""Spark tasks in a merge job, as a multiple of those that run at once."""
 log = logging.getLogger(__name__)
 
 UNTIL_CHECK_S = 0.2
 WARN_S = 30.0
-"""Between two warnings that a cluster gives no executors."""
+"""Interval of the warnings that a cluster provides no executors."""
 WHERE_TO_LOOK: Mapping[ClusterManager | None, str] = {
     ClusterManager.STANDALONE: "The master's web page shows who uses them",
     ClusterManager.YARN: "`yarn application -list` and the ResourceManager's web page show who uses them",
@@ -46,9 +46,9 @@ WHERE_TO_LOOK: Mapping[ClusterManager | None, str] = {
 NOT_CONNECTED = "Python worker failed to connect back"
 """Spark's error for a Python process that takes longer than 10 s to start. The limit is fixed."""
 DIED = {"Python worker exited unexpectedly": "a Python worker", "ExecutorLostFailure": "an executor"}
-"""Spark's words for a task whose process died, and what died."""
+"""Spark's messages for a task whose process died, and what died."""
 ENDED = "SparkContext was shut down"
-"""Spark's words for a job whose application has ended, for one because the cluster ended it."""
+"""Spark's message for a job whose application has ended, for example because the cluster ended it."""
 GIVEN_UP = re.compile(r"failed (?P<tries>\d+) times, most recent failure: Lost task [^(]*\(TID \d+\) \((?P<host>\S+)")
 EXIT_CODE = re.compile(r"exited? (?:with|status:?|code:?) ?(?:code:? ?)?(?P<code>\d+)", re.IGNORECASE)
 KILLED = 137
@@ -59,7 +59,7 @@ class SparkEngine:
     """Starts and ends a Spark context for a stream, or uses that of a given session, which it leaves running.
 
     A batch is one Spark job of plain tasks. Spark ships the function, places the tasks, retries those whose worker
-    died, and returns their answers. It moves no records, or between two stages as opaque bytes, so that neither SQL nor
+    died, and returns their answers. It moves no records, except between two stages as opaque bytes. So neither SQL nor
     Structured Streaming is needed.
     """
 
@@ -68,13 +68,13 @@ class SparkEngine:
         self._pool = ThreadPoolExecutor(1, "spark")
         self._started: Future[SparkContext] | None = None
         self._unchecked: SparkContext | None = None
-        """The context as soon as it is there: its executors may never come."""
+        """The context once it exists: its executors may never come."""
 
     def start(self) -> Future[SparkContext]:
-        """Start Spark in the background, if it was not started before.
+        """Start Spark in the background, unless it was started before.
 
-        In a thread, because the JVM takes as long to start as the take-over, and because Spark replaces signal handlers
-        only in the main thread.
+        It runs in a thread, because the JVM takes as long to start as the take-over, and because Spark replaces signal
+        handlers only in the main thread.
         """
         if self._started is None:
             self._started = self._pool.submit(self._start)
@@ -191,7 +191,7 @@ class SparkEngine:
         return self.start().result()
 
     def _start_workers(self) -> None:
-        """Let Python workers start, and import what staging needs, while the driver takes over."""
+        """Start Python workers, and import what staging needs, while the driver takes over."""
         from frazil.stream.stage_rows import warm_up_worker  # noqa: PLC0415 - see the module
 
         workers = self._spec.resources.cores
@@ -210,7 +210,7 @@ class SparkEngine:
 
 @contextmanager
 def task_failures(stream: str) -> Iterator[None]:
-    """Turn Spark's page of Java frames into an error of ours, or at least leave out the frames."""
+    """Turn Spark's page of Java frames into a short error, or at least remove the frames."""
     try:
         yield
     except Exception as error:
@@ -238,7 +238,7 @@ def _failure(error: Exception, said: str, stream: str) -> Exception | None:
 
 
 def raised_in_task(said: str) -> str | None:
-    """The sentence of the error that Python raised in a task, which Spark puts below its whole traceback."""
+    """Return the message of the Python error of a task, which Spark puts below the whole traceback."""
     _, found, trace = said.rpartition("PythonException: Traceback")
     lines = trace.partition("\n\tat ")[0].splitlines()
     frames = [index for index, line in enumerate(lines) if line.startswith(" ")]
@@ -255,7 +255,7 @@ def _ended(stream: str) -> str:
 
 
 def _death(stream: str, died: str, said: str) -> str:
-    """What died, where and how, as far as Spark's text says it."""
+    """Describe what died, where and how, as far as Spark's text shows it."""
     given_up, exit_code = GIVEN_UP.search(said), EXIT_CODE.search(said)
     code = int(exit_code["code"]) if exit_code else None
     where = f" on {given_up['host']}" if given_up else ""

@@ -1,4 +1,4 @@
-"""The context that all tasks of a batch, or of a backfill's chunk, share, read from the tables' current state."""
+"""The context that all tasks of a batch or of a backfill's chunk share, built from the tables' current state."""
 
 from __future__ import annotations
 
@@ -33,10 +33,9 @@ def stage_context(
     kafka_properties: Mapping[str, str],
     topic_ids: Mapping[str, str],
 ) -> StageContext:
-    """The context, without held dead letters and windows; files go to folders of `tables.stream`.
+    """Build the context, without held dead letters and windows; files go to folders of `tables.stream`.
 
-    Raises SchemaIncompatible if a table was changed so that the declared columns no longer fit it, and what
-    `catalog_errors` raises.
+    Raises SchemaIncompatible if the declared columns no longer fit a table, and what `catalog_errors` raises.
     """
     # Refreshed, so that what others have changed since the last commit applies to the next one.
     with catalog_errors(tables.main.catalog_name):
@@ -66,13 +65,13 @@ def stage_context(
 
 
 def staged_target(spec: StreamSpec, table: Table, folder: str) -> TargetTable:
-    """How records of the stream are staged for one of its tables."""
+    """Return how the stream's records are staged for one of its tables."""
     target, mode = target_table(table, folder=folder), merging_mode(spec)
     return target if mode is None else mode.staged(target, merge_rules(spec, table).key)
 
 
 def change_rules(spec: StreamSpec, table: Schema, other_names: Mapping[str, int]) -> ChangeRules | None:
-    """How records change the table, by the names that its columns have; None where each is a row."""
+    """Return how records change the table, with the current names of its columns; None if each record is a row."""
     if spec.mode == "append":
         return None
     delete, called = spec.delete or Delete.model_construct(), partial(called_now, table, other_names)
@@ -89,7 +88,7 @@ def change_rules(spec: StreamSpec, table: Schema, other_names: Mapping[str, int]
 
 
 def sensitive_fields(spec: StreamSpec, table: Schema, other_names: Mapping[str, int]) -> dict[str, Any]:
-    """What is sensitive, by the names that the columns have in the table."""
+    """Return the sensitive fields, with the current names of the table's columns."""
     if (declared := spec.sensitive) is None:
         return {}
     fields = {}
@@ -102,7 +101,7 @@ def sensitive_fields(spec: StreamSpec, table: Schema, other_names: Mapping[str, 
 
 
 def _units(spec: StreamSpec, table: Schema, other_names: Mapping[str, int]) -> dict[str, str]:
-    """The units by the names that the columns have in the table, without those of columns that were dropped."""
+    """Return the units by the current names of the table's columns, without dropped columns."""
     called = {name: current_name(table, other_names.get(name)) or name for name in spec.units}
     there = {field.name for field in table.fields}
     return {now: spec.units[name] for name, now in called.items() if now in there}

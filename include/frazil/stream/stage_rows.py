@@ -21,13 +21,14 @@ from frazil.stream.progress import ProgressFolder, write_task
 from frazil.table.storage_mistakes import staging_failure
 
 Sent = tuple[int, str | tuple[int, int, bytes]]
-"""What passes through a shuffle: the writer that gets it, and the answer of a task that read, or a `Parcel`'s task,
-count of rows and data."""
+"""What passes through a shuffle: the receiving writer's number, and either a reader's answer or a `Parcel`'s task, row
+count and data.
+"""
 
 
 @dataclass(frozen=True)
 class VersionRefusal:
-    """Stands for a `StageRows` of another version: answers each task with an error, which ends the writer."""
+    """Replaces `StageRows` of another version: answers each task with an error, which ends the writer."""
 
     sentence: str
 
@@ -45,8 +46,9 @@ class VersionRefusal:
 
 
 def shipped(work: Mapping[str, Any]) -> StageRows | VersionRefusal:
-    """What a driver ships, where it arrives. Keep its name, and `version` and `context.stream` in what it gets: drivers
-    of earlier versions call it.
+    """Rebuild what a driver shipped.
+
+    Drivers of earlier versions call it: keep this name, and `version` and `context.stream` in the argument.
     """
     try:
         if work["version"] == __version__:
@@ -61,7 +63,7 @@ def shipped(work: Mapping[str, Any]) -> StageRows | VersionRefusal:
 
 
 def warm_up_worker(_: Iterable[int]) -> None:
-    """A task that stages nothing: before it, Spark starts a Python worker, which imports this module."""
+    """Do nothing: for this task Spark starts a Python worker, which imports this module."""
 
 
 @dataclass(frozen=True)
@@ -79,10 +81,10 @@ class StageRows:
         return map(self.answer, plans)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Nothing of ours is pickled but the name of one function, because the version of a worker may be another.
+        """Pickle only the name of one function, because a worker's version may differ.
 
-        A Python process that an executor starts while a writer runs imports what is installed by then; a worker that is
-        forked has what Spark's daemon had imported before.
+        A Python process that an executor starts while a writer runs imports what is installed then; a forked worker has
+        what Spark's daemon had imported before.
         """
         return shipped, ({"version": __version__, "context": self.context.named(), "progress": asdict(self.progress)},)
 
@@ -100,10 +102,11 @@ class StageRows:
         return {"result": result.to_json(), "task_s": time.monotonic() - began}
 
     def read(self, plans: Iterable[str]) -> Iterator[Sent]:
-        """Before a shuffle: the rows of the plans' tasks for the writers of `context.shuffle`, and the tasks' answers.
+        """Yield, before a shuffle, the rows of the plans' tasks for the writers of `context.shuffle`, and the tasks'
+        answers.
 
-        The answers pass through the shuffle too, so that they are always those of the tasks whose rows were written,
-        whatever Spark ran twice.
+        The answers pass through the shuffle too. So they always belong to the tasks whose rows were written, whatever
+        Spark ran twice.
         """
         for plan in plans:
             yield from self._read(json.loads(plan))
@@ -128,7 +131,7 @@ class StageRows:
         yield 0, json.dumps(answer)
 
     def write(self, writer: int, sent: Iterable[Sent]) -> Iterator[str]:
-        """After a shuffle: write what was sent to one writer. Returns its answer, and those that were sent to it."""
+        """Write, after a shuffle, what was sent to one writer. Returns its answer, and those that were sent to it."""
         answers = []
 
         def parcels() -> Iterator[Parcel]:
@@ -153,7 +156,7 @@ class StageRows:
         return iter(answers)
 
     def _refused(self, error: FrazilError | Suspect | OSError) -> dict[str, object]:
-        """The answer that stands for an error. Raises what is no error of ours, nor of an object store."""
+        """Return the answer for an error. Raises errors that are neither frazil's nor an object store's."""
         found = error.error if isinstance(error, Suspect) else error
         if isinstance(found, OSError) and not isinstance(found, FrazilError):
             meant = staging_failure(self.context.main.folder, found)

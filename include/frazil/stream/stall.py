@@ -1,4 +1,4 @@
-"""Whether a healthy writer makes no progress, a stall, and which topic-partition holds it back. Pure.
+"""Finds stalls of a healthy writer, and the topic-partition that holds it back. Pure.
 
 A process may be alive, send heartbeats and log while no record reaches the table, or while the watermark stays and
 partitions do not complete. Such a writer is not hung (`frazil.supervise.liveness`) and is not restarted; the stall is
@@ -10,13 +10,13 @@ reported within three commit intervals, or 20 s if these are shorter. The first 
      intervals;
   4. commits advance the offsets, but the watermark has stayed for three intervals.
 
-No stall: a topic with nothing unread; a backlog whose committed offsets advance, however far behind; a batch longer
+Not a stall: a topic with nothing unread; a backlog whose committed offsets advance, however far behind; a batch longer
 than three intervals whose records or phase advance. That credit is given only to the *first* batch over the same
 offsets: a batch that is lost and read again brings no record nearer to the table.
 
-Rule 4 needs two commits that left the watermark where it was, so that one late record in a quiet topic is no stall.
-It reports a topic-partition without records although `watermark.idle-timeout` will release it: that may take a day,
-and the sentence says so. It also reports event times that are all equal, because nothing downstream can begin before
+Rule 4 needs two commits that left the watermark where it was, so that one late record in a quiet topic is no stall. It
+reports a topic-partition without records although `watermark.idle-timeout` will release it: that may take a day, and
+the sentence mentions it. It also reports event times that are all equal, because nothing downstream can begin before
 they move.
 """
 
@@ -32,7 +32,7 @@ MIN_COMMITS = 2
 
 
 def find_stall(history: History, sample: Sample, *, limits: Limits, stream: str) -> Stall | None:
-    """The stall at `sample`, the last of the history; None if there is none."""
+    """Return the stall at `sample`, the last of the history; None without a stall."""
     if sample.phase not in WORKING:
         return None
     return (
@@ -44,7 +44,7 @@ def find_stall(history: History, sample: Sample, *, limits: Limits, stream: str)
 
 
 def _planner_silent(history: History, sample: Sample, *, limits: Limits, stream: str) -> Stall | None:
-    """Only for a waiting writer: nobody asks the planner while a batch runs."""
+    """Check only a waiting writer, because the planner is not polled while a batch runs."""
     if sample.phase is not Phase.WAITING:
         return None
     answered = sample.planned_at_ms is not None
@@ -68,7 +68,7 @@ def _planner_silent(history: History, sample: Sample, *, limits: Limits, stream:
 
 
 def _offsets_stand(history: History, sample: Sample, *, limits: Limits, stream: str) -> Stall | None:
-    """The topic-partition that has waited longest; of several, the one with the most unread records."""
+    """Find the topic-partition that has waited longest, or among equals the one with the most unread records."""
     tp = min(sample.unread, key=lambda tp: (history.waits[tp].nearer_at_ms, -sample.unread[tp], tp), default=None)
     if tp is None or sample.at_ms - (wait := history.waits[tp]).nearer_at_ms < limits.still_ms:
         return None
@@ -85,7 +85,7 @@ def _offsets_stand(history: History, sample: Sample, *, limits: Limits, stream: 
 
 
 def _no_commit(wait: Wait, sample: Sample, *, stream: str) -> tuple[str, str]:
-    """Why unread records are not committed, as far as the writer knows, and what to do."""
+    """Return why unread records are not committed, as far as the writer knows, and what to do."""
     restart = _restart(stream)
     if sample.batch is not None and sample.batch != wait.tried:
         why = f"batch {sample.batch} reads again what batch {wait.tried} read and did not commit"
@@ -109,7 +109,7 @@ def _restart(stream: str) -> str:
 
 
 def _transaction_open(history: History, sample: Sample, *, limits: Limits) -> Stall | None:
-    """The topic-partition whose offsets have waited longest for a transaction to end."""
+    """Find the topic-partition whose offsets have waited longest for a transaction to end."""
     tp = min(sample.in_transactions, key=lambda tp: (history.open_since[tp][1], tp), default=None)
     if tp is None or sample.at_ms - (since_ms := history.open_since[tp][1]) < limits.still_ms:
         return None
@@ -127,7 +127,7 @@ def _transaction_open(history: History, sample: Sample, *, limits: Limits) -> St
 
 
 def _watermark_stands(history: History, sample: Sample, *, limits: Limits) -> Stall | None:
-    """Of the partitions that are not idle, the one without an event time, or whose newest is the smallest."""
+    """Find the partition that is not idle and has no event time, or the smallest newest one."""
     since_ms, times = history.watermark_since_ms, sample.max_event_times_us
     if sample.at_ms - since_ms < limits.still_ms or history.advances < MIN_COMMITS:
         return None
@@ -149,7 +149,7 @@ def _watermark_stands(history: History, sample: Sample, *, limits: Limits) -> St
 
 
 def _no_event_time(tp: TopicPartition, history: History, sample: Sample, *, limits: Limits) -> tuple[str, str]:
-    """Why a topic-partition brings no newer event time, and what to do."""
+    """Return why a topic-partition brings no newer event time, and what to do."""
     time_us = sample.max_event_times_us.get(tp)
     newest = "no event time is known there" if time_us is None else f"the newest event time there is {_event(time_us)}"
     is_empty = time_us is None and sample.offsets[tp] == 0  # its first commit, at 0, brought no record

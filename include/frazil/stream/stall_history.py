@@ -13,14 +13,17 @@ from frazil.offsets.spans import TopicPartition
 from frazil.spec.model import StreamSpec
 
 INTERVALS = 3
-"""Commit intervals without progress that make a stall: by then a healthy writer has committed at least twice."""
+"""Commit intervals without progress that make a stall: a healthy writer would have committed at least twice."""
 MIN_STALL_MS = 20_000
-"""The shortest time without progress that makes a stall: on a busy host a batch takes many intervals of a second or
-two, and Spark alone needs up to 10 s to start a Python worker."""
+"""The shortest time without progress that makes a stall.
+
+On a busy host a batch takes many intervals of a second or two, and Spark alone needs up to 10 s to start a Python
+worker.
+"""
 GAP_MS = 30_000
 """After a longer time between two samples the machine slept or its clock was set: the history begins again."""
 FIRST_ANSWER_MS = 60_000
-"""How long the planner may take to its first answer. Brokers that start or elect leaders answer late."""
+"""Timeout for the planner's first answer. Brokers that start or elect leaders answer late."""
 
 WORKING = frozenset({Phase.WAITING, Phase.STAGING, Phase.JOURNALING, Phase.COMMITTING})
 """Phases in which a writer can stall. A start, a take-over and a stop have other limits and observe no ends."""
@@ -43,7 +46,7 @@ class Limits:
 
     @property
     def still_ms(self) -> int:
-        """How long offsets or the watermark may stay the same."""
+        """The longest time that offsets or the watermark may stay the same."""
         return max(INTERVALS * self.interval_ms, MIN_STALL_MS)
 
     @property
@@ -51,7 +54,7 @@ class Limits:
         return max(GAP_MS, self.interval_ms)
 
     def stretched(self, stretch: float) -> Limits:
-        """The limits while commits are throttled."""
+        """Return the limits while commits are throttled."""
         return dataclasses.replace(self, interval_ms=round(self.interval_ms * stretch))
 
     @classmethod
@@ -73,11 +76,11 @@ class Sample:
     unread: Mapping[TopicPartition, int] = field(default_factory=dict)
     """The records beyond the committed offsets at the planner's last report, for partitions with any."""
     in_transactions: Mapping[TopicPartition, int] = field(default_factory=dict)
-    """How many offsets wait for transactions to end, for partitions with any."""
+    """Offsets that wait for transactions to end, for partitions with any."""
     transaction: str = ""
     """See `PlannerReport.transaction`."""
     planned_at_ms: int | None = None
-    """When the planner last heard from Kafka; None if it has not since this planner began."""
+    """When the planner last heard from Kafka; None before its first answer."""
     batch: BatchName | None = None
     """The current batch; None while the writer waits, and once the batch has landed."""
     batch_records: int = 0
@@ -91,7 +94,7 @@ class Wait:
     """A topic-partition with unread records at one committed offset."""
 
     offset: int | None
-    """None for a new partition, which is in no marker yet."""
+    """The committed offset; None for a new partition, which is in no marker yet."""
     nearer_at_ms: int
     """When its records last made progress: first seen, or read further by the first batch that tries them."""
     tried: BatchName | None
@@ -107,19 +110,19 @@ class History:
     offsets: Mapping[TopicPartition, int]
     watermark_us: int | None
     watermark_since_ms: int
-    """Since when the watermark has stayed while the stream had something to read; a quiet topic resets it."""
+    """When the watermark last moved while the stream had something to read; a quiet topic resets it."""
     advances: int = 0
     """Samples since then in which a commit had advanced offsets."""
     read_up_since_ms: int | None = None
-    """Since when nothing is unread and no offset has moved."""
+    """When the stream last became fully read, without an offset moving since."""
     moved_at_ms: Mapping[TopicPartition, int] = field(default_factory=dict)
     waits: Mapping[TopicPartition, Wait] = field(default_factory=dict)
     open_since: Mapping[TopicPartition, tuple[int, int]] = field(default_factory=dict)
-    """Where the readable part of a topic-partition ends before open transactions, and since when it does."""
+    """The end of a topic-partition's readable part before open transactions, and the time since when it is there."""
 
 
 def remember(before: History | None, sample: Sample, *, limits: Limits) -> History:
-    """The history with one more sample. A gap between samples begins it again; only WORKING phases count."""
+    """Return the history with one more sample. A gap between samples begins it again; only WORKING phases count."""
     if before is None or not 0 <= sample.at_ms - before.sampled_at_ms <= limits.gap_ms:
         before = History(sample.at_ms, sample.at_ms, sample.offsets, sample.watermark_us, sample.at_ms)
     if sample.phase not in WORKING:

@@ -1,4 +1,4 @@
-"""Emits when a stall begins and when it ends, once each."""
+"""Emits the beginning and the end of a stall, once each."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class StallWatch:
         self._stall: Stall | None = None
 
     def stretch(self, stretch: float) -> None:
-        """Set how many times longer than declared the commit interval is."""
+        """Set the factor by which the commit interval is stretched."""
         self._limits = self._declared.stretched(stretch)
 
     def evaluate(self, sample: Sample) -> Stall | None:
-        """The stall at that moment. While the writer takes over or stops, the last judgement stays."""
+        """Return the stall at that moment. While the writer takes over or stops, the last evaluation stays."""
         self._history = remember(self._history, sample, limits=self._limits)
         if sample.phase in WORKING:
             found = find_stall(self._history, sample, limits=self._limits, stream=self._stream)
@@ -32,7 +32,7 @@ class StallWatch:
         return self._stall
 
     def _emit_change(self, found: Stall | None, *, now_ms: int) -> None:
-        """A stall of the same kind is the same stall, even with another topic-partition."""
+        """Emit a change of the stall. One of the same kind is the same stall, even with another topic-partition."""
         before = self._stall
         if (before and before.kind) == (found and found.kind):
             return

@@ -1,9 +1,10 @@
-"""Whether a table's metadata grows faster than maintenance shrinks it, and how far to stretch the commits. Pure.
+"""Decides whether a table's metadata grows faster than maintenance shrinks it, and how far to stretch the commits.
+Pure.
 
 Every table grows between two runs of maintenance, so size and growth alone prove nothing. The measure is what
-maintenance leaves: the *low* of its last two periods. The pressure is how many times more snapshots or manifests that
-is than declared. A table is under pressure while its low is large *and* grows: from a pressure above `BEGIN` until it
-falls below `END`, or by more than `TURN` from its maximum.
+maintenance leaves: the *low* of its last two periods. The pressure is the ratio of the low's snapshots or manifests to
+the declared number. A table is under pressure while its low is large *and* grows. That begins above a pressure of
+`BEGIN`, and ends below `END`, or when the pressure falls by more than `TURN` from its maximum.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from frazil.spec.units import format_duration
 BEGIN = 2.0
 END = 1.5
 TURN = 1.05
-"""A smaller change does not turn the direction."""
+"""Factor of the smallest change that reverses the direction."""
 SLICES = 4
-"""Each is half a maintenance period. Any three contain a low, even if a run is half a period late."""
+"""Time slices kept; each is half a maintenance period. Any three contain a low, even if a run is half a period late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class Low(NamedTuple):
     """The smallest counts of one time slice."""
 
     slice: int
-    """Its number since 1970."""
+    """The number of the slice since 1970."""
     snapshots: int
     manifests: int
 
@@ -51,7 +52,7 @@ class Bounds:
     snapshots: int | None
     manifests: int | None
     every: timedelta
-    """How often maintenance runs."""
+    """The period of maintenance."""
     interval: timedelta
     longest: timedelta
     """The longest commit interval: `commit.interval` itself if stretching is off."""
@@ -78,13 +79,13 @@ class Throttle:
     turn: float
     """The pressure's maximum while it grows, its minimum while it does not."""
     stretch: float = 1.0
-    """How many times longer than declared the commit interval is."""
+    """Factor by which the commit interval is stretched."""
     reason: str | None = None
     """A sentence while the table is under pressure, even if nothing is stretched."""
 
 
 def throttle(before: Throttle | None, measure: Measure, bounds: Bounds) -> Throttle:
-    """The state after one more commit. The first commit, and one after a long pause, only begin the history."""
+    """Return the state after one more commit. The first commit, and one after a long pause, only begin the history."""
     lows = _lows(before.lows if before else (), measure, every=bounds.every)
     if before and before.lows[-1].slice not in {low.slice for low in lows}:
         before = None
@@ -100,7 +101,10 @@ def throttle(before: Throttle | None, measure: Measure, bounds: Bounds) -> Throt
 
 
 def _lows(before: tuple[Low, ...], measure: Measure, *, every: timedelta) -> tuple[Low, ...]:
-    """The lows of the last slices, oldest first. Drops slices in the future, which a clock that was set back leaves."""
+    """Return the lows of the last slices, oldest first.
+
+    Drops slices in the future, left by a clock that was set back.
+    """
     now = Low(timedelta(milliseconds=measure.at_ms) * 2 // every, measure.snapshots, measure.manifests)
     earlier = (low for low in before if now.slice - SLICES < low.slice < now.slice)
     return (*earlier, _lowest([*(low for low in before if low.slice == now.slice), now]))

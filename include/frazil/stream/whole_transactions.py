@@ -1,8 +1,8 @@
-"""Lets a stream of captured changes read whole transactions of its source, and nothing of one that has not ended.
+"""Lets a stream of captured changes read whole source transactions, and nothing of one that has not ended.
 
-The records of the source's table say which transaction they are of, and another topic says how many each had. Both are
-read here, on the driver, so that the planner knows where a batch may end. What is held back stays in Kafka: the
-marker's position is always such a place, and whatever dies, the next writer goes on there.
+The events of the source's table carry their transaction, and another topic has the number of events of each. The driver
+reads both here, so that the planner knows where a batch may end. What is held back stays in Kafka: the marker's
+position is always such a boundary, and after a crash the next writer continues there.
 """
 
 from __future__ import annotations
@@ -32,48 +32,50 @@ from frazil.stream.boundaries import Boundaries
 log = logging.getLogger(__name__)
 
 STEP = 100_000
-"""So many events are looked at before those of whole transactions are forgotten."""
+"""Events to read before those of whole transactions are forgotten."""
 SLICE = 20_000
-"""So many records of the topic of transactions are read at once: ends that are not needed yet take memory."""
+"""Records of the transaction topic read at once: ends that are not needed yet take memory."""
 CLOCKS = timedelta(minutes=10)
-"""A transaction's end comes after its events, but the clock of who writes both may step back by so much."""
+"""A transaction's end is written after its events, but the connector's clock may step back by this much."""
 LOOK_BACK = 1_000
-"""Offsets before the position in which a new writer looks for the last transaction, if the marker does not tell it: it
-is of an earlier version, or the stream was reset."""
+"""Offsets before the position that a new writer searches for the last transaction, if the marker does not have it.
+
+The marker is then of an earlier version, or the stream was reset.
+"""
 MAX_NAME_CHARACTERS = 200
-"""Messages show the beginning of longer names of tables."""
+"""Characters of a table's name that messages show."""
 WARN_S = 60.0
-"""After so long, and then as often, people are told of a transaction that does not end."""
+"""Delay and interval of the warnings about a transaction that does not end."""
 
 
 class Topics(Protocol):
-    """What is read of Kafka."""
+    """What is read from Kafka."""
 
     def events(self, tp: TopicPartition, start: int, end: int) -> Iterable[tuple[Chunk, list[Said]]]:
-        """Of `[start, end)`, as far as Kafka still has them."""
+        """Yield the events of `[start, end)` that Kafka still has."""
 
     def ends(self, since_ms: int) -> tuple[list[Ended], bool]:
-        """The next ends of transactions, and whether there may be more. The first ones are those since that time."""
+        """Return the next ends of transactions, and whether there may be more. The first call starts at that time."""
 
 
 @dataclass(slots=True)
 class WholeTransactions:
-    """Where one partition's batches may end. Used by one thread at a time."""
+    """The offsets where one partition's batches may end. Used by one thread at a time."""
 
     topics: Topics
     topic: str
-    """That of transactions, for messages."""
+    """The topic of transactions, for messages."""
     max_records: int
-    """So far it looks ahead, and further only within one transaction."""
+    """Records to read ahead; more only within one transaction."""
     clock: Callable[[], float] = time.monotonic
     began: LastTransaction = NO_TRANSACTION
-    """The last transaction before the writer's first position, if the marker tells it."""
+    """The last transaction before the writer's first position, if the marker has it."""
     waits_for: str = ""
-    """What the records wait for that are held back, in words; empty if none are."""
+    """What the records that are held back wait for, in words; empty if none are held back."""
     stuck: bool = False
-    """Whether all was read, and a transaction surely has not ended."""
+    """Whether everything was read, and a transaction definitely has not ended."""
     _waits: bool = False
-    """Whether all was read, and a transaction may not have ended."""
+    """Whether everything was read, and a transaction may not have ended."""
     _log: Boundaries | None = None
     _scanned: int = 0
     _since_ms: int | None = None
@@ -81,16 +83,16 @@ class WholeTransactions:
     _tables: frozenset[str] = frozenset()
     _told: bool = False
     _open: tuple[int, float] = (-1, 0.0)
-    """Where a transaction that has not ended begins, and since when that is known."""
+    """The beginning of a transaction that has not ended, and the time since when that is known."""
     _warned: float = 0.0
 
     @property
     def at(self) -> int:
-        """The last place where a batch may end; 0 before anything was read."""
+        """The last offset where a batch may end; 0 before anything was read."""
         return self._log.at if self._log else 0
 
     def listen(self) -> None:
-        """Learn which transactions have ended, before the ends of logs are asked for: their events lie before those."""
+        """Read the ends of transactions before the ends of logs are fetched: their events lie before those."""
         more = self._waits
         while more:
             more = self._heard()
@@ -101,9 +103,9 @@ class WholeTransactions:
         return self._log.newest if self._log else self.began
 
     def follow(self, tp: TopicPartition, start: int, end: int) -> int:
-        """Up to where the partition, which is read up to `start` and ends at `end`, may be read.
+        """Return the offset up to which the partition may be read; it was read up to `start` and ends at `end`.
 
-        That is less than `end` if all that lies between is known, and a transaction has not ended. Raises what reading
+        That is less than `end` if everything between is known, and a transaction has not ended. Raises what reading
         Kafka raises, and SpecError if the topic has events of several tables.
         """
         if self._log is None:
@@ -153,7 +155,7 @@ class WholeTransactions:
         self._scanned = end
 
     def _newest_before(self, tp: TopicPartition, start: int) -> LastTransaction:
-        """The last transaction that was read, of a stream whose marker does not tell it."""
+        """Return the last transaction that was read, for a stream whose marker does not have it."""
         found = NO_TRANSACTION
         for _, said in self.topics.events(tp, max(0, start - LOOK_BACK), start):
             for one in said:
@@ -174,7 +176,7 @@ class WholeTransactions:
             )
 
     def _heard(self) -> bool:
-        """Read the next ends of transactions; whether there may be more."""
+        """Read the next ends of transactions; returns whether there may be more."""
         assert self._log is not None
         if self._since_ms is None:
             return False
@@ -196,7 +198,7 @@ class WholeTransactions:
             )
 
     def _words(self, open_one: str) -> str:
-        """What is waited for, and what to do."""
+        """Return what is awaited, and what to do."""
         if self._log is not None and self._log.is_behind:
             return (
                 f"the connector sends again what was read before, and has not come to transaction {open_one} again. "
@@ -214,9 +216,9 @@ class KafkaTopics:
     """`Topics` of a stream's brokers."""
 
     properties: Mapping[str, str]
-    """With resolved references."""
+    """Kafka properties with resolved references."""
     kafka: KafkaOffsets
-    """That is asked about the topic of transactions."""
+    """The client for the topic of transactions."""
     decoder: TransactionDecoder
     stream: str
     _next: dict[TopicPartition, int] = field(default_factory=dict)
@@ -271,7 +273,7 @@ class KafkaTopics:
 def whole_transactions(
     spec: StreamSpec, properties: Mapping[str, str], last: LastTransaction
 ) -> WholeTransactions | None:
-    """What a stream declares; None if it does not ask for whole transactions. `properties` may have references."""
+    """Return the stream's declared whole transactions; None without them. `properties` may have references."""
     declared = spec.source.format
     envelope = envelope_of(declared)
     if envelope is None or envelope.transactions is None:

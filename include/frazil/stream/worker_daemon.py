@@ -23,14 +23,16 @@ from importlib.machinery import PathFinder
 MODULE = __name__
 STAGE = "frazil.stream.stage_rows"
 LATE = ("frazil.ingest.kafka_columns", "frazil.ingest.formats.json.decoder")
-"""Imported late by a stage, because a process may be unable to, or not need them. A worker that an old daemon forks
-after an upgrade must not import what is installed by then beside what the daemon has."""
+"""Modules that a stage imports late, because a process may not need them or be unable to load them.
+
+A worker forked from an old daemon after an upgrade must not mix newly installed modules with the daemon's.
+"""
 _ARCHIVE = re.compile(r"/(pyspark|py4j-[^/]*-src)\.zip$")
 WITHOUT_THREADS = {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
 
 
 def preload() -> None:
-    """Import what a stage needs. If that fails here, each worker imports for itself, and fails by itself."""
+    """Import what a stage needs. If that fails here, each worker imports and fails by itself."""
     os.environ |= WITHOUT_THREADS
     _leave_out_archives()
     # Standard output tells Spark the daemon's port, and nothing else may be in it.
@@ -50,7 +52,7 @@ def preload() -> None:
 
 
 def _leave_out_archives() -> None:
-    """Import PySpark and Py4J from where they are installed, if they are: Spark's zip files hold no compiled code."""
+    """Import PySpark and Py4J from their installed packages, if any: Spark's zip files hold no compiled code."""
     others = [path for path in sys.path if not _ARCHIVE.search(path)]
     if PathFinder.find_spec("pyspark", others) and PathFinder.find_spec("py4j", others):
         sys.path[:] = others

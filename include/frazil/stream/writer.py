@@ -1,6 +1,6 @@
 """The writer of one stream: takes over, settles, streams, and begins the next epoch after a stale batch.
 
-Every epoch begins at the marker's offsets: nothing else records where a stream stands.
+Every epoch begins at the marker's offsets: nothing else records a stream's position.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ from frazil.table.tables import ensure_dead_letters, ensure_table, load_stream_t
 log = logging.getLogger(__name__)
 
 STALE_LIMIT = 3
-"""After so many stale epochs in a row the writer ends, because something else keeps changing the stream."""
+"""Stale epochs in a row after which the writer ends, because something else keeps changing the stream."""
 START_ATTEMPTS = 10
 MAX_START_WAIT_S = 30.0
 """The longest wait between two attempts to start Spark's Python processes on a busy host: minutes in all."""
@@ -84,10 +84,10 @@ class Writer:
 
     spec: StreamSpec
     engine: Engine
-    """What stages the batches."""
+    """Stages the batches."""
     until_caught_up: bool = False
     sinks: tuple[Sink, ...] = ()
-    """They receive the events after the log and the heartbeat."""
+    """Receive the events after the log and the heartbeat."""
     hosting: Hosting = field(default_factory=Hosting)
     stopping: threading.Event = field(default_factory=threading.Event)
 
@@ -99,8 +99,7 @@ class Writer:
         """Write until stopped, or until everything that was in Kafka at the start is committed.
 
         Returns the last marker; None if it was stopped while Kafka, the catalog, the storage or a cluster did not
-        answer. Raises an error that
-        another epoch does not fix.
+        answer. Raises an error that another epoch does not fix.
         """
         folder = run_folder(self.spec.name)
         make_folder(folder)
@@ -159,9 +158,9 @@ class Writer:
                 return self._epochs(parts)
 
     def _topics_found(self, kafka: KafkaOffsets, emit: Callable[[StreamEvent], None]) -> bool:
-        """Wait until a topic matches the stream's pattern; False if the writer is asked to end before.
+        """Wait until a topic matches the stream's pattern; False if the writer is asked to end first.
 
-        A stream whose table has its marker goes on without any.
+        A stream whose table has its marker continues without a topic.
         """
         if self.spec.source.topic_pattern is None:
             return True
@@ -239,7 +238,7 @@ class Writer:
         return merging_of(self.spec, run, lambda: self.engine.parallelism)
 
     def _wait_outside_turn(self, emit: Callable[[StreamEvent], None], seconds: float) -> bool:
-        """Wait during an outage, in which others may use this writer's turn; whether the writer is asked to end."""
+        """Wait during an outage while others may use this writer's slot; returns whether the writer is asked to end."""
         again = OutageMet("after an outage, the writer waits for its turn among the application's streams to try again")
         return self.hosting.turns.lend(
             lambda: self.stopping.wait(seconds), unless=self.stopping.is_set, waits=lambda: emit(again)
@@ -247,7 +246,7 @@ class Writer:
 
 
 def _still_starting(events: Events) -> None:
-    """A writer that waits for others to start is not hung."""
+    """Report the starting phase, so that a writer in the queue does not seem hung."""
     events.emit(PhaseBegan(Phase.STARTING))
 
 
@@ -266,14 +265,14 @@ class EpochParts:
     """Receives what the planner observes; None when another planner begins."""
     hosting: Hosting
     afterwards: ExitStack
-    """What it calls once the engine has ended."""
+    """Callbacks for after the engine has ended."""
     wait: Callable[[float], object]
-    """Waits during an outage; true if the writer is asked to end."""
+    """Waits during an outage; returns something true if the writer is asked to end."""
 
 
 @dataclass(slots=True)
 class Epoch:
-    """From one take-over to the end of its batches."""
+    """One epoch, from its take-over to the end of its batches."""
 
     parts: EpochParts
     goal: Mapping[TopicPartition, int] | None
@@ -281,14 +280,14 @@ class Epoch:
     after: int | None = None
     """This process's last epoch; None for its first."""
     number: int | None = None
-    """Its own number after the take-over; `after` until then."""
+    """Its own number after the take-over; `after` before it."""
     commits: int = 0
 
     def __post_init__(self) -> None:
         self.number = self.after
 
     def run(self) -> Marker | None:
-        """Returns the last marker; None if it was stopped before it took over."""
+        """Run the epoch, and return the last marker; None if it was stopped before it took over."""
         p, wait = self.parts, PhaseBegan(Phase.TAKING_OVER)
         turn = p.hosting.turns.turn(unless=self.stopping.is_set, waits=lambda: p.emit(wait))
         with catalog_errors(p.tables.main.catalog_name), turn as admitted:
@@ -361,9 +360,9 @@ class Epoch:
         return runner
 
     def _after_gaps(self, committer: Committer, marker: Marker, topics: Topics) -> Marker:
-        """The marker, moved past what retention deleted if the stream declares `on-gap: skip`; else raises `OffsetGap`.
+        """Return the marker, moved past deleted records if the stream declares `on-gap: skip`; else raise `OffsetGap`.
 
-        A stream with `on-gap: skip` whose log was cut is first reset to the cut, which ends this epoch.
+        With `on-gap: skip`, a stream whose log was truncated is first reset to that offset, which ends this epoch.
         """
         stream, available = self.parts.spec.name, self.parts.kafka.earliest(topics.partitions)
         # Of a pattern's topics some may have been deleted.
