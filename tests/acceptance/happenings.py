@@ -106,6 +106,9 @@ def zombie(world: World, situation: Situation) -> None:
 
 def zombie_in_a_batch(world: World, situation: Situation) -> None:
     """One that stood still between the stage and the journal of a batch, which its successor swept."""
+    if situation.hides_records:
+        zombie(world, situation)
+        return
     stop(world, situation)
     if situation.red is None:
         world.produce(3)

@@ -66,6 +66,8 @@ class Situation:
     """The exit code of `frazil audit --source` until it is mended, where that is part of the promise."""
     meets_a_running_writer: bool = True
     """Whether a writer that runs already comes to the same end; else it does not notice."""
+    hides_records: bool = False
+    """Whether no batch begins before it is over."""
 
     def __str__(self) -> str:
         return self.name
@@ -258,7 +260,7 @@ SITUATIONS = (
     Situation("foreign writes", _foreign_writes),
     Situation("a table rolled back", _rolled_back, 12, "RolledBack", lambda w: _reset(w, "table")),
     Situation("a second stream in the table", another_stream),
-    Situation("a transaction that is open", _open_transaction),
+    Situation("a transaction that is open", _open_transaction, hides_records=True),
     Situation("transactions that were aborted", _aborted),
     Situation("a loaded host", _loaded),
 )  # fmt: skip

@@ -18,8 +18,10 @@ from frazil.airflow.writers.log_lines import HOUR_S, OTHERS_AN_HOUR, WARNINGS_AN
 from frazil.home import run_folder
 from frazil.host.claim import Claim, read_claim, write_claim
 from frazil.host.heartbeat import Stall, StallKind
+from frazil.host.launcher import Observation, ProcessState
 from frazil.host.records import read_notes
 from frazil.supervise.decision import Cause, Decision, WriterAction
+from frazil.supervise.observed import Declared, Desired, Observed
 from frazil.supervise.supervisor import Step
 from tests.dags import in_airflow
 from tests.dags.in_airflow import AirflowProcess
@@ -148,7 +150,7 @@ def test_a_decision_that_stands_is_told_again_once_an_hour_with_since_when(
         monkeypatch.setattr(triggers, "time", SimpleNamespace(monotonic=lambda now=second: 1e6 + now))
         monkeypatch.setattr(triggers, "clock", SimpleNamespace(now_ms=lambda now=second: now * 1000))
         decision = Decision(WriterAction.START, Cause.FIRST_START, f"up {second} s")
-        trigger._tell(Step(decision, None, f"TimeoutError: after {second}.5 s", ()))
+        trigger._tell(_step(decision, problem=f"TimeoutError: after {second}.5 s"))
     said = [line for line in capsys.readouterr().out.splitlines() if "start (first start)" in line]
     assert [" as since 1970-01-01 00:00:00Z: up 3600 s" in line for line in said] == [False, True, False]
     assert "as since 1970-01-01 00:00:00Z: up 7200 s" in said[2]
@@ -157,7 +159,7 @@ def test_a_decision_that_stands_is_told_again_once_an_hour_with_since_when(
 def test_a_trigger_gives_up_only_when_airflow_knows_that_its_task_has_deferred(monkeypatch: pytest.MonkeyPatch) -> None:
     triggers = importlib.import_module("frazil.airflow.writers.trigger")
     trigger = triggers.WriterTrigger(stream="s", streams="/streams", application="/w.py", poll_seconds=2.0)
-    step = Step(Decision(WriterAction.GIVE_UP, Cause.NEEDS_PERSON, "exit code 11"), None, None, (), None)
+    step = _step(Decision(WriterAction.GIVE_UP, Cause.NEEDS_PERSON, "exit code 11"))
     slept: list[float] = []
 
     async def supervisor() -> SimpleNamespace:
@@ -176,6 +178,14 @@ def test_a_trigger_gives_up_only_when_airflow_knows_that_its_task_has_deferred(m
     assert triggers.SETTLED_SECONDS - 5 < max(slept) <= triggers.SETTLED_SECONDS
 
 
+def _step(decision: Decision, *, problem: str | None = None, stall: Stall | None = None) -> Step:
+    heartbeat: Any = SimpleNamespace(stall=stall)
+    writer = Observation(ProcessState.RUNNING, None, heartbeat, ())
+    if decision.action is WriterAction.GIVE_UP:
+        writer = Observation(ProcessState.ENDED, None, None, ())
+    return Step(decision, Observed(writer, Declared("f1"), Desired(), table_fingerprint="t1"), problem, ())
+
+
 def _trigger_of(run_id: str, try_number: int) -> Any:
     triggers = importlib.import_module("frazil.airflow.writers.trigger")
     trigger = triggers.WriterTrigger(stream="s", streams="/streams", application="/w.py", poll_seconds=2.0)
@@ -189,7 +199,7 @@ def test_a_trigger_says_on_its_own_host_who_supervises_and_what_was_given_up_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The worker that deferred the task, and the one that fails it, may be other hosts."""
-    step = Step(Decision(WriterAction.GIVE_UP, Cause.NEEDS_PERSON, "exit code 11", subject="l1"), "t1", None, (), None)
+    step = _step(Decision(WriterAction.GIVE_UP, Cause.NEEDS_PERSON, "exit code 11", subject="l1"))
 
     async def supervisor() -> SimpleNamespace:
         return SimpleNamespace(step=lambda: step)
@@ -277,7 +287,7 @@ def test_a_trigger_warns_once_when_a_stall_begins_and_once_when_it_ends(capsys: 
     stall = Stall(StallKind.OFFSETS, 0, "t-0", "t-0 holds the offsets back: 5 records are unread")
     decision = Decision(WriterAction.KEEP, Cause.ADVANCING, "pid 7, up 3 min")
     for found in (None, stall, dataclasses.replace(stall, reason="t-1 does"), None, None):
-        trigger._tell(Step(decision, None, None, (), found))
+        trigger._tell(_step(decision, stall=found))
     begun, ended = [line for line in capsys.readouterr().out.splitlines() if "warning" in line]
     assert f"s: stalled (offsets): {stall.reason}" in begun
     assert "s: the stall (offsets) is over." in ended

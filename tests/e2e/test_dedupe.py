@@ -90,8 +90,7 @@ def test_a_record_and_its_repeats_are_one_row(stream: Any, source: Source, frazi
     for options in ((), ("--last", "1h"), ("--source",)):
         audited = frazil("audit", "events", *options)
         assert audited.returncode == 0, audited.stdout + audited.stderr
-    refused = [frazil("backfill", "events"), frazil("dlq", "replay", "events")]
-    assert ["has dedupe" in done.stderr for done in refused] == [True, True]
+    assert "has dedupe" in frazil("backfill", "events").stderr
     reset = frazil("reset", "events", "--to", "earliest", "--yes")
     assert "they repeat its rows, and are dropped" in reset.stdout
     stream.catch_up()

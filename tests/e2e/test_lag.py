@@ -7,6 +7,7 @@ from pathlib import Path
 
 from confluent_kafka import Producer
 
+from frazil.commit.opened import open_kafka
 from frazil.dev.kafka import EmbeddedKafka
 from frazil.maintenance.measure import measure
 from frazil.maintenance.tables import find_maintained
@@ -23,6 +24,8 @@ def test_kafka_is_asked_for_the_lag_where_it_decides(
     made = made_stream(tmp_path)
     changed = {"bootstrap_servers": kafka.bootstrap, "topics": (topic(),)}
     made.spec = made.spec.model_copy(update={"source": made.spec.source.model_copy(update=changed)})
+    with open_kafka(made.spec) as source:
+        made.known = source.describe().identity
     land(made, 1)
     producer = Producer({"bootstrap.servers": kafka.bootstrap})
     for _ in range(7):

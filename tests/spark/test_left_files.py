@@ -38,7 +38,7 @@ def test_a_shuffled_batch_leaves_no_rows_behind(
     monkeypatch.setattr(RDD, "partitionBy", keep)
 
     class Work:  # local, so that it is pickled whole
-        context = SimpleNamespace(stream="s", epoch=1, batch=1, routes=SimpleNamespace(writers=2))
+        context = SimpleNamespace(stream="s", epoch=1, batch=1, shuffle=SimpleNamespace(writers=2))
 
         def read(self, plans: Iterable[str]) -> Iterator[tuple[int, Any]]:
             for plan in plans:
@@ -71,7 +71,7 @@ def test_a_batch_whose_tasks_share_much_leaves_no_file_behind(spark: Any, reques
     request.addfinalizer(lambda: conf.remove(name))
 
     class Work:
-        context = SimpleNamespace(stream="s", epoch=1, batch=1, routes=None)
+        context = SimpleNamespace(stream="s", epoch=1, batch=1, shuffle=None)
 
         def __call__(self, plans: Iterable[str]) -> Iterator[str]:
             yield from (json.dumps({"result": result, "task_s": len(large)}) for _ in plans)

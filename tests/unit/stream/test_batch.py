@@ -115,9 +115,9 @@ BATCH: Any = SimpleNamespace(epoch=2, batch=1, main=SimpleNamespace(target_file_
 @pytest.mark.parametrize("records", [[wrote(1, 4)], [wrote(1, 1, partitions=200), wrote(2, 1, partitions=200)]])
 def test_a_new_writer_knows_from_commit_records_what_is_worth_a_shuffle(records: list[Any]):
     emitted: list[StreamEvent] = []
-    routes = BatchRunner._routes(deciding(records, emitted), BATCH, tasks=4)
-    assert routes is not None
-    assert (routes.writers, len(routes.shares)) == (4, 50)
+    shuffle = BatchRunner._shuffle(deciding(records, emitted), BATCH, tasks=4)
+    assert shuffle is not None
+    assert (shuffle.writers, len(shuffle.shares)) == (4, 50)
     (told,) = emitted
     assert isinstance(told, DistributionChosen)
     assert (told.key, told.partitions, told.files_alone) == (BatchKey(2, 1), 50, 200)
@@ -126,18 +126,18 @@ def test_a_new_writer_knows_from_commit_records_what_is_worth_a_shuffle(records:
 @pytest.mark.parametrize("records", [[], [wrote(1, 1)], [wrote(1, 4, spec_id=1)]])
 def test_and_what_is_not(records: list[Any]):
     emitted: list[StreamEvent] = []
-    assert BatchRunner._routes(deciding(records, emitted), BATCH, tasks=4) is None
+    assert BatchRunner._shuffle(deciding(records, emitted), BATCH, tasks=4) is None
     assert len(emitted) == 1
 
 
 def test_a_stream_that_asks_for_no_shuffle_reads_and_emits_nothing():
     nothing: Any = SimpleNamespace(spec=SimpleNamespace(distribution="none"))
-    assert BatchRunner._routes(nothing, BATCH, tasks=4) is None
+    assert BatchRunner._shuffle(nothing, BATCH, tasks=4) is None
 
 
 def test_a_tick_is_not_shuffled():
     tick: Any = SimpleNamespace(spec=SimpleNamespace(distribution="hash"))
-    assert BatchRunner._routes(tick, BATCH, tasks=0) is None
+    assert BatchRunner._shuffle(tick, BATCH, tasks=0) is None
 
 
 def test_a_tick_reaches_no_spark():
