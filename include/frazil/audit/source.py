@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from frazil.audit.claims import Claims
 from frazil.audit.compare import Finding, FindingKind, InKafka
@@ -55,7 +55,7 @@ def _another(topic: str, known: SourceIdentity, now: SourceIdentity, spec: Strea
 
 
 def cut_logs(
-    kafka: KafkaOffsets, marker: Marker, ranges: Mapping[TopicPartition, list[CommittedRange]]
+    kafka: KafkaOffsets, marker: Marker, ranges: Mapping[TopicPartition, Sequence[CommittedRange]]
 ) -> dict[TopicPartition, int]:
     """Return the offsets where logs were truncated below what was committed, unless an operator accepted that.
 
@@ -67,8 +67,8 @@ def cut_logs(
     )
     reached: dict[TopicPartition, dict[int, int]] = {}
     for tp, of in ranges.items():
-        for r in of:
-            if r.leader_epoch is not None:
+        for r in of:  # a former topic of the name had another log
+            if r.leader_epoch is not None and r.topic_id == marker.source.topic_ids.get(tp[0]):
                 ends = reached.setdefault(tp, {})
                 ends[r.leader_epoch] = max(r.end, ends.get(r.leader_epoch, 0))
     left = {tp: sorted(ends.items()) for tp, ends in reached.items()}

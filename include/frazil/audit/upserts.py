@@ -131,7 +131,7 @@ def _compared(
             yield Finding(FindingKind.NOT_COMPARED, 1, sentence, spec.name)
             return
         first, ends = kafka.earliest(found.partitions), kafka.log_ends(found.partitions)
-        cut = cut_logs(kafka, marker, {tp: [*claimed.ranges[tp]] for tp in starts if tp in ends})
+        cut = cut_logs(kafka, marker, {tp: claimed.ranges[tp] for tp in starts if tp in ends})
     for (topic, partition), offset in sorted(cut.items()):
         sentence = (
             f"Kafka's log was cut at offset {offset:,}, below what was committed: rows may have changes from there on "

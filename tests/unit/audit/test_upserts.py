@@ -12,7 +12,7 @@ import pytest
 from frazil.audit import upserts
 from frazil.audit.changed_keys import ChangedKeys
 from frazil.audit.claims import Claims
-from frazil.audit.compare import FindingKind
+from frazil.audit.compare import Finding, FindingKind
 from frazil.audit.ranges import CommittedRange
 from frazil.audit.upserts import _differences, _of_keys, _read_again
 from frazil.merge.contract import Counts
@@ -53,16 +53,24 @@ def test_offsets_that_were_committed_again_are_told_for_their_topic_partition() 
 
 def test_a_log_that_was_cut_below_what_was_merged_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """Older records in the place of newer ones change nothing by `order-by`, so a merge would not notice."""
-    monkeypatch.setattr(upserts, "open_kafka", lambda _: nullcontext(StandInKafka()))
-    monkeypatch.setattr(upserts, "_differences", lambda _: iter(()))
-    monkeypatch.setattr(upserts, "tally", lambda *_: {})
-    marker: Any = SimpleNamespace(source=IDENTITY, offsets={T0: 60}, leader_epochs={T0: 1}, rewritten={})
-    ranges = {T0: (CommittedRange(0, 60, 60, 0, "id-1", leader_epoch=1),)}
-    spec: Any = SimpleNamespace(name="orders", route=None)
-    tables: Any = None
-    (found,) = upserts._compared(spec, tables, tables, marker, Claims(ranges))
+    (found,) = compared(monkeypatch, CommittedRange(0, 60, 60, 0, "id-1", leader_epoch=1))
     assert (found.kind, found.where) == (FindingKind.LOG_CUT, "t-0")
     assert "cut at offset 40" in found.sentence
+
+
+def test_what_a_former_topic_of_the_name_had_says_nothing_of_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    former = CommittedRange(0, 60, 60, 0, "id-0", leader_epoch=1)
+    assert compared(monkeypatch, former, CommittedRange(0, 60, 60, 0, "id-1", leader_epoch=2)) == []
+
+
+def compared(monkeypatch: pytest.MonkeyPatch, *ranges: CommittedRange) -> list[Finding]:
+    monkeypatch.setattr(upserts, "open_kafka", lambda _: nullcontext(StandInKafka()))
+    monkeypatch.setattr(upserts, "_differences", lambda _: iter(()))
+    epoch = ranges[-1].leader_epoch
+    marker: Any = SimpleNamespace(source=IDENTITY, offsets={T0: 60}, leader_epochs={T0: epoch}, rewritten={})
+    spec: Any = SimpleNamespace(name="orders", route=None)
+    tables: Any = None
+    return [*upserts._compared(spec, tables, tables, marker, Claims({T0: ranges}))]
 
 
 class Staged(Exception):
