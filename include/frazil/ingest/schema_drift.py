@@ -255,7 +255,7 @@ def new_fields(schema_drift: SchemaDrift) -> Iterator[NewField]:
 
 def _new_field(path: Path, seen: Seen) -> Iterator[NewField]:
     if problem := name_problem(path[-1]):
-        yield NewField(path, None, problem)
+        yield NewField((*path[:-1], "*") if path[-1] == CROWD else path, None, problem)
         return
     inside: list[NewField] = []
     made = _type(path, seen, inside, count(1))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 
-from frazil.ingest.schema_drift import CROWD, SchemaDrift, joined_drift, new_fields, wide_type
+from frazil.ingest.schema_drift import SchemaDrift, joined_drift, new_fields, wide_type
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import shortened
 from frazil.table.evolution import Addition, Change, Path, Promotion, Relaxation
@@ -85,8 +85,7 @@ def asked_for(drift: SchemaDrift) -> tuple[list[Change], tuple[Refusal, ...]]:
     refused: list[Refusal] = []
     for found in new_fields(drift):
         if found.type is None:
-            name = "*" if found.path[-1] == CROWD else found.path[-1]
-            refused.append(Refusal((*found.path[:-1], name), found.problem))
+            refused.append(Refusal(found.path, found.problem))
         else:
             asked.append(Addition(found.path, found.type, None))
     asked += [Promotion(path, wide_type(kind)) for path, kind in drift.wider.items()]

@@ -119,13 +119,16 @@ def _new(value: object, known: _Known, path: Path) -> Iterator[tuple[Path, Seen]
             for part in parts:
                 yield from _new(part, inside, (*path, known.entries))
     elif isinstance(value, dict) and (known.fields or not path):
-        new = {name: part for name, part in value.items() if part is not None and name not in known.fields}
+        new = {}
+        for name, part in value.items():
+            if (field := known.fields.get(name)) is None:
+                if part is not None:
+                    new[name] = part
+            elif field.fields:
+                yield from _new(part, field, (*path, name))
         if len(new) > MAX_OBJECT_FIELDS:
             new = {CROWD: ""}
         yield from (((*path, name), seen_in(part)) for name, part in new.items())
-        for name, field in known.fields.items():
-            if field.fields and name in value:
-                yield from _new(value[name], field, (*path, name))
 
 
 def _add(found: dict[Path, Seen], more: Iterable[tuple[Path, Seen]]) -> None:
