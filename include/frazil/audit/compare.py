@@ -72,16 +72,16 @@ class Evidence:
     """What findings call the tables that have `rows`."""
     drops_repeats: bool = False
     """Whether repeats were dropped: then the table may have fewer rows than the commit records count."""
+    groups: list[Group] = field(init=False, repr=False, compare=False)
+    """The audited ranges, each with the ranges that overlap it."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "groups", groups(self.ranges, self.elsewhere))
 
     @property
     def generations(self) -> dict[str, list[CommittedRange]]:
         """All known ranges, by topic id."""
         return by_topic_id((*self.ranges, *self.elsewhere))
-
-    @property
-    def groups(self) -> list[Group]:
-        """The audited ranges, each with the ranges that overlap it."""
-        return groups(self.ranges, self.elsewhere)
 
     @property
     def letter_groups(self) -> list[Group]:
