@@ -11,7 +11,8 @@ from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 
 from frazil.commit.marker import BatchKey
-from frazil.commit.mode import called_now, merge_rules, merging_mode
+from frazil.commit.merging import merging_of
+from frazil.commit.mode import called_now
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.sweep import batch_folder
 from frazil.commit.target import target_table
@@ -66,8 +67,8 @@ def stage_context(
 
 def staged_target(spec: StreamSpec, table: Table, folder: str) -> TargetTable:
     """Return how the stream's records are staged for one of its tables."""
-    target, mode = target_table(table, folder=folder), merging_mode(spec)
-    return target if mode is None else mode.staged(target, merge_rules(spec, table).key)
+    merging = merging_of(spec)
+    return target_table(table, folder=folder) if merging is None else merging.staged(table, folder=folder)
 
 
 def change_rules(spec: StreamSpec, table: Schema, other_names: Mapping[str, int]) -> ChangeRules | None:
