@@ -12,6 +12,7 @@ from frazil.commit.rules import check_same_source
 from frazil.errors import FrazilError
 from frazil.host.launchers import open_launcher
 from frazil.kafka.admin import TIMEOUT_S
+from frazil.offsets.spans import unread
 from frazil.spec.model import StreamSpec
 from frazil.supervise.liveness import beating
 
@@ -38,5 +39,4 @@ def kafka_lag(spec: StreamSpec, marker: Marker) -> int | None:
     except (FrazilError, KafkaException) as error:  # the latter for properties that librdkafka refuses
         logger.warning("the lag of stream %s is unknown: %s", spec.name, error)
         return None
-    starts = {**first, **marker.offsets}
-    return sum(max(end - starts[tp], 0) for tp, end in ends.items())
+    return unread(marker.offsets, first, ends)

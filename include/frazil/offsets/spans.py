@@ -15,6 +15,14 @@ Spans = Mapping[TopicPartition, tuple[Span, ...]]
 """Spans by topic-partition: in order, neither empty nor overlapping."""
 
 
+def unread(
+    position: Mapping[TopicPartition, int], first: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
+) -> int:
+    """Return the number of offsets between a position and the ends. Partitions without a position begin at `first`."""
+    starts = {**first, **position}
+    return sum(max(end - starts[tp], 0) for tp, end in ends.items())
+
+
 def between(start: int, end: int) -> BitMap64:
     """All offsets of `[start, end)`."""
     whole = BitMap64()

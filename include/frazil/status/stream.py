@@ -26,6 +26,7 @@ from frazil.host.launcher import Observation, ProcessState
 from frazil.host.launchers import open_launcher
 from frazil.host.records import read_notes, read_watch
 from frazil.installed import outdated
+from frazil.offsets.spans import unread
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import kafka_properties
 from frazil.status.derive import evaluated, of_writer, process_problems, promise_ms, shortened
@@ -261,10 +262,9 @@ def _ask_kafka(spec: StreamSpec, marker: Marker) -> tuple[int | None, str | None
             read = {tp: offset for tp, offset in marker.offsets.items() if tp in ends}
             cut = find_cut(kafka, read, marker.leader_epochs, pause=lambda: None)
             check_not_cut(read, cut, stream=spec.name)
-            starts = {**first, **read}
     except FrazilError as error:
         return None, f"{LAG_UNKNOWN}: {_words(error)}"
-    return sum(max(end - starts[tp], 0) for tp, end in ends.items()), None
+    return unread(marker.offsets, first, ends), None
 
 
 def _read_table(
