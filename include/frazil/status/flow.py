@@ -8,6 +8,7 @@ from datetime import timedelta
 from itertools import takewhile
 
 from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.snapshots import Snapshot
 
 from frazil.commit.history import ancestors, commit_records
 from frazil.commit.reasons import Reason, Reasons, reasons_in
@@ -76,10 +77,11 @@ def flow_of(metadata: TableMetadata, spec: StreamSpec, *, now_ms: int) -> Flow:
     over_ms = max(RATE_OVER_MS, INTERVALS * longest_ms)
     commits = brought(metadata, spec.name, since_ms=now_ms - max(DAY_MS, over_ms))
     recent_ms = min(max(RECENT_MS, longest_ms), HOUR_MS)
+    lately = [*takewhile(lambda one: one.timestamp_ms >= now_ms - HOUR_MS, ancestors(metadata))]
     found = replace(
         flow(commits, over_ms=over_ms, now_ms=now_ms),
-        hour=landed(metadata, spec.name, since_ms=now_ms - HOUR_MS),
-        recent=landed(metadata, spec.name, since_ms=now_ms - recent_ms),
+        hour=landed(lately, spec.name, since_ms=now_ms - HOUR_MS),
+        recent=landed(lately, spec.name, since_ms=now_ms - recent_ms),
         recent_minutes=recent_ms / 60_000,
     )
     since_ms, is_reset = counted_since(metadata, spec.name, since_ms=now_ms - DAY_MS)
@@ -92,22 +94,16 @@ def flow_of(metadata: TableMetadata, spec: StreamSpec, *, now_ms: int) -> Flow:
 def counted_since(metadata: TableMetadata, stream: str, *, since_ms: int) -> tuple[int | None, bool]:
     """Return the start of the count of rejected records, if later than `since_ms`, and whether it is a reset.
 
-    Records before a reset do not count, because the stream may read them again.
+    Records before a reset do not count, because the stream may read them again. Neither do those of expired snapshots.
     """
-    for snapshot in takewhile(lambda one: one.timestamp_ms > since_ms, ancestors(metadata)):
-        summary = snapshot.summary
-        if summary and summary.get("frazil.operation") == "reset" and summary.get("frazil.stream") == stream:
-            return snapshot.timestamp_ms, True
-    return expired_before_ms(metadata, since_ms=since_ms), False
-
-
-def expired_before_ms(metadata: TableMetadata, *, since_ms: int) -> int | None:
-    """Return the time of the oldest snapshot, if it is after `since_ms` and the ones before it have expired."""
     oldest = None
     for oldest in ancestors(metadata):
         if oldest.timestamp_ms <= since_ms:
-            return None
-    return oldest.timestamp_ms if oldest and oldest.parent_snapshot_id is not None else None
+            return None, False
+        summary = oldest.summary
+        if summary and summary.get("frazil.operation") == "reset" and summary.get("frazil.stream") == stream:
+            return oldest.timestamp_ms, True
+    return oldest.timestamp_ms if oldest and oldest.parent_snapshot_id is not None else None, False
 
 
 def brought(metadata: TableMetadata, stream: str, *, since_ms: int) -> list[Brought]:
@@ -122,10 +118,10 @@ def brought(metadata: TableMetadata, stream: str, *, since_ms: int) -> list[Brou
     return found
 
 
-def landed(metadata: TableMetadata, stream: str, *, since_ms: int) -> Landed:
+def landed(newest_first: Iterable[Snapshot], stream: str, *, since_ms: int) -> Landed:
     """Sum the stream's commits since a moment."""
     found = Landed()
-    for snapshot in takewhile(lambda one: one.timestamp_ms >= since_ms, ancestors(metadata)):
+    for snapshot in takewhile(lambda one: one.timestamp_ms >= since_ms, newest_first):
         said = snapshot.summary.additional_properties if snapshot.summary else {}
         if said.get("frazil.stream") == stream and "frazil.records" in said:
             dead = _number(said.get("frazil.rejected"))

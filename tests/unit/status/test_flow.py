@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frazil.status.flow import BUCKETS, DAY_MS, HOUR_MS, Brought, expired_before_ms, flow
+from frazil.status.flow import BUCKETS, DAY_MS, HOUR_MS, Brought, counted_since, flow
 
 NOW_MS = 1_700_000_000_000
 MINUTE_MS = 60_000
@@ -70,7 +70,9 @@ def test_the_hour_and_the_day_hold_exactly_what_was_committed_within_them(made: 
 def test_where_snapshots_of_the_day_expired_it_is_known_since_when_is_counted(
     monkeypatch: pytest.MonkeyPatch, ages_minutes: tuple[int, ...], parent: int | None, since_minutes: int | None
 ) -> None:
-    made = [SimpleNamespace(timestamp_ms=commit(age).at_ms, parent_snapshot_id=parent) for age in ages_minutes]
+    made = [
+        SimpleNamespace(timestamp_ms=commit(age).at_ms, parent_snapshot_id=parent, summary=None) for age in ages_minutes
+    ]
     monkeypatch.setattr("frazil.status.flow.ancestors", lambda _: iter(made))
-    found = expired_before_ms(None, since_ms=NOW_MS - DAY_MS)  # type: ignore[arg-type]
+    found, _ = counted_since(None, "s", since_ms=NOW_MS - DAY_MS)  # type: ignore[arg-type]
     assert found == (since_minutes and commit(since_minutes).at_ms)
