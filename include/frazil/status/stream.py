@@ -108,7 +108,7 @@ def stream_state(
         view.desired or Unreadable(next(iter(view.problems), "")),
         notes,
         view.fingerprint,
-        # Nobody acts upon the silence of a writer that nobody watches.
+        # The silence of a writer counts only while a supervisor watches it.
         watched_since_ms=watch.returned_at_ms if now_ms - watch.last_ms <= WATCHED_MS else now_ms,
         away_since_ms=watch.away_since_ms,
         returned_at_ms=watch.returned_at_ms,

@@ -128,7 +128,7 @@ def test_a_window_finds_the_duplicates_that_the_whole_audit_finds_in_its_ranges(
 
 @given(histories(steps=("on", "skip")))
 def test_a_window_miscounts_exactly_the_ranges_of_its_own_that_the_whole_audit_miscounts(history: Any):
-    """For ranges that do not overlap; of others, only bounds are known."""
+    """The ranges do not overlap; the numbers of overlapping ones are only bounded."""
     ranges, of, rows = history
     whole = evidence(ranges, rows, ranges[-1].topic_id, whole=True)
     _, window_ = look(ranges, of, rows)

@@ -73,7 +73,7 @@ def spec(tmp_path: Path, frazil_home: Path) -> StreamSpec:  # noqa: ARG001
 
 
 def views(spec: StreamSpec, folder: Path, ends: list[End], lives: Heartbeat | None = None) -> Views:
-    """With these ends, oldest first, and perhaps a writer that was launched 30 s ago."""
+    """A run folder with these ends, oldest first, and perhaps a writer that was launched 30 s ago."""
     exits = tuple(
         ExitRecord(
             f"l{n}", one.code, int(NOW_MS - one.minutes_ago * MINUTE_MS - 1_000),
