@@ -38,7 +38,7 @@ def test_a_form_comes_to_one_command() -> None:
     discard = {**filled, "act": "discard", "because": " a test "}
     said = ["--because", "a test", "--by", "ana, Airflow", "--yes"]
     assert dlq_arguments(discard, run[1], by="ana, Airflow") == ["dlq", "discard", "flights", *bounds, *said, "--json"]
-    with pytest.raises(AirflowFailException, match="says why"):
+    with pytest.raises(AirflowFailException, match="needs a reason"):
         dlq_arguments({**discard, "because": " "}, run[1], by="ana")
 
 

@@ -170,8 +170,11 @@ REFUSED: dict[str, tuple[Callable[[Written], str], str]] = {
     "a file without a required column": (lambda w: w("a.parquet", [1], without="at"), "a.parquet has no column at"),
     "a column of a wrong type": (lambda w: w("a.parquet", [1], id="x"), "a.parquet: column id is string"),
     "a null where a value must be": (lambda w: w("a.parquet", [1], at=None), "a.parquet: column at"),
-    "a line that is no JSON": (lambda w: w("a.json", [1], b"", b"{"), "a.json, line 3: .* no coordinates"),
-    "a line without coordinates": (lambda w: w("a.json", [1], without="kafka_partition"), "a.json, line 1: .* no coor"),
+    "a line that is no JSON": (lambda w: w("a.json", [1], b"", b"{"), "a.json, line 3: .* coordinates cannot be read"),
+    "a line without coordinates": (
+        lambda w: w("a.json", [1], without="kafka_partition"),
+        "a.json, line 1: .* coordinates .* missing or null",
+    ),
     "what is no Parquet": (lambda w: w("a.json", []) and broken(w("a.json", [])), "b.parquet cannot be read"),
     "a record that is there twice": (
         lambda w: w("a.json", [1, 2]) and w("b.parquet", [2]),

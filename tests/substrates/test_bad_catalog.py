@@ -102,7 +102,7 @@ def refused_retry() -> Trouble:
         pytest.param(
             every(2, applied_then(page(502)), of=is_commit), "the outcome of a commit .* is unknown", marks=SOAK
         ),
-        (every(2, applied_then(page(200)), of=is_commit), "(no|not) JSON: .*Welcome"),
+        (every(2, applied_then(page(200)), of=is_commit), "instead of JSON: .*Welcome"),
         (every(2, refused_retry(), of=is_commit), "lost a race"),
         pytest.param(every(2, instead(refusal(503, "deploying")), of=is_commit), "deploying", marks=SOAK),
     ],

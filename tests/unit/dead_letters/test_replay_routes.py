@@ -237,7 +237,7 @@ def test_a_cut_that_meets_a_replay_looks_again_or_is_refused(
         return load(*args, **more)
 
     monkeypatch.setattr(cutting, "tables_of", replayed)
-    monkeypatch.setattr(cutting, "LOOKS", looks)
+    monkeypatch.setattr(cutting, "ATTEMPTS", looks)
     found = CliRunner().invoke(frazil, ["cut", "shop", "--json", "--streams", str(tmp_path)])
     if looks == 1:
         assert isinstance(found.exception, WriterBusy)
