@@ -22,7 +22,7 @@ from bench.peer.records import FRAZIL, KINDS, PARTITIONS, produce
 from frazil.dev.kafka import EmbeddedKafka
 from frazil.dev.spark_cluster import EmbeddedSparkCluster
 
-LOOK_S = 0.1
+POLL_INTERVAL_S = 0.1
 DEADLINE_S = 900.0
 BATCH = 1_000_000
 MAIN = Path(__file__).parent.parent / "spark_apps" / "write_stream.py"
@@ -66,7 +66,7 @@ def measure(streams: Path, name: str, cluster: EmbeddedSparkCluster | None, *, m
             last = used(trees)
             if first is None and '"last_commit_snapshot": null' not in (said := _said(status)) and said:
                 first = last
-            time.sleep(LOOK_S)
+            time.sleep(POLL_INTERVAL_S)
         if writer.wait(10) != 0 or first is None:
             sys.exit(f"the writer of {name} ended with {writer.returncode}")
     start = Counter(first)
@@ -83,10 +83,10 @@ def measure(streams: Path, name: str, cluster: EmbeddedSparkCluster | None, *, m
 
 def _said(status: Path) -> str:
     try:
-        beat = json.loads(status.read_text())
+        heartbeat = json.loads(status.read_text())
     except (OSError, ValueError):
         return ""
-    return json.dumps({"last_commit_snapshot": beat.get("last_commit_snapshot")})
+    return json.dumps({"last_commit_snapshot": heartbeat.get("last_commit_snapshot")})
 
 
 def main() -> None:

@@ -116,8 +116,8 @@ def measure(last: int, calls: Counter[str]) -> None:
         cpu_ms.append((time.process_time() - cpu) * 1000)
         if number in MARKS:
             recent, used = sorted(wall_ms[-20:]), sorted(cpu_ms[-20:])
-            told = ", ".join(f"{kind} {n / number:.2g}" for kind, n in sorted((calls - before).items()))
-            print(f"{number:>9}  {recent[10]:>11.1f}  {recent[18]:>11.1f}  {used[10]:>10.1f}  {told}", flush=True)
+            reported = ", ".join(f"{kind} {n / number:.2g}" for kind, n in sorted((calls - before).items()))
+            print(f"{number:>9}  {recent[10]:>11.1f}  {recent[18]:>11.1f}  {used[10]:>10.1f}  {reported}", flush=True)
 
 
 if __name__ == "__main__":

@@ -74,19 +74,19 @@ def prepare(millions: int, folder: Path, arguments: argparse.Namespace) -> tuple
 def measure(millions: int, batch: tuple[StagedFile, ...], rows: int) -> str:
     table = load_catalog(None).load_table("bench.clicks")
     plain = _cpu(lambda: SnapshotWriter(batch).prepare(table, summary={}, now_ms=_now()))
-    told: dict[str, str] = {}
+    reported: dict[str, str] = {}
 
     def dedupe() -> None:
         files = tuple(dataclasses.replace(file, content="candidates") for file in batch)
         merging = Merging(lambda _: RULES, mode=DEDUPLICATES)
         prepared = MergeWriter("s", files, merging).prepare(table, summary={}, now_ms=_now())
         assert prepared.snapshot.summary is not None
-        told.update(prepared.snapshot.summary.additional_properties)
+        reported.update(prepared.snapshot.summary.additional_properties)
 
     before = _peak_mib()
     cost = _cpu(dedupe)
     return (
-        f"window of {millions} million rows: {cost:.2f} core-s for {rows:,} rows, {told[REPEATED]} repeated; a plain "
+        f"window of {millions} million rows: {cost:.2f} core-s for {rows:,} rows, {reported[REPEATED]} repeated; a plain "
         f"append {plain:.2f}; peak memory {_peak_mib():,} MiB, {before:,} of it before"
     )
 

@@ -66,8 +66,8 @@ def main() -> None:
                 decode(chunk)
                 least[mode] = min(least[mode], time.process_time() - started)
         costs = {mode: seconds / len(made) * 1e6 for mode, seconds in least.items()}
-        told = ", ".join(f"{mode} {cost:.3f} ({cost / costs['off']:.2f}×)" for mode, cost in costs.items())
-        print(f"{name}: {told}", flush=True)
+        reported = ", ".join(f"{mode} {cost:.3f} ({cost / costs['off']:.2f}×)" for mode, cost in costs.items())
+        print(f"{name}: {reported}", flush=True)
 
 
 if __name__ == "__main__":

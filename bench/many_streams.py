@@ -129,8 +129,10 @@ def measure_checks(folder: Path, names: list[str], rounds: int) -> None:
         (run := run_folder(name)).mkdir(parents=True)
         launch = Launch(name, LaunchKind.SUPERVISED, begin_ms, spec.fingerprint(), parent=us, writer=us)
         (run / LOCK_FILE).write_text(json.dumps(launch.to_json()))
-        beat = Heartbeat(name, us.pid, spec.fingerprint(), Phase.WAITING, begin_ms + 3_600_000, begin_ms + 3_600_000)
-        beat.write(open_exchange(run))
+        heartbeat = Heartbeat(
+            name, us.pid, spec.fingerprint(), Phase.WAITING, begin_ms + 3_600_000, begin_ms + 3_600_000
+        )
+        heartbeat.write(open_exchange(run))
 
     declarations = [Declaration(name, folder, clock=clock.now_ms) for name in names]
     supervisors = [Supervisor(WriterProgram(name, folder, Path("unused"))) for name in names]

@@ -58,7 +58,7 @@ class Times:
         yield
         self.parts.append((part, time.process_time() - cpu, time.monotonic() - wall))
 
-    def told(self) -> str:
+    def reported(self) -> str:
         total = sum(cpu for _, cpu, _ in self.parts)
         each = ", ".join(f"{part} {cpu:.2f} ({wall:.2f})" for part, cpu, wall in self.parts)
         return f"{total:6.2f} core-s: {each}"

@@ -38,8 +38,8 @@ class Days:
     @property
     def right(self) -> bool:
         """Whether all hours were signalled, late flights reopened only their hour, and the aggregates agree."""
-        told = (self.complete, self.reopened, self.late) == (len(HOURS), (HOURS[LATE_HOUR],), LATE_FLIGHTS)
-        return told and not self.history and self.different == 0
+        is_right = (self.complete, self.reopened, self.late) == (len(HOURS), (HOURS[LATE_HOUR],), LATE_FLIGHTS)
+        return is_right and not self.history and self.different == 0
 
 
 def days(catalog: Catalog, table: str, flights: pa.Table) -> Days:

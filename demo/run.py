@@ -142,18 +142,22 @@ class Demo:
             time.sleep(2)
 
     def _state(self, committed: int, *, now_s: float) -> State:
-        beat = Heartbeat.read(open_exchange(self._parts.run_folder))
+        heartbeat = Heartbeat.read(open_exchange(self._parts.run_folder))
         return State(
             hour=self._live.hour if self._live else None,
             published=self._publisher.delivered,
             committed=committed,
             oldest_waiting_s=self._publisher.oldest_waiting_s(committed, now_s=now_s),
-            writer=beat.phase.value if beat else "not launched yet",
+            writer=heartbeat.phase.value if heartbeat else "not launched yet",
         )
 
     def _stalled(self, committed: int) -> str:
-        beat = Heartbeat.read(open_exchange(self._parts.run_folder))
-        said = f" The writer's last word: {beat.error or beat.phase.value}." if beat else " The writer never started."
+        heartbeat = Heartbeat.read(open_exchange(self._parts.run_folder))
+        said = (
+            f" The writer's last word: {heartbeat.error or heartbeat.phase.value}."
+            if heartbeat
+            else " The writer never started."
+        )
         return (
             f"no commit for {STALL_S} s, with {committed:,} of {self._publisher.delivered:,} flights there.{said} "
             f"Its log is {self._parts.run_folder / 'writer.log'}, its DAG {self._parts.airflow.url}/dags/{WRITER_DAG}."

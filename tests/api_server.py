@@ -45,7 +45,7 @@ def api_server(home: Path, environment: Mapping[str, str], *, without: str) -> I
     process.call(in_airflow.make_database)
     process.call(in_airflow.store_dags)
     process.call(in_airflow.unpause, "frazil_writer_returns", "frazil_writer_inventory")
-    process.call(in_airflow.put_beats, **in_airflow.ALIVE)
+    process.call(in_airflow.put_heartbeats, **in_airflow.ALIVE)
     process.call(in_airflow.measure_health, environment["FRAZIL_STREAMS"], without=without)
     process.call(in_airflow.serve, port)
     server = ApiServer(url, process)

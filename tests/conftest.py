@@ -336,8 +336,8 @@ class DeclaredStream:
 
     def outage(self) -> str:
         """What its writer waits for, as the heartbeat says; nothing if it waits for nothing."""
-        beat = Heartbeat.read(open_exchange(run_folder(self.name)))
-        return (beat and beat.outage) or ""
+        heartbeat = Heartbeat.read(open_exchange(run_folder(self.name)))
+        return (heartbeat and heartbeat.outage) or ""
 
     def has_rows(self, count: int) -> bool:
         """By the newest snapshot's summary, which costs no scan; False while there is no table."""

@@ -81,7 +81,7 @@ class Cuts:
         self.catalog, self.io = catalog, PyArrowFileIO()
         self.known: dict[str, int] = {}
 
-    def look(self) -> dict[str, int]:
+    def counts(self) -> dict[str, int]:
         where = IcebergTables.table_namespace == NAMESPACE
         with Session(self.catalog.engine) as session:
             rows = session.execute(select(IcebergTables.table_name, IcebergTables.metadata_location).where(where)).all()

@@ -54,8 +54,8 @@ def _files(folder: Path) -> Files:
     found = set()
     for file in folder.rglob("*.py"):
         try:
-            told = file.stat()
+            status = file.stat()
         except OSError:  # it is being replaced just now
             continue
-        found.add((str(file), told.st_size, told.st_mtime_ns))
+        found.add((str(file), status.st_size, status.st_mtime_ns))
     return frozenset(found)

@@ -19,7 +19,7 @@ from typing import Any
 CHECKOUT = Path(__file__).resolve().parents[2]
 ANSWER = "ANSWER "
 
-Told = tuple[str, int]
+Published = tuple[str, int]
 """A window's key and the number of a signal."""
 
 
@@ -68,9 +68,9 @@ class AirflowServer:
         """What the button *Create event* of an asset's page asks the API server for."""
         self._ask("create_event", asset=asset, extra=extra, key=key)
 
-    def told(self, asset: str) -> list[Told]:
+    def published(self, asset: str) -> list[Published]:
         """What frazil told an asset of: events that people made are left out."""
-        return [(key, number) for key, number in self._ask("told", asset=asset)]
+        return [(key, number) for key, number in self._ask("published", asset=asset)]
 
     def alert_states(self) -> Mapping[str, Any]:
         """What `frazil_health` remembers to be wrong, or to be about to be, by subject."""
@@ -173,7 +173,7 @@ class _Server:
             body = CreateAssetEventsBody(asset_id=found.id, partition_key=key, extra=extra)
             create_asset_event(body, session, None)  # type: ignore[arg-type]
 
-    def told(self, asset: str) -> list[Told]:
+    def published(self, asset: str) -> list[Published]:
         from airflow.models.asset import AssetEvent, AssetModel  # noqa: PLC0415
         from airflow.utils.session import create_session  # noqa: PLC0415
         from sqlalchemy import select  # noqa: PLC0415
@@ -193,7 +193,7 @@ class _Server:
         from airflow.utils.session import create_session  # noqa: PLC0415
         from sqlalchemy import select  # noqa: PLC0415
 
-        from frazil.airflow.maintenance.look import TURNS  # noqa: PLC0415
+        from frazil.airflow.maintenance.due import TURNS  # noqa: PLC0415
 
         with create_session() as session:
             found = session.execute(

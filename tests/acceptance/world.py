@@ -262,13 +262,13 @@ class World:
     def quiet(self, running: Running, host: str = "one") -> bool:
         """Wait until a writer has committed all there is, or has ended; whether it still runs."""
 
-        def look() -> bool:
+        def check() -> bool:
             seen = self.status(host)
             mine = seen.get("writer", {}).get("pid") is not None
             return not running.runs or (mine and seen["lag"] == 0 and seen["writer"]["phase"] == "waiting")
 
         try:
-            eventually(look)
+            eventually(check)
         except AssertionError as error:
             raise AssertionError(f"{error}: {self.status(host)}\n{running.said[-3000:]}") from error
         return running.runs
@@ -417,10 +417,10 @@ class World:
         eventually(lambda: self.airflow_run(f"partitions_{self.identifier}").state == "waiting")
         signals = TableSignals.load(load_catalog(None), self.identifier)
         made, newest = signals.after(0), signals.newest(from_us=0, to_us=2**62)
-        assert Counter(self.airflow.told(self.identifier)) == Counter(
+        assert Counter(self.airflow.published(self.identifier)) == Counter(
             (s.partition, s.number) for s in made if s.revision == 1
         )
-        again = Counter(self.airflow.told(f"{self.identifier}.reopened"))
+        again = Counter(self.airflow.published(f"{self.identifier}.reopened"))
         assert again <= Counter((s.partition, s.number) for s in made if s.revision > 1)
         assert {(s.partition, s.number) for s in newest.values() if s.revision > 1} <= set(again)
         return newest

@@ -240,7 +240,7 @@ def test_who_is_not_signed_in_is_sent_to_sign_in_and_gets_nothing_else(browser: 
     context.close()
 
 
-def test_a_viewer_looks_has_no_button_that_acts_and_is_refused_what_is_sent_nevertheless(open_page: Open):
+def test_a_viewer_checks_has_no_button_that_acts_and_is_refused_what_is_sent_nevertheless(open_page: Open):
     page = open_page(f"{PAGE}#/stream/orders", role="VIEWER")
     for at in ("#/stream/orders", "#/stream/payments", "#/table/shop.shipments"):
         view(page, at, VIEWS[at])

@@ -35,7 +35,7 @@ def steps(trouble: str) -> str:
     return str(found)
 
 
-def told(guide: str, *words: str) -> None:
+def reported(guide: str, *words: str) -> None:
     """What is pressed, or read, is in the guide by the same name."""
     missing = [word for word in words if f"*{word}*" not in guide]
     assert missing == []
@@ -99,7 +99,7 @@ def recorded(server: ApiServer, name: str) -> tuple[str | None, str | None, dict
 
 def test_a_stream_that_stopped_is_resumed(open_page: Open, server: ApiServer, world: TroubledWorld):
     guide = steps("A stream stopped")
-    told(guide, "given up", "Writers", "What happened", "Resume")
+    reported(guide, "given up", "Writers", "What happened", "Resume")
     page = open_page(PAGE, role="OP")
     begin(page, "payments")
     expect(page.locator("header .badge")).to_have_text("given up")
@@ -114,7 +114,7 @@ def test_a_stream_that_stopped_is_resumed(open_page: Open, server: ApiServer, wo
 
 def test_of_a_window_that_is_late_the_page_says_what_holds_it_back(open_page: Open):
     guide = steps("A window is late")
-    told(guide, "Next:", "Topic-partitions")
+    reported(guide, "Next:", "Topic-partitions")
     page = open_page(PAGE, role="OP")
     begin(page, "shop.sensors")
     expect(page.get_by_text(re.compile(r"^Next: .*held back by shop\.sensors-3"))).to_be_visible()
@@ -127,7 +127,7 @@ def test_of_a_window_that_is_late_the_page_says_what_holds_it_back(open_page: Op
 
 def test_what_a_producer_sent_is_replayed(open_page: Open, server: ApiServer):
     guide = steps("A producer sends nonsense")
-    told(guide, "Rejected in the last day", "Replay dead letters …", "Dry run")
+    reported(guide, "Rejected in the last day", "Replay dead letters …", "Dry run")
     page = open_page(PAGE, role="OP")
     begin(page, "signups")
     letters = page.get_by_role("listitem").filter(has_text=re.compile(r"NotJson \d+ records"))
@@ -143,7 +143,7 @@ def test_what_a_producer_sent_is_replayed(open_page: Open, server: ApiServer):
 
 def test_a_stream_that_lags_is_restarted_with_more_cores(open_page: Open, server: ApiServer, world: TroubledWorld):
     guide = steps("A stream lags")
-    told(guide, "slow", "Topic-partitions", "Where the time of batches went", "Restart")
+    reported(guide, "slow", "Topic-partitions", "Where the time of batches went", "Restart")
     page = open_page(PAGE, role="OP")
     begin(page, "clicks")
     expect(page.get_by_text("Darker waits longer: up to 31,000 records.")).to_be_visible()
@@ -156,7 +156,7 @@ def test_a_stream_that_lags_is_restarted_with_more_cores(open_page: Open, server
 
 def test_a_table_that_is_out_of_shape_is_maintained(open_page: Open, server: ApiServer):
     guide = steps("A table is out of shape")
-    told(guide, "Files by size", "Maintenance", "Maintain now …", "Dry run")
+    reported(guide, "Files by size", "Maintenance", "Maintain now …", "Dry run")
     page = open_page(PAGE, role="OP")
     begin(page, "shop.pageviews")
     expect(page.get_by_text("compaction is due")).to_be_visible()

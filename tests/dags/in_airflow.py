@@ -145,7 +145,7 @@ def _facts(dag: Any) -> dict[str, Any]:
         "description": dag.description,
         "owner": dag.owner,
         "retries": {t.task_id: t.retries for t in dag.tasks},
-        "told": {t.task_id: [_named(call) for call in t.on_failure_callback] for t in dag.tasks},
+        "reported": {t.task_id: [_named(call) for call in t.on_failure_callback] for t in dag.tasks},
         "doc": dag.doc_md,
         "max_active_runs": dag.max_active_runs,
         "timetable": type(dag.timetable).__name__,
@@ -331,7 +331,7 @@ def unpause(*but: str) -> None:
         session.execute(update(DagModel).where(DagModel.dag_id.not_in(but)).values(is_paused=False))
 
 
-def put_beats(**seconds_ago: float) -> None:
+def put_heartbeats(**seconds_ago: float) -> None:
     """Let Airflow's own processes, by the names of their jobs, have given their last signs of life so long ago."""
     from airflow.jobs.job import Job  # noqa: PLC0415 - as above
     from airflow.utils.session import create_session  # noqa: PLC0415 - as above
@@ -597,11 +597,11 @@ def schedules(file: str, asked: Sequence[tuple[str, str, str]]) -> dict[str, Any
     """
     from airflow.serialization.serialized_objects import DagSerialization  # noqa: PLC0415 - as above
 
-    told: dict[str, Any] = {}
+    reported: dict[str, Any] = {}
     for dag_id, asset, key in asked:
         timetable = DagSerialization.from_dict(DagSerialization.to_dict(dags(file)[dag_id])).timetable
         mapper = timetable.get_partition_mapper(name=asset)
         day = mapper.to_downstream(key)
-        told[f"{dag_id} {asset}"] = [day, sorted(mapper.to_upstream(day)) if mapper.is_rollup else None]
-        told[dag_id] = json.dumps(timetable.asset_condition.as_expression())
-    return told
+        reported[f"{dag_id} {asset}"] = [day, sorted(mapper.to_upstream(day)) if mapper.is_rollup else None]
+        reported[dag_id] = json.dumps(timetable.asset_condition.as_expression())
+    return reported

@@ -95,7 +95,7 @@ def test_a_broken_declaration_keeps_its_dag_and_takes_no_other_with_it(
         assert f"frazil_reopened_{name}" not in found["dags"]
 
 
-def test_a_typo_changes_no_dag_and_is_an_import_error_until_it_is_mended(parse: Parse, tmp_path: Path) -> None:
+def test_a_typo_changes_no_dag_and_is_an_import_error_until_it_is_fixed(parse: Parse, tmp_path: Path) -> None:
     declare(tmp_path)
     files = [tmp_path / "streams" / "sales.yaml", tmp_path / "aggregations" / "sales.yaml"]
     sound = [file.read_text() for file in files]
@@ -121,7 +121,7 @@ def _shape(dag: dict[str, Any]) -> dict[str, Any]:
     return {key: dag[key] for key in ("tasks", "timetable", "schedule", "params", "outlets", "max_active_runs")}
 
 
-def test_24_hours_make_a_day_and_one_that_is_asked_for_again_needs_none_of_them(tmp_path: Path) -> None:
+def test_24_hours_make_a_day_and_one_that_is_requested_again_needs_none_of_them(tmp_path: Path) -> None:
     declare(tmp_path)
     asked = [
         ("frazil_daily_sales", "shop.sales", "2013-12-30T15"),
@@ -131,13 +131,13 @@ def test_24_hours_make_a_day_and_one_that_is_asked_for_again_needs_none_of_them(
         ("frazil_reopened_visits", "shop.visits.reopened", "2013-12-30"),
     ]
     process = airflow(tmp_path)
-    told = process.call(in_airflow.schedules, FILE, asked)
+    reported = process.call(in_airflow.schedules, FILE, asked)
     process.end()
-    assert {key: value for key, value in told.items() if " " in key} == {
+    assert {key: value for key, value in reported.items() if " " in key} == {
         f"{dag_id} {asset}": ["2013-12-30", HOURS if (dag_id, asset) == asked[0][:2] else None]
         for dag_id, asset, _ in asked
     }
-    assert '"any"' in told["frazil_daily_sales"], "either is enough"
+    assert '"any"' in reported["frazil_daily_sales"], "either is enough"
 
 
 @pytest.fixture(scope="module")
@@ -163,10 +163,10 @@ def ran(tmp_path_factory: pytest.TempPathFactory, airflow_database: Path) -> dic
         asked += [("frazil_reconcile_sales", number) for number in ("1", "2", "3")]
         asked += [("frazil_reopened_sales", day) for day in days]
         process = airflow(folder, database=airflow_database)
-        told = {" ".join(one): process.call(in_airflow.run_for_day, FILE, *one) for one in asked}
+        reported = {" ".join(one): process.call(in_airflow.run_for_day, FILE, *one) for one in asked}
         process.end()
     submitted = {name: (folder / name).read_text() for name in ("submitted", "submitted.parents")}
-    return {**told, "snapshot": snapshot_id, "in": folder, **submitted}
+    return {**reported, "snapshot": snapshot_id, "in": folder, **submitted}
 
 
 def declare(folder: Path) -> None:
@@ -246,7 +246,7 @@ def test_what_a_person_clears_runs_as_what_a_person_starts(ran: dict[str, Any]) 
     assert "--day 2013-12-31" in ran["submitted"]
 
 
-def test_only_a_day_that_was_complete_is_asked_for_again(ran: dict[str, Any]) -> None:
+def test_only_a_day_that_was_complete_is_requested_again(ran: dict[str, Any]) -> None:
     assert ran["frazil_reopened_sales 2013-12-30"] == {
         "tasks": {"again": "success"},
         "events": [["frazil.again.sales", "2013-12-30"]],
@@ -254,7 +254,7 @@ def test_only_a_day_that_was_complete_is_asked_for_again(ran: dict[str, Any]) ->
     assert ran["frazil_reopened_sales 2013-12-31"] == {"tasks": {"again": "skipped"}, "events": []}
 
 
-def test_a_day_that_is_complete_and_was_not_aggregated_is_asked_for_once(ran: dict[str, Any]) -> None:
+def test_a_day_that_is_complete_and_was_not_aggregated_is_requested_once(ran: dict[str, Any]) -> None:
     # The run for 2013-12-30 only pretended: Spark never ran. A gate holds the 29th, and the 31st is open.
     runs = [ran[f"frazil_reconcile_sales {number}"] for number in (1, 2, 3)]
     assert [event for run in runs for event in run["events"]] == [["frazil.again.sales", "2013-12-30"]]
@@ -279,7 +279,7 @@ def waiting(day: int, since_ms: int = 1_000) -> WaitingDay:
         ([("success", 500), (ASKED, 500), ("failed", 500)], True),
     ],
 )
-def test_a_late_day_is_asked_for_unless_a_run_stands_for_it(runs: list[tuple[str, int]], asks: bool) -> None:
+def test_a_late_day_is_requested_unless_a_run_stands_for_it(runs: list[tuple[str, int]], asks: bool) -> None:
     asked = to_ask([waiting(30), waiting(31)], {"2013-12-30": runs}, asked_after_ms=2_000)
     assert asked == ([waiting(30)] if asks else []) + [waiting(31)]
 
@@ -322,19 +322,19 @@ def test_a_consumer_that_keeps_a_run_queued_ends_no_reconciliation(frazil_home: 
         "ti": Ti(),
     }
 
-    def look() -> list[str]:
+    def check() -> list[str]:
         listing.days = []
         reconcile("sales", tmp_path / "aggregations", "frazil_daily_sales", context)
         return listing.days
 
     with pytest.raises(AirflowSkipException, match="unfinished runs"):
-        look()
+        check()
     going_on = 0
-    assert look() == ["2013-12-30"]
+    assert check() == ["2013-12-30"]
     with pytest.raises(AirflowSkipException, match="was asked for"):
-        look()
+        check()
     store["frazil.asked-days"] = {"2013-12-30": 1, "2013-12-29": "?", "x": 5}
-    assert look() == ["2013-12-30"], "that was long ago"
+    assert check() == ["2013-12-30"], "that was long ago"
     assert set(store["frazil.asked-days"]) == {"2013-12-30"}
 
 

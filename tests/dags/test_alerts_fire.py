@@ -69,13 +69,13 @@ def test_maintenance_that_fails_twice_is_an_alert_until_a_run_succeeds(
         assert failed["tasks"]["table.rewrite[city.rides]"] == failed["state"] == "failed"
 
     for number, later in enumerate((timedelta(0), HALF)):
-        looked = airflow.run("frazil_health", moment=begin - timedelta(seconds=number), later=later)
-        assert looked["tasks"]["alerts"] == "skipped", "the hold has begun"
+        checked = airflow.run("frazil_health", moment=begin - timedelta(seconds=number), later=later)
+        assert checked["tasks"]["alerts"] == "skipped", "the hold has begun"
     fired = airflow.run("frazil_health", moment=begin + timedelta(seconds=3), later=2 * HALF)
     assert (fired["state"], fired["tasks"]["alerts"], fired["tasks"]["changed"]) == ("failed", "failed", "success")
-    told = fired["events"][-1][2]
-    assert rules(told["fired"]) >= {"runs:frazil_maintenance", "unmeasured"}
-    (failed_runs,) = [alert for alert in told["fired"] if alert["rule"] == "runs:frazil_maintenance"]
+    reported = fired["events"][-1][2]
+    assert rules(reported["fired"]) >= {"runs:frazil_maintenance", "unmeasured"}
+    (failed_runs,) = [alert for alert in reported["fired"] if alert["rule"] == "runs:frazil_maintenance"]
     assert failed_runs["sentence"].startswith("the last 2 runs of the DAG frazil_maintenance failed")
     assert failed_runs["runbook"] == "docs/runbook.md#runs"
 
@@ -94,17 +94,17 @@ def test_a_catalog_that_does_not_answer_is_an_alert_until_it_does(
     monkeypatch.setattr(measure, "kafka_lag", lambda *_: None)
     begin_ms, store = clock.now_ms(), Store()
 
-    def look(after: timedelta) -> dict[str, Any]:
+    def check(after: timedelta) -> dict[str, Any]:
         monkeypatch.setattr(clock, "now_ms", lambda: begin_ms + after // timedelta(milliseconds=1))
         return measure_all(streams, store)
 
     far.mood = mood
-    assert [look(after)["active"] for after in (timedelta(0), HALF)] == [[], []]
-    fired = look(2 * HALF)["fired"]
+    assert [check(after)["active"] for after in (timedelta(0), HALF)] == [[], []]
+    fired = check(2 * HALF)["fired"]
     (of_table,) = [alert for alert in fired if alert["table"] == "city.rides"]
     assert of_table["rule"] == "unmeasured"
     assert said in of_table["sentence"]
     far.mood = Mood.WELL
-    over = look(3 * HALF)
+    over = check(3 * HALF)
     assert ("city.rides", "unmeasured") in {(alert["table"], alert["rule"]) for alert in over["resolved"]}
     assert over["active"] == []

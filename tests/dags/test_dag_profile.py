@@ -84,8 +84,8 @@ def test_one_setting_gives_every_task_its_notifiers_and_defaults(
     found = parse(CHECKOUT / "dags", home=tmp_path / "airflow", streams=streams)
     assert found["errors"] == {}
     for dag_id, dag in found["dags"].items():
-        for task_id, told in dag["told"].items():
-            assert told == ["ToSlack", "by_mail"], (dag_id, task_id)
+        for task_id, reported in dag["reported"].items():
+            assert reported == ["ToSlack", "by_mail"], (dag_id, task_id)
     assert found["dags"]["frazil_health"]["owner"] == "platform"
     assert found["dags"]["frazil_writer_rides"]["owner"] == "mobility", "what a stream declares goes before"
     assert found["dags"]["frazil_health"]["retries"]["measure"] == 7

@@ -62,7 +62,7 @@ def declare(folder: Path, maintenance: str, *, name: str = "made") -> None:
 
 def test_one_dag_maintains_all_tables_and_one_watches_them(parsed: dict[str, Any]) -> None:
     maintenance = parsed["dags"]["frazil_maintenance"]
-    assert set(maintenance["tasks"]) == {"look", "table.rewrite", "table.orphans"}
+    assert set(maintenance["tasks"]) == {"check_due", "table.rewrite", "table.orphans"}
     assert maintenance["catchup"] is False
     every = ["compaction", "manifests", "expiry", "orphans"]
     assert maintenance["params"] == {"tables": [], "actions": every, "dry-run": False}
@@ -151,7 +151,7 @@ def test_alerts_of_a_stream_that_is_removed_resolve_and_those_of_a_broken_file_s
 
 
 @pytest.mark.usefixtures("made")
-def test_days_from_before_an_aggregation_was_first_looked_at_are_no_alert(tmp_path: Path) -> None:
+def test_days_from_before_an_aggregation_was_first_checked_are_no_alert(tmp_path: Path) -> None:
     aggregations = tmp_path / "aggregations"
     aggregations.mkdir()
     (aggregations / "daily.yaml").write_text(
@@ -225,7 +225,7 @@ def test_a_worker_that_never_read_a_declaration_sound_fails_instead_of_maintaini
     if left:
         (tmp_path / "made.yaml").write_text(left)
     with pytest.raises(AirflowFailException, match=r"demo\.made: not maintained, because this worker has never read"):
-        table_care.look(["demo.made"], tmp_path, actions=["compaction"], dry_run=False)
+        table_care.due_sentences(["demo.made"], tmp_path, actions=["compaction"], dry_run=False)
     with pytest.raises(AirflowFailException, match=str(tmp_path)):
         table_care.orphans(["demo.made"], tmp_path, Store(), dry_run=False)
 
@@ -233,7 +233,9 @@ def test_a_worker_that_never_read_a_declaration_sound_fails_instead_of_maintaini
 @pytest.mark.usefixtures("made")
 def test_what_is_due_is_said_for_each_action(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
-        found = table_care.look(["demo.made", "demo.none"], tmp_path, actions=["compaction", "expiry"], dry_run=False)
+        found = table_care.due_sentences(
+            ["demo.made", "demo.none"], tmp_path, actions=["compaction", "expiry"], dry_run=False
+        )
     assert [sentence.split(":")[0] for sentence in found] == ["demo.made"] * len(found)
     assert any("expiry is due" in sentence for sentence in found)
     assert "manifests" not in caplog.text, "nobody asked for it"
@@ -243,13 +245,13 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(
     made: MadeStream, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO):
-        assert table_care.look(["demo.made"], tmp_path, actions=["expiry"], dry_run=True) == []
+        assert table_care.due_sentences(["demo.made"], tmp_path, actions=["expiry"], dry_run=True) == []
     assert "expiry would be: " in caplog.text
     assert len(made.tables.main.refresh().metadata.snapshots) == 6
 
 
 @pytest.mark.usefixtures("made")
-def test_orphans_are_looked_for_once_a_day(tmp_path: Path) -> None:
+def test_orphans_are_searched_for_once_a_day(tmp_path: Path) -> None:
     store = Store()
     reports = table_care.orphans(["demo.made"], tmp_path, store, dry_run=False)
     assert reports["demo.made"]["refused"] is None

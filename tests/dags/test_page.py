@@ -107,7 +107,7 @@ def test_every_module_that_the_page_imports_is_served_and_nothing_else_is(ask: A
         assert str(CHECKOUT) not in str(answer["body"])
 
 
-def test_without_a_stream_the_overview_says_where_they_are_looked_for(ask: Ask, streams: Path):
+def test_without_a_stream_the_overview_says_where_they_are_searched_for(ask: Ask, streams: Path):
     empty = ask("VIEWER", "api/overview")["body"]
     assert empty["lines"] == []
     assert empty["notes"] == [
@@ -152,7 +152,7 @@ def test_an_answer_does_not_wait_for_a_catalog_that_hangs(ask: Ask, silent: Sile
 
 
 @pytest.mark.usefixtures("declared")
-def test_an_api_server_that_begins_shows_what_was_known_last_while_it_looks_again(
+def test_an_api_server_that_begins_shows_what_was_known_last_while_it_checks_again(
     ask: Ask, airflow_process: AirflowProcess, kept: Path, streams: Path
 ):
     def saved() -> Any:
@@ -268,7 +268,7 @@ def test_a_viewer_may_not_act_and_who_is_not_signed_in_even_less(ask: Ask, act: 
 
 
 @pytest.mark.usefixtures("declared")
-def test_a_scheduler_that_died_is_told_on_each_view_and_by_each_act_that_waits_for_it(
+def test_a_scheduler_that_died_is_reported_on_each_view_and_by_each_act_that_waits_for_it(
     ask: Ask, airflow_process: AirflowProcess
 ):
     def views() -> list[list[str]]:
@@ -278,16 +278,16 @@ def test_a_scheduler_that_died_is_told_on_each_view_and_by_each_act_that_waits_f
     def says(act: str) -> str:
         return " ".join(ask("OP", f"api/plan/{act}", method="POST", headers=OURS, body={})["body"]["says"])
 
-    airflow_process.call(in_airflow.put_beats, **in_airflow.ALIVE)
+    airflow_process.call(in_airflow.put_heartbeats, **in_airflow.ALIVE)
     assert views() == [[], [], []]
-    airflow_process.call(in_airflow.put_beats, **{**in_airflow.ALIVE, "SchedulerJob": 425.0})
-    for told in views():
-        (said,) = told
+    airflow_process.call(in_airflow.put_heartbeats, **{**in_airflow.ALIVE, "SchedulerJob": 425.0})
+    for reported in views():
+        (said,) = reported
         assert said.startswith("Airflow's scheduler has given no sign of life for 7 min")
         assert said.endswith("Start it: `airflow scheduler`")
     assert "scheduler has given no sign of life for 7 min" in says("maintain/demo.ticks")
     assert "no sign of life" not in says("pause/ticks")
-    airflow_process.call(in_airflow.put_beats, **in_airflow.ALIVE)
+    airflow_process.call(in_airflow.put_heartbeats, **in_airflow.ALIVE)
     airflow_process.call(in_airflow.forget_answers)
 
 
@@ -333,8 +333,8 @@ def test_a_stream_is_paused_and_resumed_and_airflows_audit_log_says_by_whom(ask:
     assert resumed["body"]["said"].startswith("ticks is to run.")
     ((dag_id, extra),) = entries("frazil_pause")
     assert dag_id == "frazil_writer_ticks"
-    told = json.loads(extra)
-    assert (told["reason"], told["outcome"]) == ("an upgrade", f"done: {paused['body']['said']}")
+    reported = json.loads(extra)
+    assert (reported["reason"], reported["outcome"]) == ("an upgrade", f"done: {paused['body']['said']}")
     resumes = [json.loads(extra)["outcome"] for _, extra in entries("frazil_resume")]
     assert [outcome.partition(":")[0] for outcome in resumes] == ["refused", "refused", "done"]
     assert MOVED in resumes[0]
@@ -555,11 +555,11 @@ def test_what_is_remembered_of_airflows_processes_is_judged_at_the_moment_when_i
     from frazil.airflow.components import COMPONENTS  # noqa: PLC0415 - needs AIRFLOW_HOME
     from frazil.airflow.page import alive  # noqa: PLC0415 - as above
     from frazil.operations.answers import Answer  # noqa: PLC0415 - beside it
-    from frazil.operations.silence import Beat  # noqa: PLC0415 - beside it
+    from frazil.operations.silence import ComponentHeartbeat  # noqa: PLC0415 - beside it
 
     hours_ago_ms = clock.now_ms() - 7_200_000
     for age_ms, silent in ((5_000, 0), (61_000, len(COMPONENTS))):
-        seen = Answer(dict.fromkeys(COMPONENTS.values(), Beat(hours_ago_ms - age_ms)), hours_ago_ms)
+        seen = Answer(dict.fromkeys(COMPONENTS.values(), ComponentHeartbeat(hours_ago_ms - age_ms)), hours_ago_ms)
         monkeypatch.setattr(alive, "answers", lambda seen=seen: SimpleNamespace(one=lambda *_, **__: seen))
         assert len(alive.silent_now()) == silent
 

@@ -68,7 +68,7 @@ def asked(post: Post, act: str, stream: str = "ticks", **form: Any) -> dict[str,
 
 
 @pytest.mark.parametrize("act", FORMS)
-def test_who_asks_again_while_a_run_waits_or_runs_is_told_which_one_and_what_to_do(
+def test_who_asks_again_while_a_run_waits_or_runs_is_reported_which_one_and_what_to_do(
     post: Post, airflow: AirflowProcess, act: str
 ) -> None:
     said = asked(post, act)["body"]["said"]
@@ -98,7 +98,7 @@ WITHOUT_CATALOG = {
 
 @pytest.mark.parametrize("hangs", [False, True])
 @pytest.mark.parametrize("where", WITHOUT_CATALOG)
-def test_of_a_commit_that_may_have_landed_the_audit_log_says_that_nobody_knows_and_of_a_look_that_nothing_was_done(
+def test_of_a_commit_that_may_have_landed_the_audit_log_says_that_nobody_knows_and_of_a_check_that_nothing_was_done(
     post: Post, airflow: AirflowProcess, where: str, hangs: bool
 ) -> None:
     status, outcome = WITHOUT_CATALOG[where]

@@ -87,9 +87,9 @@ def world(frazil_home: Path, tmp_path: Path, dag_runner: Callable[[Path], Any]) 
     return World(tmp_path / "streams", dag_runner)
 
 
-def test_every_table_with_windows_has_a_dag_that_always_looks_once_at_a_time(parsed: dict[str, Any]) -> None:
+def test_every_table_with_windows_has_a_dag_that_always_checks_once_at_a_time(parsed: dict[str, Any]) -> None:
     flights = parsed["dags"]["frazil_partitions_demo.flights"]
-    assert set(flights["tasks"]) == {"look", "complete", "reopened", "held"}
+    assert set(flights["tasks"]) == {"watch", "complete", "reopened", "held"}
     assert flights["outlets"] == {"complete": ["demo.flights"], "reopened": ["demo.flights.reopened"]}
     assert (flights["timetable"], flights["max_active_runs"]) == ("ContinuousTimetable", 1)
     assert "frazil partitions demo.flights" in flights["doc"]
@@ -99,7 +99,7 @@ def test_every_table_with_windows_has_a_dag_that_always_looks_once_at_a_time(par
 def test_airflow_gets_one_event_a_window_and_revision_whatever_is_run_again(world: World) -> None:
     world.land(0, 13)
     first = world.run()
-    assert first["tasks"] == {"look": "success", "complete": "success", "reopened": "skipped", "held": "skipped"}
+    assert first["tasks"] == {"watch": "success", "complete": "success", "reopened": "skipped", "held": "skipped"}
     assert {(name, key) for name, key, _ in first["events"]} == {
         ("demo.made", "2013-12-30T12"),
         ("demo.made", "2013-12-30T13"),
@@ -142,7 +142,7 @@ def test_foreign_events_and_values_in_the_store_stop_nothing_and_hide_nothing(wo
     ]
     sent = len(ran["events"])
     for n, value in enumerate(["text", -1, 2**62, True, [], {"a": 1}, 1.5]):
-        world.put(store={"frazil.sent-to": value, "frazil.told-to": value, "frazil.sending": value})
+        world.put(store={"frazil.sent-to": value, "frazil.published-to": value, "frazil.sending": value})
         world.land(19 + 6 * n, 25 + 6 * n)
         ran = world.run()
         assert (ran["state"], len(ran["events"])) == ("success", sent + n + 1), value
@@ -158,7 +158,7 @@ def test_a_consumer_whose_run_stays_queued_stops_nothing(world: World) -> None:
         assert [key for _, key, _ in ran["events"]][2:] == [f"2013-12-30T{hour}" for hour in range(14, 15 + n)]
 
 
-def test_a_look_at_a_table_whose_streams_were_removed_ends_without_a_worker(
+def test_a_check_at_a_table_whose_streams_were_removed_ends_without_a_worker(
     frazil_home: Path,
     tmp_path: Path,
     settled: None,  # noqa: ARG001
@@ -166,9 +166,9 @@ def test_a_look_at_a_table_whose_streams_were_removed_ends_without_a_worker(
     folder = tmp_path / "streams"
     folder.mkdir()
     (folder / "made.yaml").write_text(STREAM)
-    look = CompletionTrigger(table="demo.made", streams=str(folder), number=0, poll_seconds=0.0)
+    check = CompletionTrigger(table="demo.made", streams=str(folder), number=0, poll_seconds=0.0)
     assert nobody_feeds(folder, "demo.made") is False
-    assert not (look.attempt()[0] or {}).get("removed")
+    assert not (check.attempt()[0] or {}).get("removed")
     (folder / "made.yaml").write_text("name: made\n# of demo.made\n")
     assert nobody_feeds(folder, "demo.made") is False, "it is broken, not gone"
     (folder / "made.yaml").unlink()
@@ -179,7 +179,7 @@ def test_a_look_at_a_table_whose_streams_were_removed_ends_without_a_worker(
     assert nobody_feeds(folder, "demo.made") is True
 
     async def events() -> list[Any]:
-        return [event async for event in look.run()]
+        return [event async for event in check.run()]
 
     (ended,) = asyncio.run(events())
     assert isinstance(ended, TaskSkippedEvent)
@@ -194,21 +194,21 @@ def one(number: int, **changes: Any) -> Signal:
     )  # fmt: skip
 
 
-def told(*numbers: int) -> set[tuple[str, int]]:
+def reported(*numbers: int) -> set[tuple[str, int]]:
     """Signals as `test_only_what_airflow_lacks…` numbers them."""
     return {(one(number, hour=number - 1).partition, number) for number in numbers}
 
 
 def test_only_what_airflow_lacks_is_sent_and_of_each_window_the_newest() -> None:
     signals = [one(1), one(2, hour=1), one(3, revision=2), one(4, revision=3), one(5, hour=2, state=SignalState.HELD)]
-    assert [s.number for s in to_send(signals, told(1), reopened=False)] == [2]
+    assert [s.number for s in to_send(signals, reported(1), reopened=False)] == [2]
     assert [s.number for s in to_send(signals, set(), reopened=True)] == [4]
-    assert to_send(signals, told(1, 2), reopened=False) == []
+    assert to_send(signals, reported(1, 2), reopened=False) == []
     released = one(6, hour=2, state=SignalState.RELEASED)
-    assert [s.number for s in to_send([*signals, released], told(1, 2), reopened=False)] == [6]
+    assert [s.number for s in to_send([*signals, released], reported(1, 2), reopened=False)] == [6]
     asked = one(7, revision=2, state=SignalState.AGAIN)
-    assert [s.number for s in to_send([asked], told(1, 2), reopened=False)] == [7]
-    assert to_send([asked], told(1, 2), reopened=True) == []
+    assert [s.number for s in to_send([asked], reported(1, 2), reopened=False)] == [7]
+    assert to_send([asked], reported(1, 2), reopened=True) == []
 
 
 ROUTED = """

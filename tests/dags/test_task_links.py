@@ -43,7 +43,7 @@ Links = Callable[..., dict[str, str | None]]
     [
         ("frazil_writer_ticks", "write", None, {}, "/stream/ticks"),
         ("frazil_writer_stream.x", "write", None, {}, "/stream/stream.x"),
-        ("frazil_partitions_demo.ticks", "look", None, {}, "/table/demo.ticks"),
+        ("frazil_partitions_demo.ticks", "watch", None, {}, "/table/demo.ticks"),
         ("frazil_partitions_demo.a b/c#d", "held", None, {}, "/table/demo.a%20b%2Fc%23d"),
         ("frazil_audits", "audit", None, {}, "/"),
         ("frazil_audits", "stream.verdict", "ticks", {}, "/stream/ticks"),
@@ -131,7 +131,7 @@ def test_an_application_that_streams_share_leads_to_each_of_them(links: Links):
     assert links("frazil_writer_together", "write")["Operations page"] == f"{PAGE}/"
 
 
-@pytest.mark.parametrize("task_id", ["look", "complete", "held"])
+@pytest.mark.parametrize("task_id", ["watch", "complete", "held"])
 def test_the_tasks_of_windows_lead_to_data_docs_and_to_the_release_of_one(links: Links, task_id: str):
     assert links("frazil_partitions_demo.ticks", task_id) == {
         "Data Docs": f"{BASE}/frazil/data-docs/index.html",

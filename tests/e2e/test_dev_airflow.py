@@ -80,7 +80,7 @@ def test_a_dag_runs_and_its_log_can_be_read(airflow: EmbeddedAirflow) -> None:
     assert "Could not read" not in log
 
 
-def test_a_viewer_may_look_but_not_act(airflow: EmbeddedAirflow) -> None:
+def test_a_viewer_may_check_but_not_act(airflow: EmbeddedAirflow) -> None:
     viewer = airflow.client("viewer")
     assert viewer.dags()
     with pytest.raises(EnvironmentUnusable, match="403"):

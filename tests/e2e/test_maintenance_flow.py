@@ -96,7 +96,7 @@ def land(folder: Path, *, batches: int) -> MadeStream:
 
 
 @pytest.mark.timeout(900)
-def test_an_alert_fires_its_table_is_mended_and_it_resolves(airflow: EmbeddedAirflow, tmp_path: Path) -> None:
+def test_an_alert_fires_its_table_is_fixed_and_it_resolves(airflow: EmbeddedAirflow, tmp_path: Path) -> None:
     client = airflow.client()
     stream = land(tmp_path / "streams", batches=12)
     before = stream.tables.main.refresh().scan().to_arrow().sort_by("kafka_offset")
@@ -127,7 +127,7 @@ def test_an_alert_fires_its_table_is_mended_and_it_resolves(airflow: EmbeddedAir
     tasks = {task["task_id"]: task for task in client.tasks(MAINTENANCE, run_id)}
     assert ended
     assert {name: task["state"] for name, task in tasks.items()} == dict.fromkeys(
-        ("look", "table.rewrite", "table.orphans"), "success"
+        ("check_due", "table.rewrite", "table.orphans"), "success"
     )
     assert tasks["table.rewrite"]["pool"] == SPARK_POOL
     assert tasks["table.orphans"]["rendered_map_index"] == tasks["table.rewrite"]["rendered_map_index"] == "demo.trips"

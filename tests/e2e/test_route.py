@@ -80,7 +80,7 @@ def test_a_table_that_is_somebody_elses_is_never_written_to(stream: Any) -> None
 
 
 @pytest.mark.parametrize("commit", [BASE, "commit: {interval: 1s, atomic: true}\n"])
-def test_each_topic_has_its_table_and_others_go_home(stream: Any, commit: str) -> None:
+def test_each_topic_has_its_table_and_others_go_to_the_default_table(stream: Any, commit: str) -> None:
     stream.declare(commit + f"route: {{by: topic, tables: {{{stream.topic}: test.orders}}}}\n")
     stream.produce([record(number, None) for number in range(20)], partitions=4)
     stream.catch_up()

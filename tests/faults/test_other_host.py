@@ -35,8 +35,8 @@ class Host:
 
     @property
     def has_epoch(self) -> bool:
-        beat = self.launcher.observe().heartbeat
-        return beat is not None and beat.epoch is not None
+        heartbeat = self.launcher.observe().heartbeat
+        return heartbeat is not None and heartbeat.epoch is not None
 
     @contextmanager
     def _at_home(self) -> Iterator[None]:

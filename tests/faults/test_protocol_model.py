@@ -216,7 +216,7 @@ class Protocol(RuleBasedStateMachine):
                 able = [w for w in self._writers_of(stream)[-1:] if w.began]
             for writer in able[-1:]:
                 self._run_a_batch(writer, most, goods)
-            self.signals.look(self.declared)
+            self.signals.observe(self.declared)
 
     def _run_a_batch(self, writer: Writer, most: int, goods: list[Good | None]) -> None:
         writer.topic.produce(len(goods) % 3, goods)
@@ -490,7 +490,7 @@ class Protocol(RuleBasedStateMachine):
     @rule(behind=st.integers(0, 3))
     def signal(self, behind: int) -> None:
         """The windows that all streams have passed, and those that any stream's late rows reopened."""
-        self.signals.look(self.declared, behind=behind)
+        self.signals.observe(self.declared, behind=behind)
 
     # What must hold
 
@@ -584,7 +584,7 @@ class Protocol(RuleBasedStateMachine):
         self.every_record_below_the_marker_is_in_a_table_once()
         self.no_file_of_a_table_is_missing()
         self.markers_only_go_forward()
-        self.signals.look(self.declared)
+        self.signals.observe(self.declared)
         if not (self.record_lost or self.ever_forgotten):  # those files are left to remove_orphan_files
             for table in (MAIN, DEAD):
                 assert self.world.data_files(table) <= self.world.references(table)

@@ -73,12 +73,12 @@ class Load:
         self.sent += RECORDS_A_ROUND
 
 
-def beat(stream: Any) -> Heartbeat | None:
+def heartbeat(stream: Any) -> Heartbeat | None:
     return Heartbeat.read(open_exchange(run_folder(stream.name)))
 
 
 def committed_since(stream: Any, since_s: float) -> bool:
-    found = beat(stream)
+    found = heartbeat(stream)
     return bool(found and found.last_commit_at_ms and found.last_commit_at_ms > since_s * 1000)
 
 
@@ -92,7 +92,7 @@ def is_worker(process: psutil.Process) -> bool:
 
 def victims(stream: Any) -> dict[str, psutil.Process]:
     """The driver, and a Python worker under its JVM if one is alive."""
-    found = beat(stream)
+    found = heartbeat(stream)
     assert found is not None
     driver = psutil.Process(found.pid)
     leaves = [p for p in driver.children(recursive=True) if is_worker(p)]

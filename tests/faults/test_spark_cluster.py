@@ -87,8 +87,8 @@ def executors(server: process.EmbeddedServer) -> list[psutil.Process]:
 
 
 def staging(stream: Any) -> bool:
-    beat = Heartbeat.read(open_exchange(run_folder(stream.name)))
-    return beat is not None and beat.phase is Phase.STAGING
+    heartbeat = Heartbeat.read(open_exchange(run_folder(stream.name)))
+    return heartbeat is not None and heartbeat.phase is Phase.STAGING
 
 
 def has_ended(candidate: psutil.Process) -> bool:

@@ -244,7 +244,7 @@ def test_pause_and_resume_from_the_command_line(stream: Any) -> None:
     paused.command("pause", "--reason", "Kafka upgrade")
     eventually(lambda: paused.observe().process is ProcessState.ENDED)
     (run,) = paused.runs()
-    eventually(lambda: (told := paused.shown(run)).get("state") == "paused" and "Kafka upgrade" in told["says"])
+    eventually(lambda: (reported := paused.shown(run)).get("state") == "paused" and "Kafka upgrade" in reported["says"])
     eventually(lambda: "hold (paused)" in (text := paused.log(run)) and "Kafka upgrade" in text)
     assert paused.observe().exits[-1].code == 0
     paused.command("resume")

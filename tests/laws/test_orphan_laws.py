@@ -140,7 +140,7 @@ class CleanedTable(RuleBasedStateMachine):
             os.utime(file, (time.time() - 5 * 86_400,) * 2)
 
     @rule(hours=st.sampled_from([1.0, 1.0, 0.5]), old=MOSTLY, compacted=MOSTLY)
-    def look_again(self, hours: float, old: bool, compacted: bool) -> None:
+    def check_again(self, hours: float, old: bool, compacted: bool) -> None:
         """Some time after the last cleanup, in which the table may have committed, the next one."""
         self.hours = min(self.hours + hours, 20)
         if old:

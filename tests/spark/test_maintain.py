@@ -183,8 +183,8 @@ def test_a_table_is_sorted_as_it_is_compacted_and_an_open_partition_waits_for_mo
     (compaction,) = made.maintain(Action.COMPACTION)
     assert (compaction.ending, compaction.numbers["files-removed"]) == (Ending.DONE, 3)
     assert sorted(files_of(made.table).values()) == [1, 3]
-    told = made.table.current_snapshot().summary  # type: ignore[union-attr]
-    assert compaction.numbers["bytes-added"] == int(told["added-files-size"])  # type: ignore[index,arg-type]
+    reported = made.table.current_snapshot().summary  # type: ignore[union-attr]
+    assert compaction.numbers["bytes-added"] == int(reported["added-files-size"])  # type: ignore[index,arg-type]
     made.land(newest_us=BEGIN_US + DAY_US)
     made.maintain(Action.COMPACTION)
     assert sorted(files_of(made.table).values()) == [1, 1]

@@ -23,8 +23,8 @@ from frazil.aggregate.spec import AggregationSpec
 from frazil.backfill.request import parse_request
 from frazil.backfill.run import open_backfill
 from frazil.backfill.stage import run as run_backfill
+from frazil.commit.backfill_marker import BackfillState
 from frazil.commit.catalog_probe import probe
-from frazil.commit.lane import LaneState
 from frazil.commit.marker import open_branch
 from frazil.commit.settle import Settled, settle
 from frazil.commit.stream_tables import StreamTables
@@ -285,10 +285,10 @@ def test_a_backfill_brings_the_records_of_files_that_the_table_lacks_once_each(
     pq.write_table(table, written)
     stream.tables.store.put(f"{archive}/missed.parquet", written.getvalue().to_pybytes())
     request = parse_request({"stream": stream_spec.name, "files": archive, "chunk-records": 15})
-    for published in (LaneState.PUBLISHED, None):
+    for published in (BackfillState.PUBLISHED, None):
         with open_backfill(stream_spec, request) as backfill:
-            lane = run_backfill(backfill, InProcessEngine())
-        assert (lane and lane.state) == published
+            ended = run_backfill(backfill, InProcessEngine())
+        assert (ended and ended.state) == published
         assert rows(stream.tables) == offsets(0, 0, 100)
     stream.land({0: (100, 110)})
     assert rows(stream.tables) == offsets(0, 0, 110)

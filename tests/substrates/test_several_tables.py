@@ -61,22 +61,22 @@ def test_a_reader_never_sees_a_mixed_cut(address: tuple[str, str], commits: int)
     catalog, rival = open_catalog(*address), open_catalog(*address)
     cuts, seen = Cuts(catalog), []
 
-    def look() -> None:
-        seen.append(cuts.look())
+    def observe() -> None:
+        seen.append(cuts.counts())
 
     def interfere() -> None:
         with rival.load_table(f"{NAMESPACE}.c").transaction() as change:
             change.set_properties(rival=uuid4().hex)
 
     starts = 0
-    with beside(look) as blind, beside(interfere):
+    with beside(observe) as blind, beside(interfere):
         for starts in range(1, commits + 2):
             command = [sys.executable, "-m", "tests.several_tables", *address, str(commits), str(FIRST_SEED + starts)]
             ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=300)
             if ended.returncode == 0:
                 break
             assert ended.returncode == -9, ended.stderr
-    look()
+    observe()
     assert starts > 1, "no kill"
     assert blind == []
     assert [cut for cut in seen if len(set(cut.values())) != 1] == []

@@ -48,26 +48,26 @@ def sent_in(events: Iterable[InletEvent], asset: str) -> SentSignals:
     The partition key of frazil's own events matches the facts in their extra. An event made by hand reports no
     signal, whatever it contains: it may have been sent before the window was complete.
     """
-    told, foreign = set(), []
+    published, foreign = set(), []
     for event in events:
-        number = _told(event)
+        number = _number_of(event)
         if number is None or event.partition_key is None:
             foreign.append(f"{_shown(event.partition_key)} with {_shown(event.extra)}")
         else:
-            told.add((event.partition_key, number))
+            published.add((event.partition_key, number))
     if foreign:
         log.warning("%d events of the asset %s are not frazil's and are skipped: %s", len(foreign), asset, foreign[-1])
-    return frozenset(told)
+    return frozenset(published)
 
 
-def told_pairs(value: Any) -> SentSignals:
+def published_pairs(value: Any) -> SentSignals:
     """The same, from a list of such pairs."""
     pairs = [pair for pair in value if isinstance(pair, list) and len(pair) == 2] if isinstance(value, list) else []
     numbered = ((key, _number(number, LARGEST)) for key, number in pairs if isinstance(key, str))
     return frozenset((key, number) for key, number in numbered if number is not None)
 
 
-def _told(event: InletEvent) -> int | None:
+def _number_of(event: InletEvent) -> int | None:
     extra = event.extra
     if not isinstance(extra, Mapping) or "from_rest_api" in extra:
         return None

@@ -92,7 +92,7 @@ class FileSource:
         """Scan every file. Raises SpecError if a file cannot be used, or a record occurs twice."""
         io = load_file_io(dict(self.io_properties), location=self.location)
         tallies = defaultdict[TopicPartition, OffsetTally](OffsetTally)
-        files = tuple(_looked_through(info, io, self.schema, tallies) for info in self.files)
+        files = tuple(_scanned(info, io, self.schema, tallies) for info in self.files)
         index = FileIndex(files, {tp: tally.seen for tp, tally in tallies.items()})
         for tp, tally in tallies.items():
             if tally.copies:
@@ -166,9 +166,7 @@ class FileSource:
         )
 
 
-def _looked_through(
-    info: FileInfo, io: FileIO, schema: Schema, tallies: Mapping[TopicPartition, OffsetTally]
-) -> RecordFile:
+def _scanned(info: FileInfo, io: FileIO, schema: Schema, tallies: Mapping[TopicPartition, OffsetTally]) -> RecordFile:
     """Return the file with the spans of its records, and tally their offsets."""
     bounds: dict[TopicPartition, tuple[int, int]] = {}
     for table in coordinates(info.path, io, schema):

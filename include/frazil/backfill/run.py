@@ -25,23 +25,23 @@ from frazil.audit.claims import Claims, claims
 from frazil.backfill import audit as backfill_audit
 from frazil.backfill.audit import Staged, spans_of
 from frazil.backfill.changes import gone, settled_meanwhile, tally_changes
-from frazil.backfill.commit import LaneCommitter, abandon, clear_ended
+from frazil.backfill.commit import BackfillCommitter, abandon, clear_ended
 from frazil.backfill.eligible import check_backfilled, check_coordinates
 from frazil.backfill.files import FileSource
-from frazil.backfill.lane_rules import (
+from frazil.backfill.plan import missing
+from frazil.backfill.request import BackfillRequest, check_not_ahead
+from frazil.backfill.routes import LettersRoute, tally_routed
+from frazil.backfill.rules import (
     check_begun,
     check_declared,
     check_not_abandoned,
     check_wanted,
 )
-from frazil.backfill.plan import missing
-from frazil.backfill.request import BackfillRequest, check_not_ahead
-from frazil.backfill.routes import LettersRoute, tally_routed
 from frazil.backfill.source import KafkaSource, RecordSource
+from frazil.commit.backfill_marker import BackfillMarker, BackfillState, branch_name, read_backfill
+from frazil.commit.backfill_records import Record
+from frazil.commit.backfill_records import chunks as staged_chunks
 from frazil.commit.journal import Journal
-from frazil.commit.lane import Lane, LaneState, branch_name, read_lane
-from frazil.commit.lane_records import Record
-from frazil.commit.lane_records import chunks as staged_chunks
 from frazil.commit.marker import BatchKey, Marker, open_branch, read_marker
 from frazil.commit.mode import merging_mode
 from frazil.commit.opened import OpenStream, open_kafka, open_stream, read_stream
@@ -109,12 +109,12 @@ class Backfill:
     def spec(self) -> StreamSpec:
         return self.opened.spec
 
-    def lane(self) -> Lane | None:
+    def last(self) -> BackfillMarker | None:
         """Return this request's backfill; None if the stream's last backfill was for another request."""
-        found = _last_lane(self.opened)
+        found = _last_backfill(self.opened)
         return found if found and found.digest == self.request.digest else None
 
-    def plan(self, lane: Lane | None = None) -> BackfillPlan:
+    def plan(self, last: BackfillMarker | None = None) -> BackfillPlan:
         """Find what is missing, without what an open `lane` has staged. Changes nothing.
 
         Raises SpecError if the table's rows do not identify their records, or a file cannot be used; AdoptionRequired,
@@ -133,7 +133,7 @@ class Backfill:
             held = backfill_audit.held(wanted, claimed=trusted, tallies=self._tallies(table, wanted, marker.source))
             if self.request.dead_letters:
                 held = {tp: offsets | held[tp] for tp, offsets in self._gone(wanted, marker.source).items()}
-        staged = staged_chunks(self.opened.tables.journals, lane) if lane and lane.is_open else []
+        staged = staged_chunks(self.opened.tables.journals, last) if last and last.is_open else []
         for tp, spans in spans_of(staged).items():
             for span in spans:
                 held[tp] = held.get(tp, between(0, 0)) | between(*span)
@@ -155,34 +155,34 @@ class Backfill:
             context = self.route.placed(context, tables, key)
         return self.source.context(dataclasses.replace(context, event_times_us=self.request.event_times_us))
 
-    def publish(self) -> Lane | None:
+    def publish(self) -> BackfillMarker | None:
         """Audit the staged records, and publish them unless the target is the branch. None if nothing was staged.
 
         Raises StaleBatch if the stream was reset or the table changed; the backfill is then dropped, and begins again
         with the next run. Raises BackfillAbandoned if an operator abandoned it, and FrazilError if the audit fails.
         """
         self.check_wanted()
-        lane = self.lane()
-        if lane is None:
+        last = self.last()
+        if last is None:
             return None
-        check_not_abandoned(lane, lane.id)
-        if lane.state is LaneState.ABANDONED:
-            raise FrazilError(f"backfill {lane.id} was dropped: run it again to start over")
-        if lane.state is LaneState.STAGING:
+        check_not_abandoned(last, last.id)
+        if last.state is BackfillState.ABANDONED:
+            raise FrazilError(f"backfill {last.id} was dropped: run it again to start over")
+        if last.state is BackfillState.STAGING:
             raise FrazilError(
-                f"backfill {lane.id} is not staged yet ({counted(lane.chunks, 'chunk')}): run it again to finish it"
+                f"backfill {last.id} is not staged yet ({counted(last.chunks, 'chunk')}): run it again to finish it"
             )
-        if lane.state is LaneState.PUBLISHED:
+        if last.state is BackfillState.PUBLISHED:
             clear_ended(self.opened.tables)
-            return lane
+            return last
         for attempt in range(ATTEMPTS):
             try:
-                committer = self.begin(lane)
+                committer = self.begin(last)
                 audited = self._audited(committer)
                 if self.request.target == "branch":
-                    return committer.lane
+                    return committer.backfill
                 routed = {target: seen(of) for target, of in audited.routed.items()}
-                record = Record(committer.lane, self._late(), seen(audited.replayed), routed)
+                record = Record(committer.backfill, self._late(), seen(audited.replayed), routed)
                 return committer.publish(record, audited_at=audited.at)
             except StaleBatch as stale:
                 log.warning("%s", stale)
@@ -191,23 +191,23 @@ class Backfill:
                     raise
         raise AssertionError
 
-    def begin(self, lane: Lane | None) -> LaneCommitter:
-        """Begin the next epoch of the backfill, or a new backfill. Raises what `LaneCommitter.begin` raises."""
-        going_on = lane.id if lane and lane.is_open else None
+    def begin(self, last: BackfillMarker | None) -> BackfillCommitter:
+        """Begin the next epoch of the backfill, or a new backfill. Raises what `BackfillCommitter.begin` raises."""
+        going_on = last.id if last and last.is_open else None
         self.held = going_on or self.held
-        committer = LaneCommitter.begin(self.opened.tables, self.request, going_on=going_on)
-        self.epoch, self.held = committer.lane.epoch, committer.lane.id
+        committer = BackfillCommitter.begin(self.opened.tables, self.request, going_on=going_on)
+        self.epoch, self.held = committer.backfill.epoch, committer.backfill.id
         return committer
 
     def drop(self) -> None:
         """Drop what was staged if it can no longer be used. Raises as `check_wanted`."""
-        if (lane := self.lane()) and lane.is_open:
-            abandon(self.opened.tables, lane)
+        if (last := self.last()) and last.is_open:
+            abandon(self.opened.tables, last)
         self.check_wanted()
 
     def check_wanted(self) -> None:
         """Raise BackfillAbandoned if an operator abandoned the backfill of this run, or of an earlier attempt of it."""
-        last = _last_lane(self.opened)
+        last = _last_backfill(self.opened)
         check_not_abandoned(last, self.held)
         check_wanted(last, self.request.run)
 
@@ -262,7 +262,7 @@ class Backfill:
         """Whether the dead-letter table, not the table itself, shows what still has to land."""
         return self._merges or self.route is not None
 
-    def _audited(self, committer: LaneCommitter) -> _Audited:
+    def _audited(self, committer: BackfillCommitter) -> _Audited:
         """Run the audit. If it fails because an operator abandoned the backfill, raise that instead."""
         try:
             return self._audit(committer)
@@ -272,13 +272,13 @@ class Backfill:
             self.check_wanted()
             raise
 
-    def _audit(self, committer: LaneCommitter) -> _Audited:
+    def _audit(self, committer: BackfillCommitter) -> _Audited:
         """Compare the staged records with main, the journals and the source."""
         table, marker = self._table_and_marker()
         journals = tuple(committer.journals())
         spans = spans_of(journals)
         files = [f for journal in journals for f in journal.staged_for("main")]
-        check_declared(files, merges=self._merges, lane=committer.lane)
+        check_declared(files, merges=self._merges, backfill=committer.backfill)
         branch = Wanted({topic for topic, _ in spans}, spans, branch=branch_name(self.spec.name))
         routed = tally_routed(table, journals)
         replayed = self._replayed(table, marker, journals, routed) if self.request.dead_letters else {}
@@ -297,11 +297,11 @@ class Backfill:
         )
         if landed := backfill_audit.landed_elsewhere(staged):
             raise StaleBatch(
-                f"{counted(landed, 'record')} of backfill {committer.lane.id} landed in the table meanwhile"
+                f"{counted(landed, 'record')} of backfill {committer.backfill.id} landed in the table meanwhile"
             )
         if said := backfill_audit.problems(staged):
             raise FrazilError(
-                f"backfill {committer.lane.id} is not published: {'; '.join(said)}. Abandon it with "
+                f"backfill {committer.backfill.id} is not published: {'; '.join(said)}. Abandon it with "
                 f"`frazil backfill {self.spec.name} --abandon`, and run it again"
             )
         head = head_of(table.metadata)
@@ -314,8 +314,8 @@ class Backfill:
         if self._merges:
             return together([tally_changes(table, journals), *routed.values()])
         topics = named(self.spec.source.reads, marker.source.topic_ids)
-        home = tally(table, Wanted(topics, branch=branch_name(self.spec.name)))
-        return together([home, *routed.values()])
+        default = tally(table, Wanted(topics, branch=branch_name(self.spec.name)))
+        return together([default, *routed.values()])
 
     def _late(self) -> dict[int, int]:
         """Count the rows on the branch by window. Windows that were complete reopen, once each."""
@@ -332,13 +332,13 @@ class Backfill:
         return dict(sorted(counts.items()))
 
 
-def _last_lane(opened: OpenStream) -> Lane | None:
-    return read_lane(opened.tables.main.refresh().metadata.properties, opened.spec.name)
+def _last_backfill(opened: OpenStream) -> BackfillMarker | None:
+    return read_backfill(opened.tables.main.refresh().metadata.properties, opened.spec.name)
 
 
 @contextmanager
 def open_backfill(
-    spec: StreamSpec, request: BackfillRequest, *, kafka_timeout_s: float = TIMEOUT_S, looks: bool = False
+    spec: StreamSpec, request: BackfillRequest, *, kafka_timeout_s: float = TIMEOUT_S, read_only: bool = False
 ) -> Iterator[Backfill]:
     """Open the request's stream and source; with `looks`, nothing may be changed.
 
@@ -346,7 +346,7 @@ def open_backfill(
     """
     check_backfilled(spec)
     check_not_ahead(request, clock.now_ms())
-    opened = read_stream(spec) if looks else open_stream(spec)
+    opened = read_stream(spec) if read_only else open_stream(spec)
     if request.files:
         files = FileSource.open(request.files, opened.tables.main.current())
         yield Backfill(files.pinned(request), opened, files)

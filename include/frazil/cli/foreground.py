@@ -191,31 +191,31 @@ class Terminal:
     def _show_live(self, writer: int) -> None:
         if not self._live:
             return
-        beat = Heartbeat.read(self._exchange)
-        words = live_words(beat if beat and beat.pid == writer else None, now_ms=clock.now_ms())
+        heartbeat = Heartbeat.read(self._exchange)
+        words = live_words(heartbeat if heartbeat and heartbeat.pid == writer else None, now_ms=clock.now_ms())
         self._show(sys.stdout, CLEAR + words[: shutil.get_terminal_size().columns - 1])
 
 
-def live_words(beat: Heartbeat | None, *, now_ms: int) -> str:
+def live_words(heartbeat: Heartbeat | None, *, now_ms: int) -> str:
     """What a writer currently does, and for how long."""
-    if beat is None:
+    if heartbeat is None:
         return "starting"
-    batch = f"batch {beat.epoch}-{beat.batch}"
+    batch = f"batch {heartbeat.epoch}-{heartbeat.batch}"
     words = {
         Phase.STARTING: "starting Spark",
         Phase.TAKING_OVER: "taking over, and starting Spark",
-        Phase.WAITING: f"{counted(beat.lag, 'record', 'waits for its|wait for their')} batch"
-        if beat.lag
+        Phase.WAITING: f"{counted(heartbeat.lag, 'record', 'waits for its|wait for their')} batch"
+        if heartbeat.lag
         else "waiting for records",
-        Phase.STAGING: f"{batch}: {counted(beat.batch_records, 'record')} read",
+        Phase.STAGING: f"{batch}: {counted(heartbeat.batch_records, 'record')} read",
         Phase.JOURNALING: f"{batch}: committing",
-        Phase.COMMITTING: f"{batch}: {counted(beat.merged_rows, 'row')} read to merge it"
-        if beat.merged_rows
+        Phase.COMMITTING: f"{batch}: {counted(heartbeat.merged_rows, 'row')} read to merge it"
+        if heartbeat.merged_rows
         else f"{batch}: committing",
         Phase.STOPPING: "ending",
         Phase.ENDED: "ending",
-    }[beat.phase]
-    return f"{words} ({ago(now_ms - beat.advanced_at_ms)})"
+    }[heartbeat.phase]
+    return f"{words} ({ago(now_ms - heartbeat.advanced_at_ms)})"
 
 
 def batch_document(batch: BatchCommitted) -> dict[str, object]:

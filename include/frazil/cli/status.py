@@ -70,21 +70,21 @@ def status(stream: str | None, streams_folder: Path, *, as_json: bool, every_s: 
     if every_s is not None:
         if as_json:
             raise click.UsageError("--watch is for people: a program calls `frazil status --json` as often as it likes")
-        watched(lambda: _look(stream, streams_folder).lines(), every_s=every_s)
+        watched(lambda: _read(stream, streams_folder).lines(), every_s=every_s)
         return
-    look = _look(stream, streams_folder)
+    report = _read(stream, streams_folder)
     if as_json:
-        echo_json({"at-ms": look.now_ms, "streams": look.found, "errors": look.errors})
+        echo_json({"at-ms": report.now_ms, "streams": report.found, "errors": report.errors})
     else:
-        echo_lines(look.lines())
-        for error in look.errors:
+        echo_lines(report.lines())
+        for error in report.errors:
             echo(error, err=True)
-    if look.errors:
+    if report.errors:
         raise SystemExit(SpecError.exit_code)
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class Report:
     """What one look at the streams found."""
 
     now_ms: int
@@ -109,7 +109,7 @@ class Look:
         return [*lines, *_sentences(self.found)]
 
 
-def _look(stream: str | None, streams_folder: Path) -> Look:
+def _read(stream: str | None, streams_folder: Path) -> Report:
     now_ms = clock.now_ms()
     application = find_application(streams_folder, stream) if stream else None
     if stream is None:
@@ -123,9 +123,9 @@ def _look(stream: str | None, streams_folder: Path) -> Look:
         found = list(pool.map(partial(stream_state, now_ms=now_ms), specs))
     if application is None:
         left = _letters_left(specs[0], found[0], now_ms=now_ms) if stream is not None else None
-        return Look(now_ms, found, errors, in_full=stream is not None, left=left)
+        return Report(now_ms, found, errors, in_full=stream is not None, left=left)
     state = f"application {application.name}: {open_launcher(application.name).observe().process}"
-    return Look(now_ms, found, errors, in_full=False, application=state)
+    return Report(now_ms, found, errors, in_full=False, application=state)
 
 
 def _sentences(streams: list[StreamState]) -> list[str]:
@@ -236,9 +236,9 @@ def _backpressure_words(beyond_ms: int) -> str:
 
 def _writer_words(writer: WriterProcess, *, now_ms: int) -> str:
     if writer.pid is not None:
-        beat = f", no heartbeat for {ago(now_ms - writer.heartbeat_at_ms)}" if writer.heartbeat_at_ms else ""
+        heartbeat = f", no heartbeat for {ago(now_ms - writer.heartbeat_at_ms)}" if writer.heartbeat_at_ms else ""
         doing = "fenced" if writer.fenced else writer.phase or "no heartbeat yet"
-        return f"{writer.state}, pid {writer.pid}, {doing}{beat if writer.stale else ''}"
+        return f"{writer.state}, pid {writer.pid}, {doing}{heartbeat if writer.stale else ''}"
     if writer.ended_at_ms is None:
         return writer.state
     return f"ended {ago(now_ms - writer.ended_at_ms)} ago with {exit_words(writer)}"

@@ -20,15 +20,6 @@ from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
 
-from frazil.commit.beside_home import (
-    delete_moved,
-    is_beside,
-    moved,
-    not_given_up,
-    note_of,
-    notes,
-    some_beside,
-)
 from frazil.commit.journal import Journal, later_journals
 from frazil.commit.marked_update import commit_of, merge_of
 from frazil.commit.marker import BatchKey, Fate, Marker, merged_identity, read_marker
@@ -38,6 +29,15 @@ from frazil.commit.rules import check_ancestry, files_fit
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.swap import Done, RetryPolicy, TableCommit, TableHandle, commit_snapshots
 from frazil.commit.sweep import bare_path, sweep_merged
+from frazil.commit.waiting_files import (
+    delete_moved,
+    is_beside,
+    moved,
+    not_given_up,
+    note_of,
+    notes,
+    some_beside,
+)
 from frazil.errors import CommitUnavailable, MarkerUnreadable, RolledBack, SchemaIncompatible, TableLost
 from frazil.ingest.contract import StagedFile, Target
 from frazil.spec.units import counted
@@ -109,7 +109,7 @@ class Behind:
 @dataclass(frozen=True, slots=True)
 class _Failed:
     reason: str
-    lacks: Sequence[Journal]
+    missing: Sequence[Journal]
     """The batches whose rows wait; empty for a table that was dropped when it had all rows."""
 
 
@@ -183,8 +183,8 @@ class Followers:
                     log.warning("table %s has all rows again", target)
                 continue
             self.refused[target] = failed.reason
-            if failed.lacks:
-                found = behind_of(target, failed.lacks, failed.reason)
+            if failed.missing:
+                found = behind_of(target, failed.missing, failed.reason)
                 if target not in self.behind:
                     log.warning("%s. Its files are kept, and committed as soon as that is possible", found)
                 self.behind[target] = found
@@ -200,10 +200,10 @@ class Followers:
             return ()
         self.commit()
         targets = sorted(journal.routed if self.atomic is True else journal.routed & self.atomic)
-        if lacks := [str(self.behind.get(t) or f"{t}: {self.refused[t]}") for t in targets if t in self.waiting]:
+        if missing := [str(self.behind.get(t) or f"{t}: {self.refused[t]}") for t in targets if t in self.waiting]:
             raise CommitUnavailable(
                 f"batch {journal.key} of stream {journal.stream!r} is committed to several tables in one step, and "
-                f"{lacks[0]}"
+                f"{missing[0]}"
             )
         tables = self.tables
         return tuple(
@@ -227,7 +227,7 @@ class Followers:
             waited, late = 0, again or self._is_inherited(target)
             if late:
                 _check_there(self.tables, handle, journals, target=target)
-                waited = _rows(lacked(self.tables, handle.current(), journals), target)
+                waited = _rows(missing_journals(self.tables, handle.current(), journals), target)
             follow(self.tables, handle, journals, self._files, target=target, retry_policy=retry_policy)
             delete_moved(self.tables, journals, target)
             if late:
@@ -243,13 +243,13 @@ class Followers:
         """Return the failure. A table that was dropped had some of an earlier writer's batches; any other may be
         missing all.
         """
-        lacks: Sequence[Journal] = self.waiting[target]
+        missing: Sequence[Journal] = self.waiting[target]
         if self._is_inherited(target) and isinstance(error, NoSuchTableError | TableLost):
             try:
-                lacks = never_had(self.tables, target, lacks)
+                missing = never_had(self.tables, target, missing)
             except Exception:  # as above: what cannot be looked up is not known to have been there
                 log.debug("what table %s had is not known", target, exc_info=True)
-        return _Failed(told_error(error, self.tables.stream, target), lacks)
+        return _Failed(error_sentence(error, self.tables.stream, target), missing)
 
     def _is_inherited(self, target: Target) -> bool:
         """Whether an earlier writer staged files that the table may not have."""
@@ -307,12 +307,12 @@ def follow(  # noqa: PLR0913 - the place and the contents of a commit
     while True:
         table = handle.current()
         marker = present_marker(read_marker(table.metadata.properties, tables.stream), table, tables.stream)
-        lacking = later_journals(marker, journals)
-        if not lacking:
+        later = later_journals(marker, journals)
+        if not later:
             return marker
-        if any(file.content in MERGED for journal in lacking for file in journal.staged_for(target)):
-            lacking = lacking[:1]
-        commit = _commit(tables, handle, lacking, files_of(target, lacking), target=target)
+        if any(file.content in MERGED for journal in later for file in journal.staged_for(target)):
+            later = later[:1]
+        commit = _commit(tables, handle, later, files_of(target, later), target=target)
         with suppress(_MadeAgain):
             commit_snapshots((commit,), retry_policy=retry_policy)
 
@@ -394,8 +394,8 @@ def _check_there(tables: StreamTables, handle: TableHandle, journals: Sequence[J
     Files of batches that it has may be missing: a compaction replaced them, or the table was dropped and recreated.
     """
     marker = read_marker(handle.current().metadata.properties, tables.stream)
-    lacking = journals if marker is None else later_journals(marker, journals)
-    files = [file for journal in lacking for file in journal.staged_for(target)]
+    later = journals if marker is None else later_journals(marker, journals)
+    files = [file for journal in later for file in journal.staged_for(target)]
     folders = {(is_beside(tables, file), file.path.rsplit("/", 1)[0]) for file in files}
     stores = {beside: tables.store if beside else tables.store_of(target) for beside, _ in folders}
     there = {bare_path(file.path) for beside, folder in folders for file in stores[beside].list_files(folder)}
@@ -403,7 +403,7 @@ def _check_there(tables: StreamTables, handle: TableHandle, journals: Sequence[J
         raise CommitUnavailable(f"{counted(len(missing), 'file')} that wait for table {target} are gone: {missing[:3]}")
 
 
-def lacked(tables: StreamTables, table: Table, journals: Sequence[Journal]) -> Sequence[Journal]:
+def missing_journals(tables: StreamTables, table: Table, journals: Sequence[Journal]) -> Sequence[Journal]:
     """Return the journals whose files a table does not have, by its marker."""
     try:
         marker = read_marker(table.metadata.properties, tables.stream)
@@ -412,7 +412,7 @@ def lacked(tables: StreamTables, table: Table, journals: Sequence[Journal]) -> S
     return journals if marker is None else later_journals(marker, journals)
 
 
-def told_error(error: Exception, stream: str, target: Target) -> str:
+def error_sentence(error: Exception, stream: str, target: Target) -> str:
     """Return why a table could not be committed to, or loaded."""
     if isinstance(error, NoSuchTableError):
         return (

@@ -123,8 +123,8 @@ class MarkedUpdate:
         """Return the end of the open branch, including snapshots that it had before a reset moved it back."""
 
         def of_the_branch(snapshot: Snapshot) -> bool:
-            told = snapshot.summary
-            return told is not None and (told.get("frazil.stream"), told.get("frazil.operation")) == (
+            summary = snapshot.summary
+            return summary is not None and (summary.get("frazil.stream"), summary.get("frazil.operation")) == (
                 self.stream,
                 ALIGN,
             )

@@ -108,8 +108,8 @@ class MergeWriter:
             writer = last.writer  # its answer is unknown: try the same again
         else:
             writer = self._merged(table, context, head)
-        told = self._counted(self._results_of(self._plan, context), context.rules)
-        return writer.prepare(table, summary={**summary, **told}, now_ms=now_ms)
+        counted = self._counted(self._results_of(self._plan, context), context.rules)
+        return writer.prepare(table, summary={**summary, **counted}, now_ms=now_ms)
 
     def _context(self, table: Table) -> MergeContext:
         """Return the tasks' context, with the newest credentials.

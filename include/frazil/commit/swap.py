@@ -357,7 +357,7 @@ def swap(handle: TableHandle, propose: Propose[T], *, retry_policy: RetryPolicy)
 def _swap(commits: Sequence[TableCommit[T]], at_once: CommitTables | None, retry_policy: RetryPolicy) -> T:
     """Swap several tables that `at_once` commits to, like `swap`; one table needs no `at_once`."""
     deadline = retry_policy.clock() + retry_policy.total_s
-    attempt, looked_again = 0, False
+    attempt, checked_again = 0, False
     rounds = _Rounds(commits, at_once, retry_policy.clock)
     of = TablesNamed(tuple(commit.handle.identifier for commit in commits))
     refusals, outage = Refusals(of), Outage(of, retry_policy.clock)
@@ -365,9 +365,9 @@ def _swap(commits: Sequence[TableCommit[T]], at_once: CommitTables | None, retry
         try:
             result = rounds.run()
         except FrazilError:
-            if looked_again or not rounds.outdated():
+            if checked_again or not rounds.outdated():
                 raise
-            looked_again = True
+            checked_again = True
             continue
         except Exception as error:  # anything else is an unknown outcome, which the next round finds out
             refusals.met(error, rounds.step, rounds.tables)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from frazil import clock
-from frazil.doctor.remedies import LACKS, Place, fix_of
+from frazil.doctor.remedies import CAPABILITY, Place, fix_of
 from frazil.errors import FrazilError, KafkaUnavailable, TopicMissing
 from frazil.extras import extras_named
 from frazil.offsets.spans import TopicPartition
@@ -36,7 +36,7 @@ class Connections:
 
     good: list[str] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
-    _looked: dict[tuple[str | None, str, str | None, bool], list[Fault]] = field(default_factory=dict)
+    _checked: dict[tuple[str | None, str, str | None, bool], list[Fault]] = field(default_factory=dict)
     _silent: dict[frozenset[tuple[str, str]], str] = field(default_factory=dict)
     """The stream for which brokers did not answer, by their declaration: each timeout takes seconds."""
 
@@ -62,9 +62,9 @@ class Connections:
             spec.table.location,
             bool(spec.commit.atomic),
         )
-        if place not in self._looked:
-            self._looked[place] = _catalog_problems(spec)
-        if problems := self._looked[place]:
+        if place not in self._checked:
+            self._checked[place] = _catalog_problems(spec)
+        if problems := self._checked[place]:
             self.faults += [replace(problem, said=f"{path}: table: {problem.said}") for problem in problems]
         else:
             self.good.append(f"{spec.name}: the catalog and its storage can hold {spec.table.identifier}")
@@ -144,10 +144,12 @@ def _catalog_problems(spec: StreamSpec) -> list[Fault]:
             with leaving_no_folders(catalog, spec):
                 if spec.commit.atomic:
                     commit_tables_of(catalog)
-                lacks = probe(catalog, spec, now_ms=clock.now_ms())
+                missing = probe(catalog, spec, now_ms=clock.now_ms())
     except FrazilError as error:
         return [Fault(_said(error), fix_of(Place.TABLE, error))]
-    return [Fault(f"the catalog {catalog.name!r} cannot hold a stream: {lack}", LACKS) for lack in lacks]
+    return [
+        Fault(f"the catalog {catalog.name!r} cannot hold a stream: {capability}", CAPABILITY) for capability in missing
+    ]
 
 
 def _said(error: FrazilError) -> str:

@@ -110,7 +110,7 @@ class Shaper:
         found: dict[int, str] = {}
         for row, moment in out_of_range(shaped.rows).items():
             record = None if isinstance(chunk, RowChunk) else chunk.values[shaped.kept[row]]
-            found[row] = told(moment, record, quote=self._quote, units=self._units)
+            found[row] = sentence_of(moment, record, quote=self._quote, units=self._units)
         return found
 
     def _untruncatable(self, rows: pa.Table) -> dict[int, str]:
@@ -128,7 +128,7 @@ class Shaper:
         return rows.column(self._event_time).combine_chunks().cast(pa.int64())
 
 
-def told(moment: Beyond, record: bytes | None, *, quote: Quoter, units: Mapping[str, str]) -> str:
+def sentence_of(moment: Beyond, record: bytes | None, *, quote: Quoter, units: Mapping[str, str]) -> str:
     """The error text for a moment out of range; quotes the record if it has bytes.
 
     `units` has the unit of each column that arrives as a number.

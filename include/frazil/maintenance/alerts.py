@@ -43,7 +43,7 @@ class Alert:
     sentence: str
     """What is wrong and what to do now; for a resolved alert, that it is over."""
     alone: bool = True
-    """Whether it is reported on its own, if each alert opens an incident; see `told_alone`."""
+    """Whether it is reported on its own, if each alert opens an incident; see `reported_alone`."""
 
     def to_json(self) -> dict[str, Any]:
         """Convert to JSON, with the runbook's section about it."""
@@ -133,7 +133,7 @@ def step_readings(
     return AlertStep(AlertStates(states), tuple(fired), tuple(resolved), tuple(active))
 
 
-def told_alone(steps: Mapping[str, AlertStep], most: int) -> dict[str, AlertStep]:
+def reported_alone(steps: Mapping[str, AlertStep], most: int) -> dict[str, AlertStep]:
     """The steps of one measurement by subject; only the first `most` alerts that fire are reported alone."""
     fired = [(subject, alert.rule) for subject, made in steps.items() for alert in made.fired]
     together = set(fired[most:])

@@ -14,7 +14,7 @@ from frazil.host.launchers import open_launcher
 from frazil.kafka.admin import TIMEOUT_S
 from frazil.offsets.spans import unread
 from frazil.spec.model import StreamSpec
-from frazil.supervise.liveness import beating
+from frazil.supervise.liveness import fresh_heartbeat
 
 logger = logging.getLogger(__name__)
 
@@ -22,11 +22,11 @@ logger = logging.getLogger(__name__)
 def heartbeat_lag(stream: str, *, now_ms: int) -> int | None:
     """The lag that a live writer on this host reports, or None."""
     try:
-        beat = beating(open_launcher(stream).observe(), now_ms=now_ms)
+        heartbeat = fresh_heartbeat(open_launcher(stream).observe(), now_ms=now_ms)
     except (OSError, ValueError, TypeError, KeyError) as error:
         logger.warning("the run folder of stream %s cannot be read: %r", stream, error)
         return None
-    return beat.lag if beat else None
+    return heartbeat.lag if heartbeat else None
 
 
 def kafka_lag(spec: StreamSpec, marker: Marker) -> int | None:

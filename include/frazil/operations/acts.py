@@ -35,9 +35,9 @@ DEPENDS: Mapping[Act, tuple[str, ...]] = {
     Act.RESUME: ("generation", "dag_paused"),
     Act.RESTART: ("generation", "dag_paused"),
     Act.RESET: ("generation",),
-    Act.BACKFILL: ("lane", "dag_paused"),
+    Act.BACKFILL: ("backfill", "dag_paused"),
     Act.ABANDON: (),
-    Act.REPLAY: ("lane", "dag_paused"),
+    Act.REPLAY: ("backfill", "dag_paused"),
     Act.MAINTAIN: ("dag_paused",),
     Act.RELEASE: ("dag_paused",),
     Act.SEND_AGAIN: (),
@@ -90,7 +90,7 @@ class Situation:
     """Whether it is paused; None if Airflow does not have the DAG."""
     unfit: str | None = None
     """Why the stream's declaration or state rules the action out."""
-    lane: str = ""
+    backfill: str = ""
     """The id and state of its open backfill or replay."""
     run: Run | None = None
     """A run of the DAG that is already changing the subject's tables."""
@@ -111,7 +111,7 @@ class Plan:
     act: Act
     says: tuple[str, ...]
     refused: str | None = None
-    lacks: str | None = None
+    missing: str | None = None
     """What the user must change in the form first."""
     seal: str = ""
     """Sent back with the confirmation, so that frazil does exactly what the user confirmed."""
@@ -185,7 +185,7 @@ def _moved_dag(was: str, now: str) -> str:
     }.get(now, "Airflow has no DAG of it any more")
 
 
-def _moved_lane(was: str, now: str) -> str:
+def _moved_backfill(was: str, now: str) -> str:
     if not now:
         return f"the backfill or replay {was} ended"
     return f"the backfill or replay is {now} now, and was {was}" if was else f"the backfill or replay {now} began"
@@ -194,7 +194,7 @@ def _moved_lane(was: str, now: str) -> str:
 _MOVED: Mapping[str, Callable[[str, str], str]] = {
     "generation": lambda _, __: "somebody paused, resumed or restarted it",
     "dag_paused": _moved_dag,
-    "lane": _moved_lane,
+    "backfill": _moved_backfill,
 }
 _MOVED_TABLE: Mapping[Act, str] = {
     Act.RESET: "its position moved, or another target was asked for",

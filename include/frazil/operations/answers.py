@@ -54,7 +54,7 @@ class Answer(Generic[T]):
 @dataclass(slots=True, eq=False)
 class _Kept:
     group: _Group
-    look: Callable[[], object]
+    read: Callable[[], object]
     value: object = None
     problem: str | None = None
     outdated: bool = False
@@ -99,10 +99,10 @@ class Answers:
         self._swept_s = monotonic()
         self._changed = threading.Condition()
 
-    def ask(self, group: str, key: Hashable, look: Callable[[], T], *, keep_s: float, first: bool = False) -> Asked[T]:
+    def ask(self, group: str, key: Hashable, read: Callable[[], T], *, keep_s: float, first: bool = False) -> Asked[T]:
         """Start a read unless the cached answer is younger than `keep_s`. Returns at once.
 
-        Reads of one group share its threads; `first` moves this one to the front of the queue. An exception of `look`
+        Reads of one group share its threads; `first` moves this one to the front of the queue. An exception of `read`
         becomes the answer's problem.
         """
         with self._changed:
@@ -110,8 +110,8 @@ class Answers:
             self._drop_old(now_s)
             one = self._kept.get(key)
             if one is None:
-                one = self._kept[key] = _Kept(self._groups.setdefault(group, _Group()), look)
-            one.look, one.asked_s = look, now_s
+                one = self._kept[key] = _Kept(self._groups.setdefault(group, _Group()), read)
+            one.read, one.asked_s = read, now_s
             fresh = one.answered_s is not None and now_s - one.answered_s < keep_s
             if one.waiting and first:
                 one.group.queue.remove(one)
@@ -145,9 +145,9 @@ class Answers:
                 self._changed.wait(min(left_s, 0.25))
             return [cast("Answer[T]", self._answer(one)) for one in questions]
 
-    def one(self, group: str, key: Hashable, look: Callable[[], T], *, keep_s: float, within_s: float) -> Answer[T]:
+    def one(self, group: str, key: Hashable, read: Callable[[], T], *, keep_s: float, within_s: float) -> Answer[T]:
         """Request one answer, and return it."""
-        return self.gather([self.ask(group, key, look, keep_s=keep_s)], within_s=within_s)[0]
+        return self.gather([self.ask(group, key, read, keep_s=keep_s)], within_s=within_s)[0]
 
     def forget(self, key: Hashable) -> None:
         """Drop an answer, because its subject was changed."""
@@ -163,7 +163,7 @@ class Answers:
     def _forget(self, key: Hashable) -> None:
         """Replace the entry: the result of a running read is discarded, and no older answer is shown."""
         if one := self._kept.get(key):
-            self._kept[key] = _Kept(one.group, one.look, asked_s=one.asked_s)
+            self._kept[key] = _Kept(one.group, one.read, asked_s=one.asked_s)
 
     def _is_waited_for(self, one: _Kept) -> bool:
         if one.began_s is None and not one.waiting:
@@ -178,8 +178,8 @@ class Answers:
     def _answer(self, one: _Kept) -> Answer[object]:
         since_s = self._silent_since_s(one)
         since_ms = None if since_s is None else self._now_ms() - int((self._monotonic() - since_s) * 1000)
-        looking = one.waiting or one.began_s is not None
-        renewed = looking and self._is_old(one)
+        reading = one.waiting or one.began_s is not None
+        renewed = reading and self._is_old(one)
         return Answer(one.value, one.answered_ms, one.problem, since_ms, renewed=renewed, outdated=one.outdated)
 
     def _silent_since_s(self, one: _Kept) -> float | None:
@@ -205,7 +205,7 @@ class Answers:
                 value: object = None
                 problem = restart = None
                 try:
-                    value = one.look()
+                    value = one.read()
                 except Exception as error:  # whatever a catalog or a storage raises is the answer
                     restart = installed.outdated(error)
                     problem = restart or f"{type(error).__name__}: {' '.join(str(error).split())}"

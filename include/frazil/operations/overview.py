@@ -33,7 +33,7 @@ OF_TABLES = frozenset(
 """Alert rules about a table's shape."""
 MAX_MISTAKES = 5
 """Mistakes shown of one declaration."""
-PATIENCE_MS = 10_000
+GRACE_MS = 10_000
 """A read that takes longer needs attention. A shorter delay, as on a busy host, does not."""
 
 
@@ -171,8 +171,8 @@ def headline(lines: Sequence[Line], *, airflow: Collection[str] = ()) -> str:
         return ""
     if needing:
         return f"{needing:,} of {of} {'needs' if needing == 1 else 'need'} a person"
-    if looking := levels[Level.UNKNOWN]:
-        return f"Looking at {counted(looking, 'stream')}"
+    if loading := levels[Level.UNKNOWN]:
+        return f"Looking at {counted(loading, 'stream')}"
     return "No stream needs a person, but Airflow does" if airflow else _calm(lines)
 
 
@@ -196,7 +196,7 @@ def line_of(name: str, spec: StreamSpec | None, seen: Seen, around: Around, *, n
     status = seen.status
     state = _state(spec, seen, now_ms=now_ms)
     needs = (*_needs(state, seen, windows, alerts), *_unsupervised(state, status, around.paused_dag))
-    told = Line(
+    line = Line(
         name,
         around.names.get(spec.table.identifier, spec.table.identifier),
         min(state.level, Level.TROUBLE) if needs else state.level,
@@ -210,10 +210,10 @@ def line_of(name: str, spec: StreamSpec | None, seen: Seen, around: Around, *, n
         at_ms=seen.at_ms,
     )
     if status is None:
-        return replace(told, notes=_quiet_words(state))
+        return replace(line, notes=_quiet_words(state))
     flow = status.flow
     return replace(
-        told,
+        line,
         notes=tuple(dict.fromkeys((*_quiet_words(state), *status.notices))),
         freshness_ms=freshness_ms(status, now_ms=_known_at(seen, now_ms)),
         lag=status.lag,
@@ -233,13 +233,13 @@ def _state(spec: StreamSpec, seen: Seen, *, now_ms: int) -> StreamState:
     if seen.outdated:
         return shown(State.RESTART_NEEDED, Level.TROUBLE, seen.outdated)
     waited_ms = 0 if seen.silent_since_ms is None else now_ms - seen.silent_since_ms
-    if seen.silent_since_ms is not None and (seen.status is None or waited_ms >= PATIENCE_MS):
+    if seen.silent_since_ms is not None and (seen.status is None or waited_ms >= GRACE_MS):
         said = f"The catalog {spec.table.catalog or 'default'}, its storage, or Kafka has not answered since"
-        level = Level.TROUBLE if waited_ms >= PATIENCE_MS else Level.UNKNOWN
+        level = Level.TROUBLE if waited_ms >= GRACE_MS else Level.UNKNOWN
         return shown(State.NO_ANSWER, level, f"{said} {utc(seen.silent_since_ms)}", "unmeasured")
     if seen.status is not None:
         return seen.status
-    return shown(State.UNREADABLE, Level.BROKEN, seen.problem, "unmeasured") if seen.problem else shown(State.LOOKING)
+    return shown(State.UNREADABLE, Level.BROKEN, seen.problem, "unmeasured") if seen.problem else shown(State.LOADING)
 
 
 def _known_at(seen: Seen, now_ms: int) -> int:

@@ -36,7 +36,7 @@ _ACCEPT = "application/vnd.schemaregistry.v1+json, application/json"
 _WAITS_S = (0.1, 0.3, 1.0)
 """Pauses between requests; the last one repeats."""
 _PASSING = frozenset({408, 429, 500, 502, 503, 504})
-_LACKING = frozenset({"40401", "40402", "40403"})
+_NOT_FOUND = frozenset({"40401", "40402", "40403"})
 """The registry's own codes for a missing subject, version and schema."""
 
 
@@ -240,7 +240,7 @@ class SchemaRegistry:
         if status == 200 and isinstance(document, dict) and isinstance(document.get("schema"), str):
             return document
         # A 404 without the registry's own code comes from something else at this address.
-        if status == 404 and isinstance(document, dict) and str(document.get("error_code")) in _LACKING:
+        if status == 404 and isinstance(document, dict) and str(document.get("error_code")) in _NOT_FOUND:
             return None
         if status in (401, 403):
             raise self._unavailable(f"refuses the credentials ({status})")

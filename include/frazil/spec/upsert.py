@@ -21,7 +21,7 @@ ENVELOPE_FIELDS = ("source", "transaction", "op", "ts_ms", "ts_us", "ts_ns")
 UNKEYED = ("float", "double")
 """Types that are no key: NaN equals nothing, and numbers that look alike differ."""
 ORDERED = ("int", "long", "decimal", "date", "time", "timestamp", "timestamptz", "string")
-TOLD_BY: dict[str, type] = {"string": str, "int": int, "long": int, "boolean": bool}
+DELETE_TYPES: dict[str, type] = {"string": str, "int": int, "long": int, "boolean": bool}
 """The types of columns that can tell deletes, with that of their values in YAML."""
 
 
@@ -109,8 +109,10 @@ def _delete(spec: StreamSpec, columns: dict[str, Column]) -> Iterator[Problem]:
     if (name := delete.column) is not None:
         if (column := columns.get(name)) is None:
             yield Problem("delete.column", name, f"is not a column of the schema{did_you_mean(name, columns)}")
-        elif column.type and (kind := TOLD_BY.get(column.type)) is None:
-            yield Problem("delete.column", name, f"is a column of type {column.type}; use one of {', '.join(TOLD_BY)}")
+        elif column.type and (kind := DELETE_TYPES.get(column.type)) is None:
+            yield Problem(
+                "delete.column", name, f"is a column of type {column.type}; use one of {', '.join(DELETE_TYPES)}"
+            )
         elif column.type:
             for index, value in enumerate(delete.values):
                 if type(value) is not kind:

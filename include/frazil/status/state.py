@@ -39,7 +39,7 @@ class State(StrEnum):
     NO_WRITER = "no writer"
     ELSEWHERE = "commits elsewhere"
     NOT_BEGUN = "not begun"
-    LOOKING = "looking"
+    LOADING = "loading"
     NO_ANSWER = "no answer"
     UNREADABLE = "unreadable"
     RESTART_NEEDED = "restart needed"

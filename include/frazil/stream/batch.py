@@ -152,7 +152,7 @@ class BatchRunner:
 
         Raises RouteBehind and Fenced.
         """
-        self.fence.look(self.tables, epoch=self.committer.epoch)
+        self.fence.check(self.tables, epoch=self.committer.epoch)
         if self.route:
             self.route.follow()
 
@@ -189,8 +189,8 @@ class BatchRunner:
         if self.tables.merging is None:
             return {}
         total = Counter(_merged(self.tables.main.current(), self.marker))
-        lack = self.route.followers.waiting.keys() if self.route else frozenset()
-        for target in journal.routed - lack:
+        missing = self.route.followers.waiting.keys() if self.route else frozenset()
+        for target in journal.routed - missing:
             table = self.tables.handle(target).current()
             marker = read_marker(table.properties, self.spec.name)
             if marker is not None and marker.settled == journal.key:

@@ -160,11 +160,11 @@ def observed(planner: BatchPlanner) -> Iterator[None]:
     """Let the planner poll the brokers in a thread while a batch runs. The thread is not joined."""
     done = threading.Event()
 
-    def look() -> None:
+    def poll() -> None:
         while not done.wait(POLL_S):
             planner.observe()
 
-    threading.Thread(target=look, name="observer", daemon=True).start()
+    threading.Thread(target=poll, name="observer", daemon=True).start()
     try:
         yield
     finally:

@@ -15,12 +15,12 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 
-from frazil.commit.beside_home import note_of
 from frazil.commit.followers import Behind, Followers, Gone
-from frazil.commit.lacking import lacking_of, lacking_replayed
 from frazil.commit.marker import Marker
 from frazil.commit.members import Member, member_names, member_of, write_member
+from frazil.commit.missing_rows import missing_replayed, missing_rows_of
 from frazil.commit.stream_tables import StreamTables
+from frazil.commit.waiting_files import note_of
 from frazil.errors import FrazilError, SpecError
 from frazil.ingest.contract import Target
 from frazil.spec.model import StreamSpec
@@ -105,10 +105,10 @@ def _made_again(catalog: Catalog, member: Member, there: Mapping[Target, Table])
     return table if member.is_another(table) else None
 
 
-def not_with_home(
+def behind_default_table(
     spec: StreamSpec,
     tables: StreamTables,
-    home: Marker,
+    default_marker: Marker,
     there: Mapping[Target, Table] | None = None,
     *,
     only_gone: bool = False,
@@ -123,14 +123,14 @@ def not_with_home(
         known = dropped.get(target)
         return known.reason if known else dropped_sentence(spec, tables, _member_or_like(spec, tables, target))
 
-    catalog, waiting = tables.main.current().catalog, Followers.of(tables, home).waiting
+    catalog, waiting = tables.main.current().catalog, Followers.of(tables, default_marker).waiting
     if only_gone:
         waiting = {target: waiting[target] for target in _absent(catalog, waiting.keys())}
-    behind = lacking_of(tables, home, waiting, mending)
+    behind = missing_rows_of(tables, default_marker, waiting, mending)
     if there is None:
         for b in behind:
             dropped |= _made_again_meanwhile(spec, tables, b.target)
-    told = [
+    sentences = [
         dataclasses.replace(b, reason=found.reason, gone=found.amiss) if (found := dropped.pop(b.target, None)) else b
         for b in behind
     ]
@@ -138,9 +138,9 @@ def not_with_home(
         b
         if route_has(spec, tables, b.target) or catalog.table_exists(b.target)
         else dataclasses.replace(b, reason=mending(b.target), gone=Gone.MISSING)
-        for b in lacking_replayed(tables, there or {})
+        for b in missing_replayed(tables, there or {})
     ]
-    return [*told, *replayed], list(dropped.values())
+    return [*sentences, *replayed], list(dropped.values())
 
 
 def _made_again_meanwhile(spec: StreamSpec, tables: StreamTables, target: Target) -> dict[Target, DroppedTable]:
@@ -253,7 +253,7 @@ def _left(tables: StreamTables, member: Member) -> tuple[str | None, bool]:
     return (found.newest.path if found and found.newest else None), found is not None
 
 
-def told_dropped(dropped: Sequence[DroppedTable]) -> list[str]:
+def dropped_sentences(dropped: Sequence[DroppedTable]) -> list[str]:
     """Return the dropped tables as sentences."""
     return shortened([*map(str, dropped)], MAX_NAMED, "table")
 

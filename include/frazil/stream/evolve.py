@@ -14,7 +14,7 @@ from frazil.spec.units import shortened
 from frazil.table.evolution import Addition, Change, Path, Promotion, Relaxation
 from frazil.table.growth import Refusal
 from frazil.table.renamed import Former, current_name, former_columns
-from frazil.table.schema_update import evolve, told
+from frazil.table.schema_update import described, evolve
 
 MAX_NAMED = 5
 """Ignored fields that a notice names."""
@@ -43,7 +43,7 @@ def evolved(table: Table, spec: StreamSpec, drift: Iterable[SchemaDrift]) -> Evo
     if not asked:
         return Evolved((), refused)
     found = evolve(table, spec, asked)
-    return Evolved(tuple(map(told, found.changes)), (*refused, *found.refused))
+    return Evolved(tuple(map(described, found.changes)), (*refused, *found.refused))
 
 
 def _hidden(table: Table, spec: StreamSpec) -> list[Path]:

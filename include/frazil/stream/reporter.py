@@ -192,11 +192,11 @@ class Reporter:
             if self._closing:
                 return
             try:
-                self.beat()
+                self.send_heartbeat()
             except Exception as error:  # a full disk must not end this thread
                 log.warning("the heartbeat could not be written: %r", error)
 
-    def beat(self) -> None:
+    def send_heartbeat(self) -> None:
         """Take one sample and write the heartbeat. The thread calls this every second."""
         self._wake.clear()
         self._count_records()

@@ -23,7 +23,7 @@ from pyspark.sql import SparkSession
 from frazil.errors import PythonStartTimeout, WorkerDied
 from frazil.spec.model import StreamSpec
 from frazil.spec.resources import ClusterManager
-from frazil.stream.lost_executors import told_if_lost
+from frazil.stream.lost_executors import report_if_lost
 from frazil.stream.session import start_context
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 UNTIL_CHECK_S = 0.2
 WARN_S = 30.0
 """Interval of the warnings that a cluster provides no executors."""
-WHERE_TO_LOOK: Mapping[ClusterManager | None, str] = {
+LOG_HINTS: Mapping[ClusterManager | None, str] = {
     ClusterManager.STANDALONE: "The master's web page shows who uses them",
     ClusterManager.YARN: "`yarn application -list` and the ResourceManager's web page show who uses them",
     ClusterManager.KUBERNETES: "`kubectl describe pod` says of each executor's pod why it waits",
@@ -124,7 +124,7 @@ class SparkEngine:
                     self._spec.resources.master,
                     self._spec.resources.cores,
                     self._spec.resources.executor_memory // 2**20,
-                    WHERE_TO_LOOK.get(self._spec.resources.manager, ""),
+                    LOG_HINTS.get(self._spec.resources.manager, ""),
                 )
         started.result()
         return True
@@ -181,10 +181,10 @@ class SparkEngine:
         spark = self._context._jsc.sc()
         sentence = (
             f"stream {stream!r}: the current batch waits: no executor is left, and {resources.master} gives no other. "
-            f"Is the cluster up? {WHERE_TO_LOOK.get(resources.manager, '')}. The batch goes on once there are executors"
+            f"Is the cluster up? {LOG_HINTS.get(resources.manager, '')}. The batch goes on once there are executors"
         )
         # Spark counts the driver as well.
-        return told_if_lost(lambda: spark.getExecutorMemoryStatus().size() - 1, sentence)
+        return report_if_lost(lambda: spark.getExecutorMemoryStatus().size() - 1, sentence)
 
     @property
     def _context(self) -> SparkContext:

@@ -106,8 +106,8 @@ class Writer:
         events = Events(self.spec.name, log_event, clock_ms=clock.now_ms)
         fingerprint, limits = self.spec.fingerprint(), Limits.for_stream(self.spec)
         # The engine may have been started before, and ends however this ends.
-        beats = self.hosting.heartbeats
-        reporter = Reporter(events, fingerprint=fingerprint, folder=folder, limits=limits, heartbeats=beats)
+        heartbeats = self.hosting.heartbeats
+        reporter = Reporter(events, fingerprint=fingerprint, folder=folder, limits=limits, heartbeats=heartbeats)
         records, metrics = recorded(self.spec, events, self.hosting.scribes), self.hosting.telemetry.of(self.spec)
         with reporter, records as recording, metrics as measuring, ExitStack() as afterwards, self.engine:
             for sink in (*self.sinks, *measuring):

@@ -15,17 +15,19 @@ STALE_AFTER_MS = 10_000
 """Ten missed heartbeats."""
 
 
-def beating(writer: Observation, *, now_ms: int) -> Heartbeat | None:
+def fresh_heartbeat(writer: Observation, *, now_ms: int) -> Heartbeat | None:
     """Return the heartbeat of a live writer; None if it is stale or the writer has ended."""
-    beat = writer.heartbeat
-    fresh = beat is not None and now_ms - beat.written_at_ms <= STALE_AFTER_MS
-    return beat if fresh and writer.process.is_alive else None
+    heartbeat = writer.heartbeat
+    fresh = heartbeat is not None and now_ms - heartbeat.written_at_ms <= STALE_AFTER_MS
+    return heartbeat if fresh and writer.process.is_alive else None
 
 
 def has_committed(writer: Observation) -> bool:
     """Whether a writer on this host has committed to the stream's table, according to its run folder."""
-    beat = writer.heartbeat
-    return any(end.committed for end in writer.exits) or (beat is not None and beat.last_commit_at_ms is not None)
+    heartbeat = writer.heartbeat
+    return any(end.committed for end in writer.exits) or (
+        heartbeat is not None and heartbeat.last_commit_at_ms is not None
+    )
 
 
 def known_lag(heartbeat: Heartbeat) -> int | None:

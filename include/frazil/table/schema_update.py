@@ -165,10 +165,10 @@ def _apply(table: Table, changes: Sequence[Change]) -> None:
                 case Relaxation():
                     update.make_column_optional(change.path)
     for change in changes:
-        logger.info("%s: %s", name_of(table), told(change))
+        logger.info("%s: %s", name_of(table), described(change))
 
 
-def told(change: Change) -> str:
+def described(change: Change) -> str:
     """Describe a change that was made."""
     column = f"column {'.'.join(change.path)}"
     match change:

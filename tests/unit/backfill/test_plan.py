@@ -28,7 +28,7 @@ def each(spans: Any) -> set[tuple[Any, int]]:
 
 
 @given(positions, positions, positions, positions)
-def test_what_is_asked_for_lies_in_kafka_and_below_the_live_marker(start, end, first, live):
+def test_what_is_requested_lies_in_kafka_and_below_the_live_marker(start, end, first, live):
     found = each(asked(start, end, first=first, live=live))
     assert found == {
         (tp, o)
@@ -129,7 +129,7 @@ def test_a_range_that_lies_in_the_future_is_refused_and_one_that_began_is_not():
         check_not_ahead(request, now_ms - 1)
 
 
-def test_a_range_without_records_is_told_from_one_that_the_table_has():
+def test_a_range_without_records_is_distinguished_from_one_that_the_table_has():
     nothing = Estimate(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
     (said,) = sentences(nothing, stream="ticks")
     assert said == "Stream ticks: nothing is missing, for Kafka has no records in that range before its position (yet)."

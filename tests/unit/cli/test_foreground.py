@@ -68,7 +68,7 @@ def test_the_last_line_says_what_the_run_landed(batches: list[BatchCommitted], s
     assert totals.end(stopped=stopped) == line
 
 
-def test_rows_that_wait_for_tables_of_the_route_are_told_apart():
+def test_rows_that_wait_for_tables_of_the_route_are_distinguished():
     route = {"by": "header", "name": "kind", "tables": {"a": "city.a"}}
     totals = Totals(StreamSpec.model_validate({**SPEC.model_dump(by_alias=True, exclude_unset=True), "route": route}))
     totals.add(landed(5))
@@ -122,7 +122,7 @@ def test_of_merged_batches_the_lines_count_changes():
     assert totals.end(stopped=False) == f"caught up: 2 changes merged into city.rides, 1 dead letter ({SEE})"
 
 
-def beat(phase: Phase, **changes: Any) -> Heartbeat:
+def heartbeat(phase: Phase, **changes: Any) -> Heartbeat:
     values: dict[str, Any] = {
         "stream": "rides", "pid": 7, "spec_fingerprint": "f", "phase": phase, "written_at_ms": 0, "advanced_at_ms": 0,
     }  # fmt: skip
@@ -131,16 +131,16 @@ def beat(phase: Phase, **changes: Any) -> Heartbeat:
 
 @pytest.mark.parametrize("phase", Phase)
 def test_every_phase_has_words(phase: Phase):
-    assert live_words(beat(phase), now_ms=4_000).endswith(" (4.0 s)")
+    assert live_words(heartbeat(phase), now_ms=4_000).endswith(" (4.0 s)")
 
 
 def test_what_lives_says_what_is_waited_for_and_what_was_read():
     assert live_words(None, now_ms=0) == "starting"
-    assert live_words(beat(Phase.WAITING, lag=0), now_ms=12_000) == "waiting for records (12 s)"
-    assert live_words(beat(Phase.WAITING, lag=1200), now_ms=0) == "1,200 records wait for their batch (0.0 s)"
-    staging = beat(Phase.STAGING, epoch=3, batch=7, batch_records=50_000)
+    assert live_words(heartbeat(Phase.WAITING, lag=0), now_ms=12_000) == "waiting for records (12 s)"
+    assert live_words(heartbeat(Phase.WAITING, lag=1200), now_ms=0) == "1,200 records wait for their batch (0.0 s)"
+    staging = heartbeat(Phase.STAGING, epoch=3, batch=7, batch_records=50_000)
     assert live_words(staging, now_ms=0) == "batch 3-7: 50,000 records read (0.0 s)"
-    merging = beat(Phase.COMMITTING, epoch=3, batch=7, merged_rows=900)
+    merging = heartbeat(Phase.COMMITTING, epoch=3, batch=7, merged_rows=900)
     assert live_words(merging, now_ms=0) == "batch 3-7: 900 rows read to merge it (0.0 s)"
 
 

@@ -41,7 +41,7 @@ def test_each_refusal_says_what_to_do_instead(folder: Path, command: tuple[str, 
     assert instead in str(done.exception)
 
 
-def test_windows_of_a_routed_table_that_are_not_signalled_are_told_with_what_signals_them(folder: Path) -> None:
+def test_windows_of_a_routed_table_that_are_not_signalled_are_reported_with_what_signals_them(folder: Path) -> None:
     done = CliRunner().invoke(frazil, ["partitions", "shop.orders", "--streams", str(folder)])
     assert isinstance(done.exception, SpecError)
     assert str(done.exception) == (

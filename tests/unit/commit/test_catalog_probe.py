@@ -110,8 +110,8 @@ def test_a_sound_catalog_lacks_nothing_and_nothing_of_the_probe_is_left(lake: Ca
     ],
 )
 def test_each_flaw_is_said(lake: Catalog, flaws: dict[str, Callable[..., Any]], said: str) -> None:
-    lacks = probe(Flawed(lake, **flaws), SPEC, now_ms=NOW_MS)  # type: ignore[arg-type]
-    assert said in "; ".join(lacks)
+    missing = probe(Flawed(lake, **flaws), SPEC, now_ms=NOW_MS)  # type: ignore[arg-type]
+    assert said in "; ".join(missing)
     assert lake.list_namespaces() == []
 
 

@@ -191,7 +191,7 @@ def test_records_that_were_damaged_count_as_missing_and_cost_no_file(run, caplog
 
 
 @pytest.mark.parametrize("read", [lambda j: j.get, lambda j: lambda key: j.read(j.path(key))])
-def test_a_record_that_was_folded_since_the_last_look_is_found(run, read: Callable[..., Any]):
+def test_a_record_that_was_folded_since_the_last_check_is_found(run, read: Callable[..., Any]):
     reader = JournalStore(run.store, run.tables.state)
     assert isinstance(read(reader)(BatchKey(1, 1)), Journal)
     fold(run)

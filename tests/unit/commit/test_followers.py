@@ -17,9 +17,9 @@ from frazil.commit.committer import Committer
 from frazil.commit.followers import Followers
 from frazil.commit.following import begin_following, give_up, is_ahead
 from frazil.commit.journal import Journal
-from frazil.commit.lacking import lacking
 from frazil.commit.marker import BatchKey, Marker, read_marker
 from frazil.commit.members import write_member
+from frazil.commit.missing_rows import lacking
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.sweep import bare_path, discard_batch, sweep, sweep_batch, sweep_routed
 from frazil.errors import CommitUnavailable
@@ -103,7 +103,7 @@ def routed(world: World) -> Routed:
     return Routed(world)
 
 
-def test_each_table_gets_its_rows_in_one_snapshot_and_home_says_how_far_all_are(routed: Routed) -> None:
+def test_each_table_gets_its_rows_in_one_snapshot_and_the_default_table_says_how_far_all_are(routed: Routed) -> None:
     first = routed.run({"main": [0], ORDERS: [1, 3], PAYMENTS: [2]}, 4)
     second = routed.run({ORDERS: [4]}, 5)
     assert (routed.offsets("demo.events"), routed.offsets(ORDERS), routed.offsets(PAYMENTS)) == ([0], [1, 3, 4], [2])
@@ -115,7 +115,7 @@ def test_each_table_gets_its_rows_in_one_snapshot_and_home_says_how_far_all_are(
 
 
 @pytest.mark.parametrize("followed", [[], [ORDERS], [ORDERS, PAYMENTS]])
-def test_a_crash_after_home_decided_loses_and_doubles_nothing(routed: Routed, followed: list[str]) -> None:
+def test_a_crash_after_the_default_table_decided_loses_and_doubles_nothing(routed: Routed, followed: list[str]) -> None:
     routed.run({"main": [0]}, 1)
     routed.decide({"main": [1], ORDERS: [2], PAYMENTS: [3]}, 4)
     waiting = routed.followers.waiting
@@ -131,7 +131,9 @@ def test_a_crash_after_home_decided_loses_and_doubles_nothing(routed: Routed, fo
     assert routed.offsets(ORDERS) == [2, 4]
 
 
-def test_a_journal_that_home_does_not_have_lands_nowhere_before_home_decides(routed: Routed) -> None:
+def test_a_journal_that_the_default_table_does_not_have_lands_nowhere_before_the_default_table_decides(
+    routed: Routed,
+) -> None:
     journal = routed.stage({"main": [0], ORDERS: [1]}, 2)
     assert routed.tables.journals.put(journal)
     routed.world.tables = routed.world.view()
@@ -254,7 +256,7 @@ def test_what_follows_while_a_person_gives_up_rows_stays(routed: Routed) -> None
     assert routed.offsets(ORDERS) == [0]
 
 
-def test_a_table_that_is_ahead_of_a_new_home_goes_on_when_it_is_given_up(routed: Routed) -> None:
+def test_a_table_that_is_ahead_of_a_new_default_table_goes_on_when_it_is_given_up(routed: Routed) -> None:
     routed.run({ORDERS: [0]}, 1)
     other = dataclasses.replace(routed.world.marker(), settled=None)
     assert is_ahead(routed.marker(ORDERS), other)
@@ -322,7 +324,7 @@ def test_files_that_a_compaction_and_an_expiry_deleted_are_not_missed_by_the_nex
     assert routed.offsets(ORDERS) == [0, 2]
 
 
-def test_rows_that_waited_for_a_start_are_told_and_those_that_are_there_are_not(
+def test_rows_that_waited_for_a_start_are_reported_and_those_that_are_there_are_not(
     routed: Routed, caplog: pytest.LogCaptureFixture
 ) -> None:
     routed.run({ORDERS: [0], PAYMENTS: [1]}, 2)
@@ -477,7 +479,9 @@ def test_every_row_lands_once_whatever_fails(
         )
 
 
-def test_tables_that_are_listed_have_a_batch_in_one_step_with_home_and_the_others_follow(routed: Routed) -> None:
+def test_tables_that_are_listed_have_a_batch_in_one_step_with_the_default_table_and_the_others_follow(
+    routed: Routed,
+) -> None:
     at_once, steps = commit_tables_of(routed.world.catalog.inner), []
 
     def committed(changes: Sequence[TableChange]) -> Any:

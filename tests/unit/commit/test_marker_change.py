@@ -78,7 +78,7 @@ def test_of_two_that_forget_a_stream_at_once_the_second_leaves_no_manifests_of_i
     assert read_marker(world.load().properties, "events") is None
 
 
-def test_a_stream_that_moved_on_since_it_was_looked_at_is_not_reset(world: Any):
+def test_a_stream_that_moved_on_since_it_was_checked_is_not_reset(world: Any):
     writer = world.begin()
     seen = before_reset(world.tables)
     world.run(writer, {0: (0, 10)})

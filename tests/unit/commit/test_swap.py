@@ -9,7 +9,7 @@ from frazil.commit.swap import Done, RetryPolicy, TableHandle, swap
 from frazil.errors import CommitRefused, CommitUnavailable, RolledBack, StaleBatch
 
 
-def test_a_handle_loads_once_until_it_is_told_to_look_again(world):
+def test_a_handle_loads_once_until_it_is_reported_to_check_again(world):
     handle = TableHandle(world.catalog, "demo.events")
     before = world.catalog.loads
 
@@ -176,9 +176,9 @@ def test_whoever_commits_is_asked_to_end_during_an_outage_and_waits_no_longer(wo
     assert len(waits) == 2
 
 
-def test_an_outage_is_told_when_it_begins_and_when_it_is_over(world, caplog):
-    told = []
-    retry_policy = RetryPolicy(clock=lambda: world.time.now_s, wait=world.time.sleep, tell=told.append)
+def test_an_outage_is_reported_when_it_begins_and_when_it_is_over(world, caplog):
+    reported = []
+    retry_policy = RetryPolicy(clock=lambda: world.time.now_s, wait=world.time.sleep, tell=reported.append)
 
     def decide(table):  # noqa: ARG001
         if world.time.now_s < 60:
@@ -189,4 +189,4 @@ def test_an_outage_is_told_when_it_begins_and_when_it_is_over(world, caplog):
     first, last = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert first.startswith("a commit to demo.events cannot be prepared (ConnectionError: refused): looking again in")
     assert last.startswith("table demo.events can be committed to again, after 6")
-    assert len(told) > 10, "`frazil status` has the newest"
+    assert len(reported) > 10, "`frazil status` has the newest"

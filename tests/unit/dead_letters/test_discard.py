@@ -11,7 +11,7 @@ import pytest
 from pyiceberg.table.update import SetPropertiesUpdate, SetSnapshotRefUpdate
 
 from frazil.commit import letter_counts
-from frazil.commit.lane import Lane, branch_name, property_name
+from frazil.commit.backfill_marker import BackfillMarker, branch_name, property_name
 from frazil.commit.opened import OpenStream
 from frazil.dead_letters.counts import counts, samples
 from frazil.dead_letters.discard import Mark, discard
@@ -143,7 +143,7 @@ def test_each_letter_is_there_once_and_marked_whatever_fails(world: World, opene
 
 def test_a_replay_that_begins_while_letters_are_discarded_stops_the_discard(world: World, opened: OpenStream) -> None:
     """A replay decodes the letters that it finds, so none of them may be marked after it has begun."""
-    replay = Lane("events", "r1", {"dead-letters": "NotJson"}, digest="", epoch=1)
+    replay = BackfillMarker("events", "r1", {"dead-letters": "NotJson"}, digest="", epoch=1)
 
     def replay_begins() -> None:
         """Its snapshot has the number of main's: the requirement alone must refuse the discard, not the number."""

@@ -124,7 +124,7 @@ def test_every_stream_says_what_is_wrong_and_their_catalog_is_asked_once(
     assert asked == ["rides"]
 
 
-def test_a_registry_is_asked_and_each_fault_says_how_it_is_mended(
+def test_a_registry_is_asked_and_each_fault_says_how_it_is_fixed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     configure(monkeypatch, type="rest", uri="http://127.0.0.1:1")
@@ -161,7 +161,7 @@ def connections_of(file: Path) -> list[Finding]:
         (Place.TABLE, SpecError(""), "table.catalog"),
     ],
 )
-def test_the_mend_is_of_the_kind_of_fault(place: Place, error: FrazilError, said: str) -> None:
+def test_the_fix_is_of_the_kind_of_fault(place: Place, error: FrazilError, said: str) -> None:
     assert said in fix_of(place, error)
     assert fix_of(place, MissingExtra("pip install")) == ""
 

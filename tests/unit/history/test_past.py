@@ -105,7 +105,7 @@ def test_a_flood_of_one_kind_leaves_the_others_and_the_newest_stay() -> None:
     assert past.happened[-1].sentence == "outage 2999"
 
 
-def test_a_sentence_of_any_length_is_cut_and_the_same_one_of_a_moment_is_told_once() -> None:
+def test_a_sentence_of_any_length_is_cut_and_the_same_one_of_a_moment_is_reported_once() -> None:
     past = Past()
     for _ in range(2):
         past.tell(Happened(NOW, Kind.END, "x" * 10_000))

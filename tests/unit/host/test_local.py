@@ -209,7 +209,7 @@ def test_a_command_that_does_not_exist_is_an_unusable_environment_and_an_exit(at
     assert at_hand.launcher.observe().exits[-1].code == 127
 
 
-def test_the_log_is_read_from_where_the_last_look_ended(at_hand: Any, eventually: Any) -> None:
+def test_the_log_is_read_from_where_the_last_check_ended(at_hand: Any, eventually: Any) -> None:
     at_hand.orders(exit=3, error="boom")
     at_hand.launcher.launch(at_hand.request(sys.executable, "-c", "print('one'); print('two')"))
     ended(at_hand, eventually)

@@ -138,7 +138,7 @@ def test_a_registry_that_is_away_blames_no_record() -> None:
         decode(Chunk.of_values([framed(1, b"\2a\2")]))
 
 
-def test_a_null_in_a_required_column_and_other_branches_of_a_union_are_told_by_value() -> None:
+def test_a_null_in_a_required_column_and_other_branches_of_a_union_are_reported_by_value() -> None:
     schema = record(("s", ["null", "string"]), ("l", ["null", "int", "string", "long"]))
     values = [{"s": "a", "l": None}, {"s": None, "l": 1}, {"s": "b", "l": 5}, {"s": "c", "l": "x"}]
     decode = AvroDecoder(COLUMNS, {}, SchemaText("AVRO", json.dumps(schema)))
@@ -172,7 +172,7 @@ def test_types_are_found_by_full_name_across_references_and_inside_themselves() 
     assert deep[0][0] == "TooDeep"
 
 
-def test_a_schema_that_is_none_is_told() -> None:
+def test_a_schema_that_is_none_is_reported() -> None:
     for text in (
         "",
         "[]",
@@ -230,7 +230,7 @@ def test_elements_that_take_no_bytes_cost_little() -> None:
     assert found[1][0] == "InvalidAvro"
 
 
-def test_many_keys_are_compared_and_a_repeated_one_is_told() -> None:
+def test_many_keys_are_compared_and_a_repeated_one_is_reported() -> None:
     schema = record(("m", {"type": "map", "values": "long"}))
     decode = AvroDecoder(LISTS, {}, SchemaText("AVRO", json.dumps(schema)))
     many = {f"key {i}": i for i in range(20_000)}

@@ -75,7 +75,7 @@ def test_a_whole_value_is_its_row_if_python_reads_it(values: list[bytes | None])
     assert outcomes(NEEDED(Chunk.of_values(values)), count) == expected
 
 
-def test_where_a_text_is_not_utf8_is_told() -> None:
+def test_where_a_text_is_not_utf8_is_reported() -> None:
     (rejection,) = TEXT(Chunk.of_values([b"fine", "é".encode() * 8 + b"\xc3"])).rejections
     assert rejection.error == "c1: the value is not UTF-8 (byte 16): write UTF-8, or make the column binary"
 
@@ -166,7 +166,7 @@ def test_a_field_that_is_no_column_is_skipped_and_a_column_without_field_is_null
     assert outcomes(decode(Chunk.of_values([b"2,x,1"])), 1) == [(1, 2, None)]
 
 
-def test_what_is_wrong_with_a_line_is_told() -> None:
+def test_what_is_wrong_with_a_line_is_reported() -> None:
     lines = [b"a,b", b'"a', b'"a"b,c,d', b"a,b,c\nd,e,f", None, b"a,b,\xff"]
     errors = {r.index: (r.error_class, r.error) for r in TEXTS(Chunk.of_values(lines)).rejections}
     assert errors == {

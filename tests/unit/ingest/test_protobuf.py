@@ -169,7 +169,7 @@ def test_a_descriptor_is_read_from_a_file_and_from_base64_and_travels_as_text(tm
         ("message R { " * 100, "nested too deep"),
     ],
 )
-def test_a_schema_that_is_none_is_told(text: str, why: str) -> None:
+def test_a_schema_that_is_none_is_reported(text: str, why: str) -> None:
     with pytest.raises(UnreadableSchema, match=why):
         message_of(text)
     with pytest.raises(SpecError, match="the declared schema cannot be read"):

@@ -144,16 +144,16 @@ class World:
     def _shuffled(self, context: StageContext, task: StageTask) -> StageResult:
         """As two tasks before and after a shuffle; what is sent arrives in another order."""
         sent = [*read(context, task, attempt=0, on_progress=lambda _: None, now_us=lambda: NOW_US)]
-        told = sent.pop()
-        assert isinstance(told, Read)
+        reported = sent.pop()
+        assert isinstance(reported, Read)
         parcels = [p for p in reversed(sent) if isinstance(p, Parcel)]
-        files = list(told.result.files)
-        for writer, rows in enumerate(told.sent):
+        files = list(reported.result.files)
+        for writer, rows in enumerate(reported.sent):
             mine = [p for p in parcels if p.writer == writer]
             written = write(context, mine, writer=writer, attempt=0)
             assert written.received == ({task.index: rows} if rows else {})
             files += written.files
-        return replace(told.result, files=tuple(files))
+        return replace(reported.result, files=tuple(files))
 
     @staticmethod
     def _chunk(records: Sequence[Record], start: int) -> Chunk:
@@ -465,7 +465,7 @@ def test_a_table_that_no_record_fits_blames_no_record(make_world: MakeWorld, mon
     assert world.files() == set()
 
 
-def test_a_row_of_a_parquet_file_that_cannot_be_told_is_named(make_world: MakeWorld) -> None:
+def test_a_row_of_a_parquet_file_that_cannot_be_reported_is_named(make_world: MakeWorld) -> None:
     world = make_world({"x": "date"})
     path = world.folder / "in.parquet"
     columns = {
@@ -721,7 +721,7 @@ def assert_same_value(sent: dict[str, Any], row: dict[str, Any]) -> None:
 # Progress
 
 
-def test_progress_that_cannot_be_told_does_not_fail_the_task(
+def test_progress_that_cannot_be_reported_does_not_fail_the_task(
     make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     world = make_world({"n": "long"})

@@ -29,7 +29,7 @@ def test_a_property_that_librdkafka_does_not_know_is_a_mistake_of_the_declaratio
             reader(UNKNOWN, [OffsetRange("t", 0, 0, 1)])
 
 
-def test_a_missing_topic_is_told_from_brokers_that_are_away_and_is_waited_for() -> None:
+def test_a_missing_topic_is_distinguished_from_brokers_that_are_away_and_is_waited_for() -> None:
     answer = KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART))
     with KafkaOffsets({"bootstrap.servers": "127.0.0.1:1"}, ["t"]) as offsets:
         found = offsets._translated(answer, "describing")
@@ -55,7 +55,7 @@ def test_all_topics_that_are_missing_are_named_and_no_other() -> None:
         assert offsets._described({"b": answer(None)}) == {"b": "there"}
 
 
-def test_a_hidden_topic_is_told_from_a_deleted_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hidden_topic_is_distinguished_from_a_deleted_one(monkeypatch: pytest.MonkeyPatch) -> None:
     deleted, hidden = KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_AUTHORIZATION_FAILED
     found = {"a": answer(hidden), "b": answer(deleted), "c": answer(None), "d": answer(hidden)}
     with KafkaOffsets({"bootstrap.servers": "127.0.0.1:1"}, TopicPattern("."), stream="s") as offsets:

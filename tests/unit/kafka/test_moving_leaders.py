@@ -70,7 +70,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
     return lambda: len(counted)
 
 
-def test_a_leader_that_moved_is_looked_for(cluster: MockCluster, asked: Callable[[], int]) -> None:
+def test_a_leader_that_moved_is_searched_for(cluster: MockCluster, asked: Callable[[], int]) -> None:
     with KafkaOffsets({"bootstrap.servers": cluster.bootstrap}, ["rides"]) as kafka:
         assert kafka.ends(PARTITIONS) == dict.fromkeys(PARTITIONS, 0)
         for question, at_once, leader in ((kafka.ends, 1, 3), (kafka.earliest, 1, 1), (kafka.log_ends, 2, 3)):

@@ -295,12 +295,14 @@ def test_among_equals_a_row_stays_unless_its_record_came_before_the_letter(
         assert stream.rows() == ({0: (version, 1)} if stays else replaced)
 
 
-def test_what_a_letter_leaves_as_it_was_is_told_by_an_earlier_letter_or_by_a_row_between_them(tmp_path: Path) -> None:
+def test_what_a_letter_leaves_as_it_was_is_reported_by_an_earlier_letter_or_by_a_row_between_them(
+    tmp_path: Path,
+) -> None:
     """As an update of a source does that does not tell a large value."""
     price = SCHEMA.find_field("price").field_id
     letters = [record(1, price=10), record(9, price=None, **{KEPT: [price]})]
-    for between, told in ((0, 10), (5, 20)):
+    for between, reported in ((0, 10), (5, 20)):
         stream = Stream(tmp_path / str(between), None)
         stream.write([record(between, price=20)])
         stream.replay(letters)
-        assert stream.rows() == {0: (1, told)}
+        assert stream.rows() == {0: (1, reported)}

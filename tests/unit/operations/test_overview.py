@@ -198,7 +198,7 @@ def test_what_takes_its_time_shows_what_was_known_or_that_it_does_not_answer_and
 
 
 @pytest.mark.parametrize("silent_since_ms", [None, NOW_MS - 1300])
-def test_what_nobody_looked_at_for_minutes_is_shown_as_it_was_then(spec: StreamSpec, silent_since_ms: int | None):
+def test_what_nobody_checked_for_minutes_is_shown_as_it_was_then(spec: StreamSpec, silent_since_ms: int | None):
     waits = {"lag": 5, "last_commit_at_ms": OLD_MS - 1000}
     seen = Seen(status(OLD_MS, **waits), OLD_MS, silent_since_ms=silent_since_ms)
     line = line_of("ticks", spec, seen, Around(), now_ms=NOW_MS)
@@ -209,17 +209,17 @@ def test_what_nobody_looked_at_for_minutes_is_shown_as_it_was_then(spec: StreamS
     )
 
 
-def test_what_was_never_seen_is_being_looked_at(spec: StreamSpec):
+def test_what_was_never_seen_is_being_checked(spec: StreamSpec):
     line = line_of("ticks", spec, Seen(), Around(), now_ms=NOW_MS)
     assert (line.word, line.level, line.needs) == ("looking", Level.UNKNOWN, ())
 
 
-def test_a_look_that_failed_says_so(spec: StreamSpec):
+def test_a_check_that_failed_says_so(spec: StreamSpec):
     line = line_of("ticks", spec, Seen(problem="OSError: no space"), Around(), now_ms=NOW_MS)
     assert (line.level, line.needs) == (Level.BROKEN, (Need("OSError: no space", "docs/runbook.md#unmeasured"),))
 
 
-def test_a_problem_is_said_for_what_it_is_of_the_file_of_another_file_or_of_the_last_look(spec: StreamSpec):
+def test_a_problem_is_said_for_what_it_is_of_the_file_of_another_file_or_of_the_last_check(spec: StreamSpec):
     def needs(seen: Seen) -> tuple[Need, ...]:
         line = line_of("ticks", spec, seen, Around(), now_ms=NOW_MS)
         assert (line.word, line.level) == ("running", Level.TROUBLE)
@@ -243,7 +243,7 @@ def test_a_problem_is_said_for_what_it_is_of_the_file_of_another_file_or_of_the_
     assert need == Need(said, "docs/runbook.md#unmeasured")
 
 
-def test_a_file_that_is_broken_does_not_make_the_stream_unreadable_while_it_is_looked_at(spec: StreamSpec):
+def test_a_file_that_is_broken_does_not_make_the_stream_unreadable_while_it_is_checked(spec: StreamSpec):
     line = line_of("ticks", spec, Seen(broken="ticks.yaml: name: is missing"), Around(), now_ms=NOW_MS)
     assert (line.word, line.level, len(line.needs)) == ("looking", Level.TROUBLE, 1)
 
@@ -368,7 +368,9 @@ def test_streams_that_have_all_not_begun_are_not_called_well():
     assert headline(lines) == "None of 3 streams has begun yet"
 
 
-def test_a_stream_whose_declaration_has_no_windows_is_told_from_one_whose_windows_are_not_known(spec: StreamSpec):
+def test_a_stream_whose_declaration_has_no_windows_is_distinguished_from_one_whose_windows_are_not_known(
+    spec: StreamSpec,
+):
     for complete, has in (("none", False), ("hour", True)):
         declared = spec.model_copy(update={"complete": complete})
         line = line_of("ticks", declared, Seen(status(), NOW_MS), Around(), now_ms=NOW_MS)

@@ -35,7 +35,7 @@ def opened(url: str, **more: Any) -> SchemaRegistry:
     return SchemaRegistry(Registry(url=url, timeout=timedelta(seconds=more.pop("timeout_s", 5)), **more), {"P": "pw"})
 
 
-def test_a_schema_is_asked_for_once(server: MadeRegistry) -> None:
+def test_a_schema_is_requested_once(server: MadeRegistry) -> None:
     server.answers["/schemas/ids/7"] = [(200, {"schema": '"string"'})]
     found = opened(server.url + "/")
     assert [found.get(7), found.get(7)] == [SchemaText("AVRO", '"string"')] * 2
@@ -66,7 +66,7 @@ def test_what_a_schema_refers_to_comes_before_it_once(server: MadeRegistry) -> N
     assert len(server.asked) == 3
 
 
-def test_an_id_without_a_schema_is_asked_for_again_only_after_a_while(server: MadeRegistry) -> None:
+def test_an_id_without_a_schema_is_requested_again_only_after_a_while(server: MadeRegistry) -> None:
     found = opened(server.url)
     for schema_id in (9, 9, -1, 0):
         with pytest.raises(UnknownSchema):
@@ -77,7 +77,7 @@ def test_an_id_without_a_schema_is_asked_for_again_only_after_a_while(server: Ma
         assert found.get(9).text == "{}"
 
 
-def test_several_ids_are_asked_for_together_and_each_once(server: MadeRegistry) -> None:
+def test_several_ids_are_requested_together_and_each_once(server: MadeRegistry) -> None:
     server.answers = {f"/schemas/ids/{i}": [(200, {"schema": str(i)})] for i in (1, 3)}
     server.meeting = threading.Barrier(4)  # passes only requests that wait at the same time
     found = opened(server.url)
@@ -183,7 +183,7 @@ def silent() -> Iterator[str]:
         yield f"http://user:secret@127.0.0.1:{listening.getsockname()[1]}/base"
 
 
-def test_silence_and_an_address_without_a_server_are_told_without_what_is_secret() -> None:
+def test_silence_and_an_address_without_a_server_are_reported_without_what_is_secret() -> None:
     with silent() as url:
         with pytest.raises(RegistryUnavailable, match=r"127\.0\.0\.1:\d+/base does not answer") as raised:
             opened(url, timeout_s=0.2).get(1)

@@ -108,7 +108,7 @@ def test_rows_that_come_late_reopen_the_windows_of_their_table_alone(made: MadeR
     assert seen(made, "shop.other").decision.again == {}
 
 
-def test_a_table_that_was_rolled_back_or_whose_home_is_gone_completes_nothing(made: MadeRoute) -> None:
+def test_a_table_that_was_rolled_back_or_whose_default_table_is_gone_completes_nothing(made: MadeRoute) -> None:
     made.run({"shop.orders": 1}, at_us=hour(0.5))
     made.run({"shop.orders": 1}, at_us=hour(1.5))
     catalog = load_catalog(None)

@@ -44,7 +44,7 @@ Declare = Callable[..., Path]
         ({"by": "header", "name": "x", "template": "n.{value}", "limit": 0}, "route.limit"),
     ],
 )
-def test_a_mistake_is_told_with_its_key(declare: Declare, route: dict[str, Any], message: str) -> None:
+def test_a_mistake_is_reported_with_its_key(declare: Declare, route: dict[str, Any], message: str) -> None:
     with pytest.raises(SpecError) as raised:
         load_stream(declare(schema={"carrier": "string", "departed": "timestamptz"}, route=route))
     assert message in str(raised.value)
@@ -110,7 +110,7 @@ def test_a_list_of_tables_for_one_step_names_tables_of_the_route(
     assert message in str(raised.value)
 
 
-def test_home_and_its_dead_letters_may_be_listed_for_one_step_too(declare: Declare) -> None:
+def test_the_default_table_and_its_dead_letters_may_be_listed_for_one_step_too(declare: Declare) -> None:
     route = {"by": "field", "name": "carrier", "tables": {"a": "demo.a", "b": "demo.b"}}
     schema = {"carrier": "string not null", "departed": "timestamptz"}
     listed = ["demo.a", "demo.flights", "demo.flights_dead_letters"]

@@ -55,7 +55,7 @@ HOME = "struct<street: string, city: string>"
         ),
     ],
 )
-def test_a_mistake_is_told_with_its_key(declare: Declare, sensitive: dict[str, Any], message: str) -> None:
+def test_a_mistake_is_reported_with_its_key(declare: Declare, sensitive: dict[str, Any], message: str) -> None:
     schema = {"carrier": "string not null", "departed": "timestamptz", "delay": "int", "home": HOME}
     with pytest.raises(SpecError) as raised:
         load_stream(declare(schema=schema, sensitive=sensitive))

@@ -18,14 +18,14 @@ from pyiceberg.types import StringType
 
 from frazil.audit.run import audit_stream
 from frazil.cli.route import route as route_command
-from frazil.commit.beside_home import note_of, notes
 from frazil.commit.followers import RETRY_TIMEOUT_S, Behind
 from frazil.commit.following import give_up, give_up_beside
-from frazil.commit.lacking import lacking
+from frazil.commit.missing_rows import lacking
 from frazil.commit.opened import OpenStream
 from frazil.commit.settle import settle
 from frazil.commit.swap import RetryPolicy
 from frazil.commit.sweep import bare_path
+from frazil.commit.waiting_files import note_of, notes
 from frazil.errors import AccessDenied, RouteBehind
 from frazil.events import StreamEvent, TablesBehind
 from frazil.ingest.contract import Target
@@ -117,7 +117,7 @@ class Shop(MadeRoute):
 
     def beside(self) -> list[str]:
         """What waits beside home, notes too."""
-        return [Path(bare_path(f.path)).name for f in self.tables.store.list_files(self.tables.beside_home())]
+        return [Path(bare_path(f.path)).name for f in self.tables.store.list_files(self.tables.waiting_folder())]
 
 
 @pytest.fixture
@@ -193,7 +193,7 @@ def test_a_writer_that_is_killed_before_the_batch_with_the_first_row_leaves_noth
     made.route.make(["a"], made.home())
     made.absent = made.routed.absent
     key = made.home().at
-    folder = made.tables.beside_home(key._replace(batch=key.batch + 1))
+    folder = made.tables.waiting_folder(key._replace(batch=key.batch + 1))
     made.write(made.tables.main.refresh(), key, A, {0: [0]}, folder=folder)
     assert len(made.beside()) == 2
     made.start()
@@ -505,9 +505,11 @@ def test_a_start_does_not_make_a_table_again_that_was_dropped_and_its_rows_wait(
     assert "was dropped or renamed" in made.route.followers.behind[A].reason
     caplog.clear()
     made.start()
-    told = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING and "clock" not in r.getMessage()]
-    assert not [one for one in told if "NoSuchTableError" in one or "`frazil route shop" not in one]
-    assert any("what failed batches left of it stays" in one for one in told)
+    reported = [
+        r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING and "clock" not in r.getMessage()
+    ]
+    assert not [one for one in reported if "NoSuchTableError" in one or "`frazil route shop" not in one]
+    assert any("what failed batches left of it stays" in one for one in reported)
     made_anew(made.spec, made.tables, A)
     give_up(made.tables, A, made.home())
     made.start()
@@ -564,7 +566,7 @@ def test_a_table_that_was_dropped_when_it_had_all_rows_keeps_no_run_from_its_end
     assert [*made.followers.waiting] == [A]  # somebody may register it as it was before
 
 
-def test_tables_that_lack_rows_are_told_until_all_have_all(made: Shop) -> None:
+def test_tables_that_lack_rows_are_reported_until_all_have_all(made: Shop) -> None:
     made.land(a=1)
     made.batch({A: 1})
     catalog = load_catalog(None)
@@ -576,5 +578,5 @@ def test_tables_that_lack_rows_are_told_until_all_have_all(made: Shop) -> None:
     for _ in range(2):
         made.route.tried = 0.0
         made.route.follow()
-    told = [what.names for what in made.said if isinstance(what, TablesBehind)]
-    assert told == [{A}, {A}, frozenset()]
+    reported = [what.names for what in made.said if isinstance(what, TablesBehind)]
+    assert reported == [{A}, {A}, frozenset()]

@@ -163,10 +163,10 @@ def test_ends_are_not_remembered_for_ever() -> None:
 @given(
     sizes=st.lists(st.integers(1, 4), min_size=1, max_size=8),
     crashes=st.lists(st.tuples(st.integers(0, 40), st.integers(0, 6)), max_size=4),
-    looks=st.lists(st.tuples(st.integers(0, 60), st.integers(0, 30), st.booleans()), max_size=4),
+    polls=st.lists(st.tuples(st.integers(0, 60), st.integers(0, 30), st.booleans()), max_size=4),
 )
 def test_what_lies_before_a_boundary_is_whole_and_at_the_end_all_is(
-    sizes: list[int], crashes: list[tuple[int, int]], looks: list[tuple[int, int, bool]]
+    sizes: list[int], crashes: list[tuple[int, int]], polls: list[tuple[int, int, bool]]
 ) -> None:
     """Each look is at so many events, with the ends of the last ones unheard of, and perhaps by a new writer."""
     source = [(f"t{t}", order) for t, size in enumerate(sizes) for order in range(1, size + 1)]
@@ -179,7 +179,7 @@ def test_what_lies_before_a_boundary_is_whole_and_at_the_end_all_is(
     sent += source[at:]
     log = Boundaries(0)
     seen = 0
-    for end, unheard, is_new in [*sorted(look for look in looks if look[0] < len(sent)), (len(sent), 0, False)]:
+    for end, unheard, is_new in [*sorted(poll for poll in polls if poll[0] < len(sent)), (len(sent), 0, False)]:
         if is_new:
             log, seen = Boundaries(log.at, log.newest), log.at
         for offset in range(seen, end):

@@ -128,12 +128,12 @@ def test_a_start_goes_on_although_one_of_the_routes_tables_cannot_be_swept(
     assert "what failed batches left of table shop.a stays until the next start" in caplog.text
 
 
-def test_rows_wait_beside_home_from_the_first_batch_after_a_commit_to_a_dropped_table_failed() -> None:
+def test_rows_wait_next_to_the_default_table_from_the_first_batch_after_a_commit_to_a_dropped_table_failed() -> None:
     shop = Shop(tables={"a": "shop.a"})
     routed = shop.open()
     shop.catalog.drop_table("shop.a")
     shop.tables.handle("shop.a").forget()  # as each failed commit does
-    assert shop.context(routed).targets["shop.a"].folder == shop.tables.beside_home(BatchKey(1, 1))
+    assert shop.context(routed).targets["shop.a"].folder == shop.tables.waiting_folder(BatchKey(1, 1))
     assert "does not exist" in routed.absent["shop.a"]
 
 

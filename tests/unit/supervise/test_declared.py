@@ -78,7 +78,7 @@ def index(monkeypatch: pytest.MonkeyPatch) -> Seconds:
     return seconds
 
 
-def test_a_look_at_a_stream_costs_the_same_however_many_are_declared(
+def test_a_check_at_a_stream_costs_the_same_however_many_are_declared(
     streams: Path, times: Times, index: Seconds, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of its own file and the defaults each look asks the file system anew; of the others only once a second."""
@@ -110,7 +110,7 @@ def test_a_look_at_a_stream_costs_the_same_however_many_are_declared(
 
 
 @pytest.mark.usefixtures("index")
-def test_an_edit_within_one_tick_of_the_clock_is_seen_at_the_next_look(
+def test_an_edit_within_one_tick_of_the_clock_is_seen_at_the_next_check(
     streams: Path, times: Times, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = streams / "ticks.yaml"

@@ -119,7 +119,7 @@ def test_every_act_is_a_generation_and_only_a_restart_asks_for_one(streams: Path
     assert seen == [("paused", 1, 0), ("running", 2, 0), ("running", 3, 3), ("running", 4, 3)]
 
 
-def test_an_object_that_somebody_edited_says_so_and_the_next_act_mends_it(streams: Path) -> None:
+def test_an_object_that_somebody_edited_says_so_and_the_next_act_fixes_it(streams: Path) -> None:
     spec = find_stream(streams, "ticks")
     desired = beside_table(spec)
     desired.pause(by="ana", reason="")

@@ -51,12 +51,12 @@ class Bench:
         return Supervisor(WriterProgram("ticks", self.streams, FAKE_WRITER), **changes)
 
     def until(self, supervisor: Supervisor, action: WriterAction, cause: Cause) -> Step:
-        def look() -> Step | None:
+        def check() -> Step | None:
             step = supervisor.step()
             self.lines += step.writer_log
             return step if (step.decision.action, step.decision.cause) == (action, cause) else None
 
-        found: Step = self.eventually(look)
+        found: Step = self.eventually(check)
         return found
 
     def runs(self, supervisor: Supervisor) -> int:
@@ -117,12 +117,12 @@ def test_pausing_and_resuming_beside_the_table_is_obeyed_and_in_the_streams_hist
 
     clock.ahead_ms += AGAIN_MS  # there was no table when the first start was to be told
 
-    def told() -> list[str]:
+    def reported() -> list[str]:
         supervisor.step()
         return [what.sentence for what in read_history(spec, since_ms=0).happened]
 
-    assert "the stream is paused by ana: Kafka upgrade" in bench.eventually(told)
-    first, second = [sentence for sentence in told() if "the writer is started" in sentence]
+    assert "the stream is paused by ana: Kafka upgrade" in bench.eventually(reported)
+    first, second = [sentence for sentence in reported() if "the writer is started" in sentence]
     assert "(asked for): resumed by ana" in second
     assert first != second
     desired.restart(by="ana", reason="new credentials")
@@ -168,7 +168,7 @@ def test_a_writer_that_hangs_is_stopped_and_started_again(bench: Bench, monkeypa
     assert second
 
 
-def test_a_stall_that_the_writer_reports_is_told_and_restarts_nothing(bench: Bench) -> None:
+def test_a_stall_that_the_writer_reports_is_reported_and_restarts_nothing(bench: Bench) -> None:
     supervisor = bench.supervisor()
     pid = bench.runs(supervisor)
     assert supervisor.step().observed.stall is None

@@ -51,14 +51,14 @@ def audit_all(
     Raises FrazilError if there are several, and none could be audited: then the trouble is a common one.
     """
 
-    def look(stream: str) -> AuditJson | None:
+    def last_audit(stream: str) -> AuditJson | None:
         try:
             return audit_hours(stream, folder, moment, hours=hours, with_source=with_source)
         except AirflowSkipException as not_begun:
             log.info("%s: %s", stream, not_begun)
             return None
 
-    found = side_by_side(streams, look, within_s=WITHIN.total_seconds())
+    found = side_by_side(streams, last_audit, within_s=WITHIN.total_seconds())
     failed = {stream: error for stream, error in found.items() if isinstance(error, Exception)}
     for stream, error in failed.items():
         log.error("%s: the audit failed: %r", stream, error)

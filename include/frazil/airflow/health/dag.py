@@ -139,16 +139,16 @@ def resolved(measured: Measured) -> None:
 def _fired(context: Any) -> Message | None:
     """An alert fails every run while it is active, but is reported once."""
     try:
-        return _told(context, "fired")
+        return _message(context, "fired")
     except Exception:  # Airflow did not answer: the task failed, which is reported
         return failure(context)
 
 
 def _over(context: Any) -> Message | None:
-    return _told(context, "resolved")
+    return _message(context, "resolved")
 
 
-def _told(context: Any, kind: str) -> Message | None:
+def _message(context: Any, kind: str) -> Message | None:
     measured = handed_on(context["ti"].xcom_pull(task_ids="measure"), "measure", MEASURED)
     alerts = [one for one in measured[kind] if isinstance(one, dict)]
     return message_of(alerts, is_over=kind == "resolved", standing=len(measured["active"]), overview=page_url())

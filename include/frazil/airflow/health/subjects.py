@@ -21,7 +21,7 @@ from frazil.aggregate.spec import AGGREGATIONS, AggregationSpec
 from frazil.airflow.aggregations.dag import reconcile_dag_id
 from frazil.airflow.dag_ids import AUDITS_DAG, MAINTENANCE_DAG, partitions_dag_id
 from frazil.airflow.declared import DeclaredStream
-from frazil.airflow.health.routes import RouteFindings, look_on
+from frazil.airflow.health.routes import RouteFindings, reread_route
 from frazil.maintenance.alert_rules import Reading
 from frazil.maintenance.stream_rules import (
     audit_reading,
@@ -169,7 +169,7 @@ def _made(
     name: str, spec: StreamSpec, specs: list[StreamSpec], findings: dict[str, RouteFindings], now_ms: int
 ) -> Callable[[], Iterable[Reading]]:
     def read() -> Iterable[Reading]:
-        findings[name], seen = look_on(spec, specs, findings.get(name, RouteFindings({})), now_ms=now_ms)
+        findings[name], seen = reread_route(spec, specs, findings.get(name, RouteFindings({})), now_ms=now_ms)
         return seen
 
     return read

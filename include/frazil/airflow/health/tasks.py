@@ -22,7 +22,7 @@ from frazil.airflow.health.subjects import FailedRuns, Kept, read_all, subjects_
 from frazil.airflow.untrusted import Store, stored_mapping, stored_names
 from frazil.errors import FrazilError
 from frazil.maintenance.alert_rules import Reading
-from frazil.maintenance.alerts import AlertStates, AlertStep, step, step_readings, told_alone
+from frazil.maintenance.alerts import AlertStates, AlertStep, reported_alone, step, step_readings
 from frazil.maintenance.due import due
 from frazil.maintenance.health import TableHealth
 from frazil.maintenance.measure import measure
@@ -84,7 +84,7 @@ def measure_all(
             steps[name] = unmeasured(before, name, problem, Alerts(), now_ms=now_ms)
         else:
             steps[name] = gone(before, name, "no stream declares it")
-    changes = _remembered(told_alone(steps, ALONE), store)
+    changes = _remembered(reported_alone(steps, ALONE), store)
     tell_health(found, changes["active"])
     return {**changes, "due": _due(found, tables)}
 

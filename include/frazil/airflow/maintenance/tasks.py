@@ -38,7 +38,7 @@ def to_rewrite(name: str, streams: Path, *, actions: Collection[str], dry_run: b
         found = route.due(actions)
         return [] if dry_run else found
     names = tables_with(name, streams)
-    return names if look(names, streams, actions=actions, dry_run=dry_run) else []
+    return names if due_sentences(names, streams, actions=actions, dry_run=dry_run) else []
 
 
 def clean(name: str, streams: Path, store: Store, *, dry_run: bool) -> dict[str, Any]:
@@ -68,7 +68,7 @@ def sentence(name: str, action: Action, answer: Due) -> str:
     return f"{name}: {action} is {'' if answer.due else 'not '}due: {answer.reason}"
 
 
-def look(names: Collection[str], streams: Path, *, actions: Collection[str], dry_run: bool) -> list[str]:
+def due_sentences(names: Collection[str], streams: Path, *, actions: Collection[str], dry_run: bool) -> list[str]:
     """What is due, a sentence each. A dry run only logs what would be done, from all manifests, and returns nothing."""
     found = []
     for table, catalog in _tables(names, streams):

@@ -32,7 +32,7 @@ class NotKnown(Exception):
     """It is unknown whether the action was applied; the message says why."""
 
 
-def lacking(act: Act, name: str, form: Form, *, now_ms: int) -> str | None:
+def missing_value(act: Act, name: str, form: Form, *, now_ms: int) -> str | None:
     """Return what must be changed in the form before the action can be confirmed; None if it is complete."""
     try:
         if act in RUNS_A_DAG:

@@ -58,8 +58,8 @@ def alerts_in(value: Any) -> tuple[StandingAlert, ...]:
 
 
 def _runbook(alert: Mapping[str, Any]) -> str:
-    told = alert.get("runbook")
-    return told if isinstance(told, str) else runbook_of(alert["rule"])
+    named = alert.get("runbook")
+    return named if isinstance(named, str) else runbook_of(alert["rule"])
 
 
 def due_in(value: Any) -> dict[str, list[str]] | None:

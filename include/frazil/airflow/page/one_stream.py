@@ -21,7 +21,7 @@ from frazil.host.launcher import Observation
 from frazil.maintenance.tables import made_table
 from frazil.offsets.spans import TopicPartition
 from frazil.operations.answers import Answer, Asked
-from frazil.operations.look import look_at_history, look_at_routed, look_at_topics, look_at_writers
+from frazil.operations.fetch import fetch_history, fetch_routed, fetch_topics, fetch_writers
 from frazil.operations.offers import offered, standing_of
 from frazil.operations.overview import Around, line_of
 from frazil.operations.rates import rates_in
@@ -76,7 +76,7 @@ def stream(name: str, wish: Wish, sees: Sees, may_act: Callable[[str], bool]) ->
 
 
 @dataclass(frozen=True, slots=True)
-class Looks:
+class Requests:
     """The requested answers for one stream, which are read in parallel."""
 
     status: Asked[StreamState]
@@ -90,14 +90,14 @@ class Looks:
     @classmethod
     def begin(cls, spec: StreamSpec, shown: Range) -> Self:
         ask, group, key, name = answers().ask, group_of(spec), status_key(spec), spec.name
-        past = partial(look_at_history, spec, past_ms=shown.past_ms)
+        past = partial(fetch_history, spec, past_ms=shown.past_ms)
         specs = [one.spec for one in declared().value or () if one.spec]
-        tables = partial(look_at_routed, spec, specs)
+        tables = partial(fetch_routed, spec, specs)
         return cls(
             status=views.ask_status(spec, first=True),
             history=ask(group, ("history", shown, *key), past, keep_s=KEEP_S, first=True),
-            ends=ask(f"Kafka of {name}", ("topics", *key), partial(look_at_topics, spec), keep_s=KEEP_S),
-            writers=ask("this host", ("writers", name), partial(look_at_writers, spec), keep_s=KEEP_S),
+            ends=ask(f"Kafka of {name}", ("topics", *key), partial(fetch_topics, spec), keep_s=KEEP_S),
+            writers=ask("this host", ("writers", name), partial(fetch_writers, spec), keep_s=KEEP_S),
             dags=ask("Airflow", ("dags", name), partial(paused_dags, _dags(spec)), keep_s=KEEP_S),
             run=ask("Airflow", ("run", name), partial(newest_run, _dags(spec)[0]), keep_s=KEEP_S),
             routed=ask(group, ("routed", *key), tables, keep_s=KEEP_ROUTED_S) if spec.route else None,
@@ -106,14 +106,14 @@ class Looks:
 
 def _view(one: DeclaredStream, spec: StreamSpec, wish: Wish, *, may_act: bool) -> StreamView:
     shown = Range.of(wish.hours)
-    looks = Looks.begin(spec, shown)
-    seen = _gathered(looks.status, WITHIN_S)
-    told, ends, runs = _gathered(looks.history), _gathered(looks.ends), _gathered(looks.writers)
-    dags = _gathered(looks.dags).value
-    found, around = told.value or History(), _around(one, dags)
+    requests = Requests.begin(spec, shown)
+    seen = _gathered(requests.status, WITHIN_S)
+    history, ends, runs = _gathered(requests.history), _gathered(requests.ends), _gathered(requests.writers)
+    dags = _gathered(requests.dags).value
+    found, around = history.value or History(), _around(one, dags)
     recorded = finished(found.past.points, clock.now_ms())
     points = coarser(recorded, shown)
-    unread = views.unread({KAFKA: ends, "The table": told, "The run folder": runs})
+    unread = views.unread({KAFKA: ends, "The table": history, "The run folder": runs})
     is_back = seen.value is not None and seen.value.rolled_back
     partitions = partitions_of(found.marker, None if is_back or KAFKA in unread else ends.value, spec)
     line = line_of(spec.name, spec, seen_of(one, seen), around, now_ms=clock.now_ms())
@@ -132,15 +132,19 @@ def _view(one: DeclaredStream, spec: StreamSpec, wish: Wish, *, may_act: bool) -
         partitions_in_all=len(partitions),
         runs=runs_of(runs.value),
         dags=dags,
-        log=_log(spec, _gathered(looks.run).value),
+        log=_log(spec, _gathered(requests.run).value),
         topics=topics_of(spec, partitions, os.environ.get(TOPIC_URL_VARIABLE, "")),
         routes=spec.route is not None or (seen.value is not None and seen.value.routed),
         routed=(
-            _routed(spec, _gathered(looks.routed).value, seen.value, wish.tables, line.level) if looks.routed else None
+            _routed(spec, _gathered(requests.routed).value, seen.value, wish.tables, line.level)
+            if requests.routed
+            else None
         ),
-        pending=told.pending or seen.pending or ends.pending,
+        pending=history.pending or seen.pending or ends.pending,
         may_act=may_act,
-        acts=offered(spec, standing_of(seen.value, told.value, looked=told.at_ms is not None and not told.problem)),
+        acts=offered(
+            spec, standing_of(seen.value, history.value, is_read=history.at_ms is not None and not history.problem)
+        ),
         problems=without_repeats(unread, seen.value),
         range=shown,
         points=points,

@@ -16,9 +16,9 @@ from frazil.airflow.page.known import Measured, paused_dags, standing_alerts
 from frazil.home import home
 from frazil.maintenance.tables import TableKind, maintained_tables
 from frazil.operations.answers import Answer, Answers, Asked
-from frazil.operations.look import (
-    look_at_stream,
-    look_at_windows,
+from frazil.operations.fetch import (
+    fetch_stream,
+    fetch_windows,
 )
 from frazil.operations.overview import (
     Around,
@@ -46,7 +46,7 @@ OVERVIEW_WITHIN_S, MORE_WITHIN_S = 0.4, 0.2
 soon, and one stream that hangs must not delay the others."""
 SAVED_EVERY_S, FOREVER_S = 60.0, 1e9
 KEEP_S, KEEP_DECLARED_S, KEEP_WINDOWS_S = 8.0, 8.0, 30.0
-LOOKS_A_SECOND = 5
+MAX_FETCHES_PER_S = 5
 """Streams that are refreshed per second, so that an open page costs the API server the same with many streams."""
 MAX_FINGERPRINTS = 5_000
 MEASURED_LATE_MS = 20 * 60_000
@@ -68,8 +68,8 @@ def streams_folder() -> Path:
 
 def declared() -> Answer[list[DeclaredStream]]:
     """Return every declared stream."""
-    look = partial(declared_streams, streams_folder())
-    return answers().one("declarations", "declarations", look, keep_s=KEEP_DECLARED_S, within_s=WITHIN_S)
+    fetch = partial(declared_streams, streams_folder())
+    return answers().one("declarations", "declarations", fetch, keep_s=KEEP_DECLARED_S, within_s=WITHIN_S)
 
 
 def overview(sees: Sees, *, airflow: tuple[str, ...] = ()) -> Overview:
@@ -81,7 +81,7 @@ def overview(sees: Sees, *, airflow: tuple[str, ...] = ()) -> Overview:
     everything = found.value or []
     may = set(sees({one.name: writer_dag_of(one) for one in everything}))
     shown = [one for one in everything if one.name in may]
-    kept, keep_s = answers(), max(KEEP_S, len(shown) / LOOKS_A_SECOND)
+    kept, keep_s = answers(), max(KEEP_S, len(shown) / MAX_FETCHES_PER_S)
     measured = kept.ask("Airflow", "alerts", standing_alerts, keep_s=KEEP_S)
     writers = sorted({writer_dag_of(one) for one in everything})
     known_by = [*writers, MAINTENANCE_DAG]
@@ -114,8 +114,8 @@ def overview(sees: Sees, *, airflow: tuple[str, ...] = ()) -> Overview:
 def _recall(streams: Iterable[DeclaredStream]) -> None:
     """Load the last overview of an earlier process, once in this process."""
     kept, file = answers(), _remembered_file()
-    look = partial(remembered, file, now_ms=clock.now_ms())
-    found = kept.one("this host", ("remembered", file), look, keep_s=FOREVER_S, within_s=MORE_WITHIN_S)
+    fetch = partial(remembered, file, now_ms=clock.now_ms())
+    found = kept.one("this host", ("remembered", file), fetch, keep_s=FOREVER_S, within_s=MORE_WITHIN_S)
     if not found.value:
         return
     specs = {(one.spec.name, fingerprint_of(one.spec)): one.spec for one in streams if one.spec}
@@ -189,9 +189,9 @@ def care_of(measured: Measured | None, streams: Iterable[DeclaredStream]) -> Car
     return Care(by_stream(measured.alerts, writers), written, measured.due, names)
 
 
-def unread(looks: Mapping[str, Answer[Any]]) -> dict[str, str]:
+def unread(reads: Mapping[str, Answer[Any]]) -> dict[str, str]:
     """Return a sentence for each part that could not be read."""
-    return {name: said for name, answer in looks.items() if (said := _unread(name, answer))}
+    return {name: said for name, answer in reads.items() if (said := _unread(name, answer))}
 
 
 def _unread(name: str, answer: Answer[Any]) -> str | None:
@@ -204,8 +204,8 @@ def _unread(name: str, answer: Answer[Any]) -> str | None:
 
 def ask_status(spec: StreamSpec, *, keep_s: float = KEEP_S, first: bool = False) -> Asked[StreamState]:
     """Request the state of a stream."""
-    look = partial(look_at_stream, spec)
-    return answers().ask(group_of(spec), status_key(spec), look, keep_s=keep_s, first=first)
+    fetch = partial(fetch_stream, spec)
+    return answers().ask(group_of(spec), status_key(spec), fetch, keep_s=keep_s, first=first)
 
 
 def status_key(spec: StreamSpec) -> tuple[str, str, str]:
@@ -244,8 +244,8 @@ def feeding(streams: Iterable[DeclaredStream]) -> dict[tuple[str | None, str], t
 def ask_windows(specs: Sequence[StreamSpec], keep_s: float) -> Asked[Windows | None]:
     """Request a table's completeness. `specs` are all streams that feed it."""
     key = ("windows", *map(fingerprint_of, specs))
-    look = partial(look_at_windows, specs)
-    return answers().ask(group_of(specs[0]), key, look, keep_s=max(KEEP_WINDOWS_S, keep_s))
+    fetch = partial(fetch_windows, specs)
+    return answers().ask(group_of(specs[0]), key, fetch, keep_s=max(KEEP_WINDOWS_S, keep_s))
 
 
 def group_of(spec: StreamSpec) -> str:

@@ -64,7 +64,7 @@ def act_of(task: DeferredTask) -> Act:
     return Act.CLEARED if (task.try_number_now or 0) > task.try_number else Act.TAKEN_OVER
 
 
-async def look_up(stream: str, *, dag_id: str, run_id: str, task_id: str, try_number: int) -> DeferredTask:
+async def fetch_task(stream: str, *, dag_id: str, run_id: str, task_id: str, try_number: int) -> DeferredTask:
     """Read the task's state from Airflow. Raises the task SDK's errors.
 
     A trigger cannot read a try number from Airflow, so the supervising try is read from its claim.

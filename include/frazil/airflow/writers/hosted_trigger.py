@@ -68,7 +68,7 @@ class HostedStreamTrigger(FollowingTrigger):
                 if not begun:
                     await in_thread(self._begin)
                     begun = True
-                seen = await in_thread(self._look)
+                seen = await in_thread(self._observe)
                 if seen.state != said:
                     said, paused = seen.state, await in_thread(partial(self._paused, seen))
                     self.log.info("%s: %s%s", self.stream, said, paused)
@@ -113,7 +113,7 @@ class HostedStreamTrigger(FollowingTrigger):
         write_claim(self.stream, Claim(instance.run_id, instance.try_number))
         if not self.resume:
             return
-        given_up, announced = self._look().given_up, announced_given_up(self.stream, run_id=instance.run_id)
+        given_up, announced = self._observe().given_up, announced_given_up(self.stream, run_id=instance.run_id)
         failed_for_it = given_up is not None and announced is not None and announced.subject == given_up.subject
         desired = self._desired()
         now = desired.read()
@@ -123,7 +123,7 @@ class HostedStreamTrigger(FollowingTrigger):
         elif failed_for_it:
             desired.resume(by=BY, reason=f"the task of run {instance.run_id} was cleared")
 
-    def _look(self) -> Seen:
+    def _observe(self) -> Seen:
         from frazil.home import run_folder  # noqa: PLC0415
         from frazil.host.given_up import standing_given_up  # noqa: PLC0415 - needed by a running trigger only
         from frazil.host.launchers import open_launcher  # noqa: PLC0415

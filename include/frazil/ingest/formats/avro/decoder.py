@@ -115,7 +115,7 @@ class AvroDecoder:
         data, starts, lengths = fixed(values)
         roots, read = read_only(roots), 0
         while True:
-            read, lacking = self._read_records(
+            read, missing = self._read_records(
                 data,
                 starts,
                 lengths,
@@ -135,10 +135,10 @@ class AvroDecoder:
             )
             if read == len(values):
                 return columns.table(data)
-            if lacking == len(columns.domains):
+            if missing == len(columns.domains):
                 self._slots = np.zeros(2 * len(self._slots), np.int64)
             else:
-                columns.grow(lacking)
+                columns.grow(missing)
 
     def _begun(self, values: BinaryColumn, rejections: dict[int, Fault]) -> tuple[Numbers, BinaryColumn]:
         """The operation that each record begins with (-1 if rejected), and the records without their frames."""

@@ -141,8 +141,8 @@ class Program:
             for i, field in enumerate(kind.fields)
         }
         filled = filled_columns(written, wanted)
-        lacked = [inside for name, inside in wanted.items() if name not in filled.values()]
-        for inside in lacked:
+        unfilled = [inside for name, inside in wanted.items() if name not in filled.values()]
+        for inside in unfilled:
             if self._columns.nodes[inside.node, REQUIRED]:
                 name = written.name.rpartition(".")[2]
                 return self._refused(inside, MISSING, f"required, and the written schema's {name} has no such field")
@@ -152,9 +152,9 @@ class Program:
             for i, (part, names) in enumerate(zip(written.parts, written.fields, strict=True))
         ]
         self._with_places(row, places)
-        self._set(row, op.LACKING, len(self._places))
-        self._set(row, op.LACKED, len(lacked))
-        self._places += [inside.node for inside in lacked]
+        self._set(row, op.FIRST_UNFILLED, len(self._places))
+        self._set(row, op.UNFILLED, len(unfilled))
+        self._places += [inside.node for inside in unfilled]
         return row
 
     def _passed_over(self, written: AvroType, path: str) -> int:

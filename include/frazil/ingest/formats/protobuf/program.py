@@ -131,7 +131,7 @@ class Program:
         fields = {one.name: one for one in written.fields}
         for name, inside in wanted.items():
             if name not in fields:
-                self._lack(written, inside, absent)
+                self._add_absent(written, inside, absent)
         operations: dict[int, int] = {}
         maps: list[int] = []
         for name, inside in wanted.items():
@@ -144,7 +144,7 @@ class Program:
         self._set(row, op.CELLS, int(self._columns.nodes[target.node, AFTER]) - target.node)
         return row
 
-    def _lack(self, written: Descriptor, inside: Target, absent: _Absent) -> None:
+    def _add_absent(self, written: Descriptor, inside: Target, absent: _Absent) -> None:
         if self._columns.nodes[inside.node, REQUIRED]:
             raise _Refused(MISSING, f"required, and the written schema's {written.name} has no such field", inside.path)
         absent.begin += [inside.node, 0, 0, 0]

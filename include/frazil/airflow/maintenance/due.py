@@ -51,7 +51,7 @@ class Run:
     """A person wants it now, whenever the tables were looked at last."""
 
 
-def look_at_all(names: Sequence[str], streams: Path, run: Run, store: Store, states_of: StatesOf) -> list[str]:
+def due_tables(names: Sequence[str], streams: Path, run: Run, store: Store, states_of: StatesOf) -> list[str]:
     """The tables that need a task: something is due, or they could not be measured. In a dry run all that are chosen.
 
     Each name stands for its dead-letter tables too, and a route's for all of its tables. Left out are those whose turn
@@ -113,7 +113,7 @@ def _needy(
     by_name = {route.name: route for route in routed}
     dirty |= {route.name for route in routed if "orphans" in run.actions and route.orphans_due(store)}
 
-    def look(name: str) -> bool:
+    def check(name: str) -> bool:
         if name in by_name:
             return bool(by_name[name].due(run.actions)) or name in dirty
         needs = False
@@ -125,7 +125,7 @@ def _needy(
             needs = needs or (table.name in dirty and catalog.table_exists(table.identifier))
         return needs
 
-    found = side_by_side(asked, look, within_s=WITHIN.total_seconds())
+    found = side_by_side(asked, check, within_s=WITHIN.total_seconds())
     failed = {name: error for name, error in found.items() if isinstance(error, Exception)}
     for name, error in failed.items():
         log.error("%s was not measured: %r", name, error)

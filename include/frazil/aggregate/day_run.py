@@ -32,7 +32,7 @@ class DayRun:
     given: DayInput
 
     @contextmanager
-    def told(self, jobs: Jobs | None) -> Iterator[None]:
+    def reported(self, jobs: Jobs | None) -> Iterator[None]:
         """Report START before the run, COMPLETE or FAIL after it; nothing if no backend is declared."""
         if jobs is None:
             yield
