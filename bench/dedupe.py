@@ -86,7 +86,8 @@ def measure(millions: int, batch: tuple[StagedFile, ...], rows: int) -> str:
     before = _peak_mib()
     cost = _cpu(dedupe)
     return (
-        f"window of {millions} million rows: {cost:.2f} core-s for {rows:,} rows, {reported[REPEATED]} repeated; a plain "
+        f"window of {millions} million rows: {cost:.2f} core-s for {rows:,} rows, {reported[REPEATED]} repeated; a "
+        "plain "
         f"append {plain:.2f}; peak memory {_peak_mib():,} MiB, {before:,} of it before"
     )
 

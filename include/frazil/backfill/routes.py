@@ -155,8 +155,10 @@ def bring(tables: StreamTables, backfill: BackfillMarker, journals: Iterable[Jou
     if behind:
         rows = counted(sum(file.records for file in waiting[behind]), "row", "waits|wait")
         raise CommitUnavailable(
-            f"replay {backfill.id} of stream {backfill.stream!r} has landed, and {rows} for table {behind}: {reason}. Their "
-            f"letters stay until then. Mend the table, or let it go on: `frazil route {backfill.stream} --give-up {behind}`"
+            f"replay {backfill.id} of stream {backfill.stream!r} has landed, and {rows} for table {behind}: "
+            f"{reason}. Their "
+            f"letters stay until then. Mend the table, or let it go on: `frazil route {backfill.stream} --give-up "
+            f"{behind}`"
             f"; then run `frazil dlq replay {backfill.stream}` again"
         )
 

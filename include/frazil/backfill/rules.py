@@ -51,7 +51,8 @@ def check_no_backfill(backfill: BackfillMarker | None) -> None:
     """Check that no backfill is under way before dead letters are replayed. Raises WriterBusy."""
     if backfill is not None and backfill.is_open and not backfill.replays:
         raise WriterBusy(
-            f"backfill {backfill.id} of stream {backfill.stream!r} is {backfill.state}: finish it, or end it with `frazil "
+            f"backfill {backfill.id} of stream {backfill.stream!r} is {backfill.state}: finish it, or end it with "
+            "`frazil "
             f"backfill {backfill.stream} --abandon`, before dead letters are replayed"
         )
 
@@ -116,11 +117,13 @@ def replaced(backfill: BackfillMarker, seen: str) -> str:
     """Return the message for a run that another run replaced; `seen` is the evidence."""
     if backfill.replays:
         return (
-            f"another `frazil dlq replay {backfill.stream}` took this replay over, or a person abandoned it: this command "
+            f"another `frazil dlq replay {backfill.stream}` took this replay over, or a person abandoned it: this "
+            "command "
             f"changes nothing more. If no other command runs, run it again ({seen})"
         )
     return (
-        f"epoch {backfill.epoch} of backfill {backfill.id} of stream {backfill.stream!r} was replaced by another run of it: "
+        f"epoch {backfill.epoch} of backfill {backfill.id} of stream {backfill.stream!r} was replaced by another run "
+        "of it: "
         f"{seen}. See `frazil backfill {backfill.stream} --status`"
     )
 
@@ -128,7 +131,8 @@ def replaced(backfill: BackfillMarker, seen: str) -> str:
 def overtaken(backfill: BackfillMarker, lost: str) -> str:
     """Return the message for a replay that lost every commit attempt."""
     return (
-        f"{lost}. If it is the stream's writer: `frazil pause {backfill.stream}`, then `frazil dlq replay {backfill.stream}` "
+        f"{lost}. If it is the stream's writer: `frazil pause {backfill.stream}`, then `frazil dlq replay "
+        f"{backfill.stream}` "
         f"finishes this one, and `frazil resume {backfill.stream}` lets the writer go on"
     )
 
@@ -137,7 +141,8 @@ def ended_meanwhile(backfill: BackfillMarker) -> str:
     """Return the message for a run during whose start another backfill or replay ended."""
     act = "replay of dead letters" if backfill.replays else "backfill"
     return (
-        f"another {act} of stream {backfill.stream!r}, {backfill.id}, ended while this command began (it is {backfill.state}). "
+        f"another {act} of stream {backfill.stream!r}, {backfill.id}, ended while this command began (it is "
+        f"{backfill.state}). "
         "This command changed nothing: run it again"
     )
 
@@ -147,7 +152,8 @@ def ended_before(backfill: BackfillMarker, last: BackfillMarker | None) -> str:
     act = "replay of dead letters" if backfill.replays else "backfill"
     now = f"its last one is {last.id}, which is {last.state}" if last else "its table names none any more"
     return (
-        f"it was not abandoned: the {act} {backfill.id} of stream {backfill.stream!r} had ended, and {now}. Nothing was "
+        f"it was not abandoned: the {act} {backfill.id} of stream {backfill.stream!r} had ended, and {now}. Nothing "
+        "was "
         "changed. *What happened* on the page says whether it was published"
     )
 

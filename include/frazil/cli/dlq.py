@@ -160,7 +160,8 @@ def discard_(  # noqa: PLR0913 - a command's options
     backfill = unfinished(opened.tables) if done < meant else None
     if backfill and backfill.replays and not backfill.is_open:
         echo(
-            f"Dead letters that the main table has as rows by replay {backfill.id} are not discarded: they leave once each "
+            f"Dead letters that the main table has as rows by replay {backfill.id} are not discarded: they leave "
+            "once each "
             f"table has its rows. `frazil dlq replay {stream}` continues, or shows which table to fix or to give up "
             f"(`frazil route {stream}`).",
             err=True,

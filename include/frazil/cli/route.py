@@ -168,7 +168,8 @@ def _give_up(opened: OpenStream, default_marker: Marker, found: _Found, table: s
     rows = found.rows_for(table, replayed=not has)  # the route's own tables get those of a replay all the same
     if not rows and _is_well(opened, default_marker, found, table, there=there):
         asking.teller.say(
-            f"No row of a batch waits for {table}: nothing is given up.{_to_be_replayed(found, table, default_marker.stream)}"
+            f"No row of a batch waits for {table}: nothing is given "
+            f"up.{_to_be_replayed(found, table, default_marker.stream)}"
         )
         return False
     asking.teller.say(

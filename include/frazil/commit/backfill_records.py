@@ -83,7 +83,8 @@ def record_of(journals: JournalStore, backfill: BackfillMarker) -> Record:
     data = journals.store.get(path)
     if data is None:
         raise FrazilError(
-            f"the record of replay {backfill.id} of stream {backfill.stream!r} is missing: nothing tells which dead letters it "
+            f"the record of replay {backfill.id} of stream {backfill.stream!r} is missing: nothing tells which dead "
+            "letters it "
             f"made rows. Put {path} back"
         )
     return Record.from_bytes(data)

@@ -94,7 +94,8 @@ def _without_rows(opened: OpenStream, letters: Letters, replay: BackfillMarker) 
 def _check_not_replayed(backfill: BackfillMarker | None, decided: BackfillMarker | None) -> None:
     if backfill and backfill.is_open and backfill.replays and (decided is None or backfill.id != decided.id):
         raise WriterBusy(
-            f"dead letters of stream {backfill.stream!r} are being replayed ({backfill.request['dead-letters']}): none was "
+            f"dead letters of stream {backfill.stream!r} are being replayed ({backfill.request['dead-letters']}): "
+            "none was "
             f"discarded. Wait until that has ended; if it was interrupted, finish it with `frazil dlq replay "
             f"{backfill.stream}`, or end it with `frazil backfill {backfill.stream} --abandon`. Then discard them"
         )

@@ -1,7 +1,7 @@
 """One DAG, `frazil_maintenance`, that keeps all tables in shape.
 
-- `check_due` measures every table whose turn it is, side by side, from metadata, and logs for each action whether it is due
-  and why. It hands on the names of the tables where something is; no JVM starts for the others.
+- `check_due` measures every table whose turn it is, from metadata and in parallel, and logs for each action whether it
+  is due and why. It returns the names of the tables where something is due; no JVM starts for the others.
 - `table` is a group of tasks for each of those. `rewrite` is its Spark application, in the pool that limits Spark's
   work: compaction, manifests, snapshot expiry. It decides again, from all manifests. `orphans` deletes, once a day,
   files that no snapshot, journal or backfill refers to, and never during a rewrite of the same table.
