@@ -6,12 +6,14 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from frazil import clock
 from frazil.airflow.health.tasks import measure_all
-from frazil.maintenance import measure
+from frazil.errors import KafkaUnavailable
+from frazil.maintenance import lag, measure
 from frazil.spec.load import load_stream
 from frazil.table import rest_catalog
 from tests.dags.test_maintenance import Store
@@ -108,3 +110,22 @@ def test_a_catalog_that_does_not_answer_is_an_alert_until_it_does(
     over = check(3 * HALF)
     assert ("city.rides", "unmeasured") in {(alert["table"], alert["rule"]) for alert in over["resolved"]}
     assert over["active"] == []
+
+
+def test_an_unreachable_kafka_does_not_keep_an_old_commit_fresh(
+    streams: Path, far: MadeCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert far.mood is Mood.WELL
+    monkeypatch.setattr(lag, "open_kafka", Mock(side_effect=KafkaUnavailable("no broker at 127.0.0.1:1 answers")))
+    begin_ms, store = clock.now_ms(), Store()
+
+    def fired(after: timedelta) -> list[dict[str, Any]]:
+        monkeypatch.setattr(clock, "now_ms", lambda: begin_ms + after // timedelta(milliseconds=1))
+        found: list[dict[str, Any]] = measure_all(streams, store)["fired"]
+        return found
+
+    old = timedelta(minutes=16)
+    assert [*fired(timedelta(0)), *fired(old), *fired(old + HALF)] == []
+    (alert,) = fired(old + 2 * HALF)
+    assert alert["rule"] == "freshness:rides"
+    assert "its lag is unknown (no broker at 127.0.0.1:1 answers): last commit" in alert["sentence"]
