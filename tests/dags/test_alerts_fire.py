@@ -88,6 +88,25 @@ def test_maintenance_that_fails_twice_is_an_alert_until_a_run_succeeds(
     assert rules(well["events"][-1][2]["resolved"]) >= {"runs:frazil_maintenance", "unmeasured"}
 
 
+def test_paused_audits_are_an_alert_until_they_are_unpaused(
+    far: MadeCatalog, streams: Path, dag_runner: Callable[[Path], Any]
+) -> None:
+    assert far.mood is Mood.WELL
+    airflow, begin = dag_runner(streams), datetime.now(UTC)
+    rule = "runs:frazil_audits"
+
+    def checked(number: int) -> Any:
+        moment = begin + timedelta(seconds=number)
+        return airflow.run("frazil_health", moment=moment, later=number * HALF)["events"]
+
+    airflow.pause("frazil_audits", paused=True)
+    fired = [checked(number) for number in range(3)][-1][-1][2]
+    assert rule in rules(fired["fired"])
+    assert airflow.run("frazil_audits", moment=begin)["state"] == "success"
+    airflow.pause("frazil_audits", paused=False)
+    assert rule in rules(checked(3)[-1][2]["resolved"])
+
+
 @pytest.mark.parametrize(("mood", "said"), [(Mood.REFUSES, "the token has expired"), (Mood.HANGS, "no answer in time")])
 def test_a_catalog_that_does_not_answer_is_an_alert_until_it_does(
     far: MadeCatalog, streams: Path, mood: Mood, said: str, monkeypatch: pytest.MonkeyPatch
