@@ -507,20 +507,20 @@ def forget_answers() -> None:
     views.answers.cache_clear()
 
 
-def pause(dag_id: str, paused: bool) -> None:
-    """Let Airflow have such a DAG, and it be paused; or have it no longer."""
+def pause(dag_id: str, paused: bool | None) -> None:
+    """Give Airflow such a DAG, paused or not; with None, take it away."""
     from airflow.models.dag import DagModel  # noqa: PLC0415 - as above
     from airflow.models.dagbundle import DagBundleModel  # noqa: PLC0415 - as above
     from airflow.utils.session import create_session  # noqa: PLC0415 - as above
     from sqlalchemy import delete  # noqa: PLC0415 - as above
 
     with create_session() as session:
-        if not paused:
+        if paused is None:
             session.execute(delete(DagModel).where(DagModel.dag_id == dag_id))
             return
         session.merge(DagBundleModel(name="of-tests"))
         session.flush()
-        session.add(DagModel(dag_id=dag_id, bundle_name="of-tests", is_stale=False, is_paused=True))
+        session.merge(DagModel(dag_id=dag_id, bundle_name="of-tests", is_stale=False, is_paused=paused))
 
 
 def give_to_team(team: str, dag_id: str) -> None:

@@ -6,12 +6,14 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from frazil import clock
 from frazil.airflow.health.tasks import measure_all
-from frazil.maintenance import measure
+from frazil.errors import KafkaUnavailable
+from frazil.maintenance import lag, measure
 from frazil.spec.load import load_stream
 from frazil.table import rest_catalog
 from tests.dags.test_maintenance import Store
@@ -86,6 +88,25 @@ def test_maintenance_that_fails_twice_is_an_alert_until_a_run_succeeds(
     assert rules(well["events"][-1][2]["resolved"]) >= {"runs:frazil_maintenance", "unmeasured"}
 
 
+def test_paused_audits_are_an_alert_until_they_are_unpaused(
+    far: MadeCatalog, streams: Path, dag_runner: Callable[[Path], Any]
+) -> None:
+    assert far.mood is Mood.WELL
+    airflow, begin = dag_runner(streams), datetime.now(UTC)
+    rule = "runs:frazil_audits"
+
+    def checked(number: int) -> Any:
+        moment = begin + timedelta(seconds=number)
+        return airflow.run("frazil_health", moment=moment, later=number * HALF)["events"]
+
+    airflow.pause("frazil_audits", paused=True)
+    fired = [checked(number) for number in range(3)][-1][-1][2]
+    assert rule in rules(fired["fired"])
+    assert airflow.run("frazil_audits", moment=begin)["state"] == "success"
+    airflow.pause("frazil_audits", paused=False)
+    assert rule in rules(checked(3)[-1][2]["resolved"])
+
+
 @pytest.mark.parametrize(("mood", "said"), [(Mood.REFUSES, "the token has expired"), (Mood.HANGS, "no answer in time")])
 def test_a_catalog_that_does_not_answer_is_an_alert_until_it_does(
     far: MadeCatalog, streams: Path, mood: Mood, said: str, monkeypatch: pytest.MonkeyPatch
@@ -108,3 +129,22 @@ def test_a_catalog_that_does_not_answer_is_an_alert_until_it_does(
     over = check(3 * HALF)
     assert ("city.rides", "unmeasured") in {(alert["table"], alert["rule"]) for alert in over["resolved"]}
     assert over["active"] == []
+
+
+def test_an_unreachable_kafka_does_not_keep_an_old_commit_fresh(
+    streams: Path, far: MadeCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert far.mood is Mood.WELL
+    monkeypatch.setattr(lag, "open_kafka", Mock(side_effect=KafkaUnavailable("no broker at 127.0.0.1:1 answers")))
+    begin_ms, store = clock.now_ms(), Store()
+
+    def fired(after: timedelta) -> list[dict[str, Any]]:
+        monkeypatch.setattr(clock, "now_ms", lambda: begin_ms + after // timedelta(milliseconds=1))
+        found: list[dict[str, Any]] = measure_all(streams, store)["fired"]
+        return found
+
+    old = timedelta(minutes=16)
+    assert [*fired(timedelta(0)), *fired(old), *fired(old + HALF)] == []
+    (alert,) = fired(old + 2 * HALF)
+    assert alert["rule"] == "freshness:rides"
+    assert "its lag is unknown (no broker at 127.0.0.1:1 answers): last commit" in alert["sentence"]

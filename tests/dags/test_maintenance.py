@@ -18,6 +18,7 @@ from frazil.airflow.health import dag as health
 from frazil.airflow.health import subjects as watched
 from frazil.airflow.health import tasks as table_health
 from frazil.airflow.maintenance import tasks as table_care
+from frazil.maintenance.alert_rules import Reading
 from frazil.partitions.completeness import Cursor
 from frazil.partitions.windows import Grain, Window, windows_between
 from frazil.signals.signal import Signal, SignalState
@@ -196,6 +197,16 @@ def test_as_many_failed_runs_are_counted_as_an_alert_needs() -> None:
         return seen[0].is_beyond
 
     assert (beyond(7), beyond(8), beyond(100)) == (False, True, True)
+
+
+def test_a_paused_dag_of_all_streams_is_an_alert_although_no_run_of_it_failed() -> None:
+    subjects = {dag_id: watched.Subject(Alerts(), list, (dag_id,)) for dag_id in (*watched.ABOUT_ALL, "frazil_other")}
+    seen = watched.read_all(subjects, lambda *_: 0, lambda _: True, at_once=1)
+    readings = {name: one for name, (one,) in seen.items() if isinstance(one, Reading)}
+    assert {name for name, one in readings.items() if one.is_beyond} == set(watched.ABOUT_ALL)
+    assert readings["frazil_audits"].sentence == (
+        "the DAG frazil_audits is paused in Airflow, so its work is not done: unpause it"
+    )
 
 
 def test_a_stream_that_is_removed_beside_others_is_no_alert_while_it_may_be_for_a_moment(

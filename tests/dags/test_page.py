@@ -291,15 +291,16 @@ def test_a_scheduler_that_died_is_reported_on_each_view_and_by_each_act_that_wai
     airflow_process.call(in_airflow.forget_answers)
 
 
+@pytest.mark.parametrize("dag_id", ["frazil_maintenance", "frazil_audits"])
 @pytest.mark.usefixtures("declared")
-def test_the_overview_says_that_the_dag_of_maintenance_is_paused(ask: Ask, airflow_process: AirflowProcess):
+def test_the_overview_says_that_a_dag_of_all_streams_is_paused(ask: Ask, airflow_process: AirflowProcess, dag_id: str):
     def said() -> list[str]:
-        return [note for note in ask("VIEWER", "api/overview")["body"]["notes"] if "frazil_maintenance" in note]
+        return [note for note in ask("VIEWER", "api/overview")["body"]["notes"] if dag_id in note]
 
-    for paused in (True, False):
-        airflow_process.call(in_airflow.pause, "frazil_maintenance", paused)
+    for paused in (True, False, None):
+        airflow_process.call(in_airflow.pause, dag_id, paused)
         airflow_process.call(in_airflow.forget_answers)
-        eventually(lambda paused=paused: bool(said()) == paused, within_s=60)
+        eventually(lambda paused=paused: bool(said()) == bool(paused), within_s=60)
 
 
 VIEWS = ("overview", "stream/ticks", "table/demo.ticks")

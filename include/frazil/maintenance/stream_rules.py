@@ -259,8 +259,14 @@ def late_reading(name: str, target: str, late: Sequence[WaitingDay], within: tim
     )
 
 
-def runs_reading(dag_id: str, failed: int | None, most: int) -> Reading:
-    """Return the reading of a DAG's consecutive failed runs. `failed` is None if Airflow does not report them."""
+def runs_reading(dag_id: str, failed: int | None, most: int, *, paused: bool = False) -> Reading:
+    """Return the reading of a DAG's consecutive failed runs. `failed` is None if Airflow does not report them.
+
+    A paused DAG is beyond the threshold: it does its work as little as one whose runs fail.
+    """
+    if paused:
+        sentence = f"the DAG {dag_id} is paused in Airflow, so its work is not done: unpause it"
+        return Reading(f"runs:{dag_id}", most + 1, most, "the DAG is paused", sentence)
     return Reading(
         f"runs:{dag_id}",
         failed,

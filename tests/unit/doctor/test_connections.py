@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock, patch
 
 import pytest
 from click.testing import CliRunner, Result
 from moto import mock_aws
+from pyiceberg.catalog import Catalog
 
 from frazil.cli.main import frazil
+from frazil.commit import catalog_probe
 from frazil.doctor import connections, streams
 from frazil.doctor.connections import Connections
 from frazil.doctor.finding import Finding, State
@@ -23,6 +27,7 @@ from frazil.errors import (
     TopicMissing,
 )
 from frazil.kafka.admin import KafkaOffsets
+from frazil.offsets.spans import TopicPartition
 from frazil.spec.load import load_stream
 from frazil.spec.model import StreamSpec
 from frazil.table.catalogs import load_catalog
@@ -63,6 +68,48 @@ def test_what_is_reached_is_said_and_nothing_is_left(tmp_path: Path, monkeypatch
     ]
     assert load_catalog("lake").list_namespaces() == []
     assert not (tmp_path / "warehouse").exists()
+
+
+def test_each_namespace_that_the_stream_writes_to_is_probed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    configure(monkeypatch, type="sql", uri=f"sqlite:///{tmp_path}/lake.db", warehouse=f"file://{tmp_path}/warehouse")
+    file = declare(tmp_path)
+    file.write_text(
+        file.read_text()
+        + "dead-letters: {table: quarantine.rides}\n"
+        + "route: {by: header, name: tenant, tables: {a: tenants.a, b: tenants.b}, template: 'made.{value}'}\n"
+    )
+    good = "rides: the catalog and its storage can hold city.rides, and tables in quarantine, tenants, made"
+    assert validate(str(file)).stdout.splitlines()[2:] == [good]
+
+    def denied(catalog: Catalog, spec: StreamSpec, *, now_ms: int) -> tuple[str, ...]:
+        if spec.table.identifier.startswith("quarantine."):
+            raise AccessDenied("no table may be created")
+        return probed(catalog, spec, now_ms=now_ms)
+
+    probed = catalog_probe.probe
+    monkeypatch.setattr(catalog_probe, "probe", denied)
+    result = validate(str(file))
+    assert result.exit_code == 10
+    assert "rides.yaml: table: namespace quarantine: AccessDenied: no table may be created" in result.stderr
+    assert good not in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("partitions", "said"),
+    [
+        (None, ""),
+        ([], "; transactions db.transaction: the topic does not exist yet, so it is not checked. The connector"),
+        ([("db.transaction", 0)], "; transactions db.transaction: 1 partition"),
+    ],
+)
+def test_a_topic_of_transactions_that_does_not_exist_is_not_passed_over(
+    partitions: list[TopicPartition] | None, said: str
+) -> None:
+    envelope = SimpleNamespace(transactions="db.transaction")
+    with patch.object(connections, "envelope_of", lambda _: envelope):
+        words = connections._ends_in_words(Mock(), partitions)
+    assert words.startswith(said)
+    assert bool(words) == bool(said)
 
 
 def test_an_empty_folder_that_stood_before_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

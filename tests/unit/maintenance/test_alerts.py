@@ -45,13 +45,11 @@ def beyond(found: TableHealth, settings: Maintenance = SETTINGS) -> dict[str, st
 
 
 def run(values: list[int | None], *, every_ms: int = 5 * MINUTE_MS) -> list[AlertStep]:
-    """Successive measurements of the delete files; None means an unknown lag."""
+    """Successive measurements of the last commit's age; None means that it is unknown."""
     states, steps = AlertStates(), []
     for number, value in enumerate(values):
         now_ms = NOW_MS + number * every_ms
-        # The one rule whose value can be unknown: a last commit so many seconds ago.
-        last_ms = now_ms - (value if value is not None else 10**6) * 1000
-        found = stream(lag=None if value is None else 7, last_commit_at_ms=last_ms)
+        found = stream(lag=7, last_commit_at_ms=None if value is None else now_ms - value * 1000)
         steps.append(step(states, found, SETTINGS, now_ms=now_ms))
         states = AlertStates.from_json(json.loads(json.dumps(steps[-1].states.to_json())))
         assert states == steps[-1].states
@@ -233,10 +231,15 @@ def test_files_that_grow_past_a_tenth_of_the_target_are_well_only_when_clearly_p
     ]  # fmt: skip
 
 
-def test_a_stream_is_stale_only_where_it_is_known_that_records_wait():
+def test_a_stream_is_stale_while_records_wait_or_their_number_could_not_be_read():
     old = NOW_MS - 20 * MINUTE_MS
     assert "20 min 0 s ago, 7 records wait" in beyond(stream(lag=7, last_commit_at_ms=old))["freshness:s"]
     assert beyond(stream(lag=0, last_commit_at_ms=old)) == {}
+    said = beyond(stream(lag=None, lag_problem="Kafka at k:9092 does not answer.", last_commit_at_ms=old))
+    assert said["freshness:s"].startswith(
+        "stream s of demo.t has no recent commit, and its lag is unknown (Kafka at k:9092 does not answer): "
+        "last commit 20 min 0 s ago, an unknown number of records wait"
+    )
 
     def value(lag: int | None, last_ms: int | None) -> float | None:
         return reading("freshness:s", stream(lag=lag, last_commit_at_ms=last_ms)).value

@@ -102,7 +102,12 @@ def measure(streams: str, aggregations: str | None, names: list[str]) -> Measure
     again = {name: stores[again_asset(name)] for name in names}
     folder = Path(aggregations) if aggregations else None
     return table_health.measure_all(
-        Path(streams), stores[HEALTH], aggregations=folder, again=again, failed=watched.failed_runs
+        Path(streams),
+        stores[HEALTH],
+        aggregations=folder,
+        again=again,
+        failed=watched.failed_runs,
+        is_paused=watched.paused_dag,
     )
 
 

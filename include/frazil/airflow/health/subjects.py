@@ -14,7 +14,7 @@ from pathlib import Path
 
 from airflow.sdk import DagRunState
 from airflow.sdk.execution_time import task_runner
-from airflow.sdk.execution_time.comms import GetPreviousDagRun, PreviousDagRunResult
+from airflow.sdk.execution_time.comms import DagResult, GetDag, GetPreviousDagRun, PreviousDagRunResult
 
 from frazil.aggregate.due import late, open_day, waiting_days
 from frazil.aggregate.spec import AGGREGATIONS, AggregationSpec
@@ -47,8 +47,10 @@ log = logging.getLogger(__name__)
 
 FailedRuns = Callable[[str, int], int | None]
 """The number of consecutive failed runs of a DAG, newest first, counted up to the second argument."""
+IsPaused = Callable[[str], bool]
+"""Whether a DAG is paused."""
 ABOUT_ALL = (AUDITS_DAG, MAINTENANCE_DAG)
-"""DAGs that serve every stream. Their tasks report the stream; here only consecutive failed runs count."""
+"""DAGs that serve every stream. Their tasks report the stream; here only failed runs in a row and a pause count."""
 FirstDays = dict[str, date | None]
 """First watched day by aggregation; None if it has not been set yet."""
 
@@ -74,11 +76,13 @@ class Subject:
     """The DAGs whose failed runs count for it."""
 
 
-def read_all(subjects: Mapping[str, Subject], failed: FailedRuns, *, at_once: int) -> dict[str, list[Reading] | str]:
+def read_all(
+    subjects: Mapping[str, Subject], failed: FailedRuns, is_paused: IsPaused = lambda _: False, *, at_once: int
+) -> dict[str, list[Reading] | str]:
     """The readings of each subject, or a sentence with the reason for their absence."""
     # A task may talk to Airflow from one thread only.
     runs = {
-        name: [_runs(dag_id, subject.alerts, failed) for dag_id in subject.dags]
+        name: [_runs(dag_id, subject.alerts, failed, is_paused) for dag_id in subject.dags]
         for name, subject in subjects.items()
         if subject.alerts.enabled
     }
@@ -93,8 +97,10 @@ def read_all(subjects: Mapping[str, Subject], failed: FailedRuns, *, at_once: in
         return dict(zip(subjects, pool.map(read, subjects), strict=True))
 
 
-def _runs(dag_id: str, alerts: Alerts, failed: FailedRuns) -> Reading:
-    return runs_reading(dag_id, failed(dag_id, alerts.failed_runs + 1), alerts.failed_runs)
+def _runs(dag_id: str, alerts: Alerts, failed: FailedRuns, is_paused: IsPaused) -> Reading:
+    """Return the reading of a DAG. A pause of a DAG of one table or aggregation shows as late windows or days."""
+    paused = dag_id in ABOUT_ALL and is_paused(dag_id)
+    return runs_reading(dag_id, failed(dag_id, alerts.failed_runs + 1), alerts.failed_runs, paused=paused)
 
 
 def subjects_of(
@@ -207,6 +213,16 @@ def failed_runs(dag_id: str, most: int) -> int | None:
         log.warning("the runs of the DAG %s are not known: %s", dag_id, error)
         return None
     return failed
+
+
+def paused_dag(dag_id: str) -> bool:
+    """Whether Airflow has the DAG paused. A DAG that Airflow does not have is not paused."""
+    try:
+        answer = task_runner.SUPERVISOR_COMMS.send(GetDag(dag_id=dag_id))
+    except Exception as error:
+        log.warning("whether the DAG %s is paused is not known: %s", dag_id, error)
+        return False
+    return isinstance(answer, DagResult) and answer.is_paused
 
 
 def _newest(dag_id: str, state: DagRunState, before: datetime) -> datetime | None:

@@ -18,7 +18,7 @@ from frazil.airflow.audits.findings import audit_findings
 from frazil.airflow.declared import declared_streams
 from frazil.airflow.gauges import tell_health
 from frazil.airflow.health.routes import RouteFindings
-from frazil.airflow.health.subjects import FailedRuns, Kept, read_all, subjects_of
+from frazil.airflow.health.subjects import FailedRuns, IsPaused, Kept, read_all, subjects_of
 from frazil.airflow.untrusted import Store, stored_mapping, stored_names
 from frazil.errors import FrazilError
 from frazil.maintenance.alert_rules import Reading
@@ -44,13 +44,14 @@ TABLES = "tables"
 """The store's key for the names of the tables whose states it has."""
 
 
-def measure_all(
+def measure_all(  # noqa: PLR0913 - keywords, each with a default
     streams: Path,
     store: Store,
     *,
     aggregations: Path | None = None,
     again: Mapping[str, Store] = MappingProxyType({}),
     failed: FailedRuns = lambda *_: None,
+    is_paused: IsPaused = lambda _: False,
 ) -> dict[str, Any]:
     """Measure the tables of all declarations, read every other subject, and update the alerts that `store` keeps.
 
@@ -71,7 +72,7 @@ def measure_all(
     with _first_days(again) as first_days, _findings(store) as findings:
         kept = Kept(first_days, findings, audit_findings(store))
         subjects = subjects_of(declared, aggregations, kept, now_ms=now_ms)
-        seen = read_all(subjects, failed, at_once=AT_ONCE)
+        seen = read_all(subjects, failed, is_paused, at_once=AT_ONCE)
     steps: dict[str, AlertStep] = {}
     for name in dict.fromkeys([*tables, *subjects, *stored_names(store, TABLES)]):
         before, health = AlertStates.from_json(stored_mapping(store, name)), found.get(name)

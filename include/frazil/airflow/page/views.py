@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from frazil import clock
-from frazil.airflow.dag_ids import MAINTENANCE_DAG, writer_dag_id
+from frazil.airflow.dag_ids import AUDITS_DAG, MAINTENANCE_DAG, writer_dag_id
 from frazil.airflow.declared import DeclaredStream, declared_streams
 from frazil.airflow.page.known import Measured, paused_dags, standing_alerts
 from frazil.home import home
@@ -50,6 +50,8 @@ MAX_FETCHES_PER_S = 5
 """Streams that are refreshed per second, so that an open page costs the API server the same with many streams."""
 MAX_FINGERPRINTS = 5_000
 MEASURED_LATE_MS = 20 * 60_000
+PAUSED = {MAINTENANCE_DAG: "no table is maintained", AUDITS_DAG: "no stream is audited"}
+"""DAGs of all streams, and what is not done while they are paused."""
 
 Sees = Callable[[Mapping[str, str]], Collection[str]]
 """Returns the streams that the signed-in user may see, from a mapping of streams to their writers' DAGs."""
@@ -84,7 +86,7 @@ def overview(sees: Sees, *, airflow: tuple[str, ...] = ()) -> Overview:
     kept, keep_s = answers(), max(KEEP_S, len(shown) / MAX_FETCHES_PER_S)
     measured = kept.ask("Airflow", "alerts", standing_alerts, keep_s=KEEP_S)
     writers = sorted({writer_dag_of(one) for one in everything})
-    known_by = [*writers, MAINTENANCE_DAG]
+    known_by = [*writers, *PAUSED]
     dags = kept.ask("Airflow", ("dags of all", *known_by), partial(paused_dags, known_by), keep_s=KEEP_S)
     _recall(everything)
     statuses = {one.name: ask_status(one.spec, keep_s=keep_s) for one in shown if one.spec}
@@ -273,8 +275,9 @@ def _notes(
         yield f"The declarations in {streams_folder()} cannot be read: {found.problem}"
     elif not found.value and not found.pending:
         yield f"The API server finds no stream in {streams_folder()}: declare one there, or set FRAZIL_STREAMS for it"
-    if found.value and dags.get(MAINTENANCE_DAG):
-        yield f"The DAG {MAINTENANCE_DAG} is paused in Airflow: no table is maintained before you unpause it"
+    for dag_id, undone in PAUSED.items() if found.value else ():
+        if dags.get(dag_id):
+            yield f"The DAG {dag_id} is paused in Airflow: {undone} before you unpause it"
     measured = alerts.value
     if alerts.problem:
         yield f"Alerts are not known, because Airflow's store does not answer: {alerts.problem}"
