@@ -275,8 +275,8 @@ class _Witness:
         if len(bounds) > 1:
             copies = len(self.tally.repeated & offsets) + self.tally.copies - len(self.tally.repeated)
             total = len((self.tally.seen | self.lost | accepted) & offsets) + copies
-            missing_ = max(missing_, sum(least for least, _ in bounds.values()) - total)
-        surplus = len((self.tally.seen | self.lost) & offsets) - sum(most for _, most in bounds.values())
+            missing_ = max(missing_, sum(lowest for lowest, _ in bounds.values()) - total)
+        surplus = len((self.tally.seen | self.lost) & offsets) - sum(highest for _, highest in bounds.values())
         return missing_, 0 if given_twice & offsets else max(0, surplus)
 
 
@@ -307,7 +307,7 @@ def _miscounted(e: Evidence, witness: _Witness) -> Iterable[Finding]:
     for group in witness.groups:
         missing_, surplus = witness.compare(group)
         if of_rows and _is_exact(e, group):
-            lost = group.least(_records) - len(there & group.offsets)
+            lost = group.lowest(_records) - len(there & group.offsets)
             missing_ = max(missing_, lost - letters.compare(group)[0])
         if e.drops_repeats and of_rows:
             missing_ = 0
@@ -385,9 +385,9 @@ def _not_compared(e: Evidence) -> Iterable[Finding]:
         by_kafka = {e.topic_id} if e.kafka is not None and e.kafka.first <= begin else set[str]()
         bounds = group.bounds(_records)
         if _is_exact(e, group):
-            ((topic_id, (least, most)),) = bounds.items()
-            bounds = {topic_id: (min(max(least, group.least(_records)) - _hidden(e, group), most), most)}
-        slack = sum(most - least for topic_id, (least, most) in bounds.items() if topic_id not in by_kafka)
+            ((topic_id, (lowest, highest)),) = bounds.items()
+            bounds = {topic_id: (min(max(lowest, group.lowest(_records)) - _hidden(e, group), highest), highest)}
+        slack = sum(highest - lowest for topic_id, (lowest, highest) in bounds.items() if topic_id not in by_kafka)
         first = begin if slack and first is None else first
         open_ += slack
     yield _finding(
