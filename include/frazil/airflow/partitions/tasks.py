@@ -68,11 +68,11 @@ def ready(table: str, streams: Path, *, after: int) -> tuple[bool, str]:
 def act(table: str, streams: Path, context: Context, *, expectations: Path | None = None) -> list[str]:
     """Signal complete windows. Returns the tasks to continue with: `complete`, `reopened`, `held`.
 
-    Raises what `assess` and `signal` raise.
+    Raises what `gates_of`, `assess` and `signal` raise.
     """
     specs = streams_feeding(streams, table)
     catalog = stream_catalog(specs[0])
-    gates = gates_of(expectations, table)
+    gates = gates_of(expectations, table, context["asset_state_store"][partition_asset(table)])
     seen = assess(catalog, specs, **({"limit": MAX_GATED_WINDOWS} if gates else {}))
     if seen is None:
         return []
