@@ -12,8 +12,9 @@ import pytest
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from frazil.airflow.audits.dag import result
-from frazil.airflow.audits.findings import audit_findings, remember
+from frazil.airflow.audits.findings import audit_findings, last_audits, remember
 from frazil.airflow.audits.tasks import audit_all, audit_hours
+from frazil.airflow.health.tasks import measure_all
 from frazil.errors import FrazilError
 from frazil.spec.load import load_stream
 from tests.made_batches import MadeStream
@@ -72,6 +73,7 @@ def test_a_clean_hour_is_the_one_that_was_complete_and_has_no_findings(tmp_path:
         "to": "2033-05-18T11:00:00+00:00",
         "source": False,
         "complete": True,
+        "not-compared": None,
         "findings": 0,
         "sentences": [],
     }
@@ -173,3 +175,32 @@ def test_only_an_audit_that_compared_all_with_the_same_witnesses_takes_a_finding
     remember(store, [{**hour, "source": found_with, "complete": True, "findings": 1, "sentences": ["made: 1 key"]}])
     remember(store, [{**requested, "findings": 0, "sentences": []}])
     assert bool(audit_findings(store)) is stands
+
+
+def test_the_last_audit_of_a_stream_says_what_it_covered_and_what_it_left_out() -> None:
+    store = Store()
+    hour = {"from": "2033-05-18T10:00:00+00:00", "to": "2033-05-18T11:00:00+00:00", "source": False, "sentences": []}
+    remember(store, [
+        {**hour, "stream": "clean", "complete": True, "not-compared": None, "findings": 0},
+        {**hour, "stream": "upsert", "complete": False, "not-compared": "7 changes were not compared", "findings": 0},
+        {**hour, "stream": "harmed", "complete": True, "findings": 2, "sentences": ["harmed: 1 row", "harmed: 2 rows"]},
+    ])  # fmt: skip
+    hours = "of commits from 2033-05-18T10:00:00+00:00 to 2033-05-18T11:00:00+00:00"
+    assert last_audits(store) == {
+        "clean": f"{hours}: nothing wrong was found",
+        "upsert": f"{hours}: nothing wrong was found, but 7 changes were not compared",
+        "harmed": f"{hours}: 2 findings",
+    }
+    remember(store, [])
+    assert set(last_audits(store)) == {"clean", "upsert", "harmed"}
+
+
+def test_health_reports_the_last_audit_and_that_a_stream_had_none(
+    made: MadeStream,  # noqa: ARG001
+    tmp_path: Path,
+) -> None:
+    store, moment = Store(), TEN + timedelta(hours=1, minutes=20)
+    remember(store, audit_all(["made", "waiting"], tmp_path / "streams", moment).audits)
+    audited = measure_all(tmp_path / "streams", store)["audited"]
+    assert audited["made"].endswith("nothing wrong was found")
+    assert audited["waiting"] is None

@@ -54,7 +54,7 @@ def stream_readings(state: StreamState, alerts: Alerts, *, now_ms: int) -> tuple
 def _unknown(reading: Reading, name: str) -> Reading:
     """Return a reading with an unknown value, which neither fires nor resolves an alert."""
     sentence = f"{reading.rule} of stream {name} was active when it was last measured, and is unknown now"
-    return replace(reading, value=None, shown="unknown", sentence=sentence)
+    return replace(reading, value=None, shown="unknown", sentence=sentence, unread=True)
 
 
 def _of_stream(state: StreamState, alerts: Alerts, now_ms: int) -> Iterator[Reading]:
@@ -217,14 +217,14 @@ def held_reading(table: str, held: Sequence[tuple[str, str]], alerts: Alerts) ->
     )
 
 
-def audit_reading(name: str, found: str | None) -> Reading:
-    """Return the reading of a stream's last audit. `found` is None if nothing was found, or no longer is."""
+def audit_reading(name: str, found: str | None, last: str | None = None) -> Reading:
+    """Return the reading of a stream's findings that no audit has cleared; `last` describes its last audit."""
     said = (found or "").rstrip(".")
     return flag(
         "audit",
         found is not None,
         f"{said}. Find out whether rows lack or came twice before anything is deleted: `frazil audit {name} --source`",
-        "an audit found something" if found else "the last audit found nothing",
+        "an audit found something" if found else f"the last audit, {last}" if last else "no audit has run",
     )
 
 
