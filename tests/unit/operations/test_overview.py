@@ -262,6 +262,16 @@ def test_where_frazil_was_changed_under_the_server_it_says_that_and_blames_no_ta
         assert (line.word, line.level, line.needs) == ("restart needed", Level.TROUBLE, (Need("restart it"),))
 
 
+def test_a_stream_whose_windows_cannot_be_read_is_not_well(spec: StreamSpec) -> None:
+    around = Around(windows_problem="SpecError: the signals of demo.ticks are damaged")
+    line = line_of("ticks", spec, Seen(status(), NOW_MS), around, now_ms=NOW_MS)
+    assert line.level is Level.TROUBLE
+    (need,) = line.needs
+    assert need.sentence.startswith("Its windows cannot be read, so it is not known which are complete or held: Spec")
+    unread = line_of("ticks", spec, Seen(status(table_exists=None), NOW_MS), around, now_ms=NOW_MS)
+    assert not any("windows" in need.sentence for need in unread.needs), "the table's own problem is said once"
+
+
 def test_where_no_writer_runs_a_paused_dag_is_named_as_the_reason_and_not_where_it_makes_no_difference(
     spec: StreamSpec,
 ):
