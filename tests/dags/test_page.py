@@ -75,12 +75,12 @@ def airflow_process(home: Path, airflow_database: Path, streams: Path, silent: S
 
 @pytest.fixture(scope="module")
 def ask(airflow_process: AirflowProcess) -> Ask:
-    def asked(role: str | None, path: str, *, method: str = "GET", **more: Any) -> dict[str, Any]:
+    def requested(role: str | None, path: str, *, method: str = "GET", **more: Any) -> dict[str, Any]:
         headers = more.pop("headers", {})
         call = (in_airflow.ask, role, method, f"/frazil/ops/{path}")
         return dict(airflow_process.call(*call, headers=headers, **more))
 
-    return asked
+    return requested
 
 
 def test_who_is_not_signed_in_sees_nothing(ask: Ask):
@@ -503,10 +503,10 @@ def test_a_window_is_typed_as_the_page_shows_it_or_as_airflow_names_it(typed: st
 def test_what_is_wrong_in_a_form_is_said_by_the_name_of_its_field_before_it_is_confirmed(
     act: str, form: dict[str, Any], said: str | None
 ) -> None:
-    from frazil.airflow.page.forms import lacking  # noqa: PLC0415 - needs AIRFLOW_HOME
+    from frazil.airflow.page.forms import missing_value  # noqa: PLC0415 - needs AIRFLOW_HOME
     from frazil.operations.acts import Act  # noqa: PLC0415 - beside it
 
-    found = lacking(Act(act), "ticks", form, now_ms=1_577_923_200_000)
+    found = missing_value(Act(act), "ticks", form, now_ms=1_577_923_200_000)
     assert (found is None) if said is None else said in (found or "")
 
 

@@ -65,10 +65,14 @@ def audit_upserts(
     findings = (*standing_findings(table, marker, claimed, window), *letters, *_read_again(claimed))
     if with_source:
         findings = (*findings, *_compared(spec, tables, table, marker, claimed))
-    elif claimed.batches:
-        sentence = "rows of an upsert are compared with Kafka's records alone: ask for them (--source)"
-        findings = (*findings, Finding(FindingKind.NOT_COMPARED, 1, sentence, spec.name))
-    return Audit(spec.name, tuple(_numbers(claimed)), findings, claimed.batches, window, by_key=True)
+    partitions = tuple(_numbers(claimed))
+    if changes := 0 if with_source else sum(partition.rows for partition in partitions):
+        sentence = (
+            f"{counted(changes, 'change')} of {counted(claimed.batches, 'batch')} were not compared with the table's "
+            "rows: for an upsert that needs Kafka's records (--source)"
+        )
+        findings = (*findings, Finding(FindingKind.NOT_COMPARED, changes, sentence, spec.name))
+    return Audit(spec.name, partitions, findings, claimed.batches, window, by_key=True)
 
 
 def compared_with_source(spec: StreamSpec, tables: StreamTables, *, window: Period | None) -> Iterator[Finding]:

@@ -15,6 +15,7 @@ from frazil import clock
 from frazil.cli.options import json_option, stream_argument, streams_option
 from frazil.cli.output import echo, echo_json, echo_lines, fields_of, is_narrow, table_of, watched
 from frazil.errors import SpecError
+from frazil.host.heartbeat import Phase
 from frazil.host.launchers import open_launcher
 from frazil.operations.letters import rejected_of, treated
 from frazil.spec.application import find_application
@@ -238,6 +239,8 @@ def _writer_words(writer: WriterProcess, *, now_ms: int) -> str:
     if writer.pid is not None:
         heartbeat = f", no heartbeat for {ago(now_ms - writer.heartbeat_at_ms)}" if writer.heartbeat_at_ms else ""
         doing = "fenced" if writer.fenced else writer.phase or "no heartbeat yet"
+        if writer.phase == Phase.STAGING and not writer.fenced:
+            doing += f", {counted(writer.batch_records, 'record')} read"
         return f"{writer.state}, pid {writer.pid}, {doing}{heartbeat if writer.stale else ''}"
     if writer.ended_at_ms is None:
         return writer.state

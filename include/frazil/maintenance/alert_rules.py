@@ -39,6 +39,8 @@ class Reading:
     """What is wrong beyond the threshold, and what to do now."""
     hold_ms: int | None = None
     """Time that the value must be beyond the threshold; None for the table's declared hold."""
+    unread: bool = False
+    """Whether its source could not be read: then the values of `<rule>:<subject>` are unknown too."""
 
     @property
     def is_beyond(self) -> bool:

@@ -179,6 +179,8 @@ class StreamView:
     """Newest first."""
     dags: Mapping[str, bool] | None = None
     """The stream's DAGs in Airflow, and whether each is paused."""
+    audited: str | None = None
+    """Its last audit, in words; None if unknown."""
     pending: bool = False
     may_act: bool = False
     acts: tuple[Act, ...] = ()

@@ -138,6 +138,7 @@ def writer_process(observation: Observation, *, now_ms: int) -> WriterProcess:
             state=observation.process,
             pid=process.pid if process else None,
             phase=heartbeat.phase if heartbeat else None,
+            batch_records=heartbeat.batch_records if heartbeat else 0,
             heartbeat_at_ms=heartbeat.written_at_ms if heartbeat else None,
             stale=heartbeat is not None and fresh_heartbeat(observation, now_ms=now_ms) is None,
             epoch=epoch,
@@ -270,7 +271,9 @@ def _held_back(known: StreamState, spec: StreamSpec, *, now_ms: int) -> _Found |
         waiting = "records wait" if known.lag is None else f"{known.lag:,} records wait"
         return State.LATE, f"no commit for {ago(age_ms)} while {waiting}"
     if known.writer.pid is not None and known.backpressure_ms:
-        return State.SLOW, f"a batch takes {ago(known.backpressure_ms)} longer than its interval"
+        records = known.writer.batch_records
+        so_far = f", and has read {counted(records, 'record')} so far" if known.writer.phase == Phase.STAGING else ""
+        return State.SLOW, f"a batch takes {ago(known.backpressure_ms)} longer than its interval{so_far}"
     return (State.PROBLEM, known.problems[0]) if known.problems else None
 
 

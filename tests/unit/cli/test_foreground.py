@@ -6,6 +6,7 @@ import io
 import logging
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,17 @@ def test_of_merged_batches_the_lines_count_changes():
     totals = Totals(spec)
     assert totals.add(landed(2, 1, files=2)) == "batch 3-7: 2 changes merged, 1 dead letter, 1.2 s"
     assert totals.end(stopped=False) == f"caught up: 2 changes merged into city.rides, 1 dead letter ({SEE})"
+
+
+def test_of_a_stream_that_drops_repeats_the_records_and_the_rows_are_reported():
+    dedupe = {"key": ["n"], "within": "1h"}
+    declared = {**SPEC.model_dump(by_alias=True, exclude_unset=True), "dedupe": dedupe}
+    totals = Totals(StreamSpec.model_validate(declared))
+    said = totals.add(replace(landed(40), changes={"repeated": 30}))
+    assert said == "batch 3-7: 40 records, 30 repeats dropped in 1 file, 1.2 s"
+    totals.add(landed(2))
+    assert totals.end(stopped=False) == "caught up: 42 records read, 12 rows in city.rides without repeats"
+    assert totals.document(stopped=False) == {"ended": "caught-up", "records": 42, "rejected": 0, "repeated": 30}
 
 
 def heartbeat(phase: Phase, **changes: Any) -> Heartbeat:

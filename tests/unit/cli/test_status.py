@@ -173,6 +173,16 @@ def test_a_column_that_others_renamed_is_a_problem_before_any_writer_meets_it(st
     assert "column ts was renamed to at in the table" in problem
 
 
+def test_a_slow_batch_that_is_being_read_says_how_far_it_is(streams: Path):
+    with WriterLock(run_folder("ticks")):
+        now_ms = status(streams)["at-ms"]
+        slow = heartbeat(pid=os.getpid(), phase=Phase.STAGING, written_at_ms=now_ms, backpressure_ms=12_400)
+        dataclasses.replace(slow, batch_records=773).write(ticks())
+        (found,) = status(streams)["streams"]
+    assert found["state"] == "slow"
+    assert found["sentence"].endswith("longer than its interval, and has read 773 records so far")
+
+
 def test_an_unknown_stream_is_an_error_that_names_the_known_ones(streams: Path):
     done = CliRunner().invoke(frazil, ["status", "tick", "--streams", str(streams)])
     assert "did you mean ticks" in str(done.exception)
@@ -181,10 +191,12 @@ def test_an_unknown_stream_is_an_error_that_names_the_known_ones(streams: Path):
 def test_a_running_writer_is_said_with_pid_phase_and_lag(streams: Path):
     with WriterLock(run_folder("ticks")):
         now_ms = status(streams)["at-ms"]
-        heartbeat(pid=os.getpid(), phase=Phase.STAGING, written_at_ms=now_ms, lag=12).write(
+        heartbeat(pid=os.getpid(), phase=Phase.STAGING, written_at_ms=now_ms, lag=12, batch_records=1_234).write(
             open_exchange(run_folder("ticks"))
         )
         (found,) = status(streams)["streams"]
+        people = CliRunner().invoke(frazil, ["status", "ticks", "--streams", str(streams)]).stdout
+    assert "staging, 1,234 records read" in people
     assert found["writer"]["state"] == "running in the foreground"
     assert (found["writer"]["pid"], found["writer"]["phase"]) == (os.getpid(), "staging")
     assert (found["lag"], found["problems"]) == (12, [])

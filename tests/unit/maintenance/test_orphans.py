@@ -174,9 +174,13 @@ def test_young_files_wait_and_so_do_files_that_were_found_before_the_table_commi
     idle = world.clean()
     assert (idle.young, idle.waiting, idle.deleted) == (idle.young, 1, 0)
     assert "after the table's next commit" in idle.sentence
+    (nothing,) = read_past(world.made.tables.main.refresh())
+    assert (nothing.ending, nothing.numbers["files-removed"]) == (Ending.DONE, 0), "a run is not told from no run"
+    assert "1 wait for a run" in nothing.sentence
     world.commit()
     assert world.clean().deleted == 1
-    (past,) = read_past(world.made.tables.main.refresh())
+    found_nothing, past = read_past(world.made.tables.main.refresh())
+    assert found_nothing == nothing
     assert (past.action, past.ending, past.numbers) == ("orphans", Ending.DONE, {"files-removed": 1, "bytes": 8})
     assert young.exists()
     assert not old.exists()

@@ -332,6 +332,7 @@ def test_no_alert_of_a_stream_is_over_while_its_table_or_its_run_folder_cannot_b
     (tmp_path / "made.yaml").write_text(STREAM)
     spec = load_stream(tmp_path / "made.yaml")
     rules = {"table", "waiting-batches", "dead-letters", "stale-changes", "restarts", "registry", "stall"}
+    rules |= {"dead-letters:TypeMismatch"}
     before = AlertStates({rule: AlertState(NOW_MS, active=True) for rule in rules})
 
     def refuse(*_: object) -> None:

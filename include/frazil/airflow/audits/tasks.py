@@ -30,8 +30,8 @@ WITHIN = timedelta(minutes=20)
 """Time after which a stream's audit, for example behind a silent catalog, is left to a separate task."""
 
 AuditJson = dict[str, Any]
-"""One audit as JSON: stream, from and to (ISO 8601, UTC), whether Kafka was asked, whether everything was compared,
-the number of findings, and the first ones as sentences.
+"""One audit as JSON: stream, from and to (ISO 8601, UTC), whether Kafka was asked, whether everything was compared and
+what was not, the number of findings, and the first ones as sentences.
 """
 
 
@@ -89,6 +89,7 @@ def audit_hours(
         "to": _iso(window.to_ms),
         "source": with_source,
         "complete": result.complete,
+        "not-compared": next((f.sentence for f in result.findings if f.kind is FindingKind.NOT_COMPARED), None),
         "findings": len(result.wrong),
         "sentences": [f"{f.where}: {f.sentence}" for f in result.wrong[:SENTENCES]],
     }

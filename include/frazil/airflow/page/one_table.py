@@ -77,7 +77,8 @@ def table(name: str, sees: Sees, may_act: Callable[[str], bool]) -> TableView | 
     amiss = amiss_of(found.identifier, (one.value for one in kept.gather(routes, within_s=0.2) if one.value))
     files, partitions = seen.value or (None, None)
     shown_windows = together(complete.value, partitions)
-    state = state_of(None if seen.problem else files, shown_windows, standing, amiss)
+    unknown = [complete.problem] if complete.problem and not complete.outdated else []
+    state = state_of(None if seen.problem else files, shown_windows, standing, [*amiss, *unknown])
     return TableView(
         at_ms=clock.now_ms(),
         table=name,

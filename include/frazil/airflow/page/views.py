@@ -15,7 +15,7 @@ from frazil.airflow.declared import DeclaredStream, declared_streams
 from frazil.airflow.page.known import Measured, paused_dags, standing_alerts
 from frazil.home import home
 from frazil.maintenance.tables import TableKind, maintained_tables
-from frazil.operations.answers import Answer, Answers, Asked
+from frazil.operations.answers import Answer, Answers, PendingAnswer
 from frazil.operations.fetch import (
     fetch_stream,
     fetch_windows,
@@ -103,7 +103,7 @@ def overview(sees: Sees, *, airflow: tuple[str, ...] = ()) -> Overview:
     lines = []
     for one in shown:
         complete = known.get(place_of(one.spec)) if one.spec else None
-        around = care(one, complete.value if complete else None, paused.value)
+        around = care(one, complete, paused.value)
         lines.append(line_of(one.name, one.spec, seen_of(one, answered.get(one.name)), around, now_ms=now_ms))
     pending = any(answer.pending for answer in answered.values()) or any(answer.pending for answer in known.values())
     notes = tuple(_notes(found, alerts, paused.value or {}, now_ms=now_ms))
@@ -161,13 +161,17 @@ class Care:
     """Maintenance's names of tables by stream and identifier. They include the catalog if two catalogs have the table.
     """
 
-    def __call__(self, one: DeclaredStream, windows: Windows | None, dags: Mapping[str, bool] | None) -> Around:
+    def __call__(
+        self, one: DeclaredStream, windows: Answer[Windows | None] | None, dags: Mapping[str, bool] | None
+    ) -> Around:
         """Return the surroundings of one stream. `dags` are the DAGs in Airflow, and whether each is paused."""
+        windows = windows or Answer()
+        problem = None if windows.outdated else windows.problem
         writer = writer_dag_of(one)
         alerts = self.standing.get(one.name, ())
         health = health_of(self.tables.get(one.name, ()), alerts, self.due)
         paused = writer if (dags or {}).get(writer) else None
-        return Around(windows, alerts, health, self.names.get(one.name, {}), paused)
+        return Around(windows.value, alerts, health, self.names.get(one.name, {}), paused, problem)
 
     @property
     def about_none(self) -> tuple[Need, ...]:
@@ -204,7 +208,7 @@ def _unread(name: str, answer: Answer[Any]) -> str | None:
     return f"{name} cannot be read: {answer.problem}"
 
 
-def ask_status(spec: StreamSpec, *, keep_s: float = KEEP_S, first: bool = False) -> Asked[StreamState]:
+def ask_status(spec: StreamSpec, *, keep_s: float = KEEP_S, first: bool = False) -> PendingAnswer[StreamState]:
     """Request the state of a stream."""
     fetch = partial(fetch_stream, spec)
     return answers().ask(group_of(spec), status_key(spec), fetch, keep_s=keep_s, first=first)
@@ -243,7 +247,7 @@ def feeding(streams: Iterable[DeclaredStream]) -> dict[tuple[str | None, str], t
     return found
 
 
-def ask_windows(specs: Sequence[StreamSpec], keep_s: float) -> Asked[Windows | None]:
+def ask_windows(specs: Sequence[StreamSpec], keep_s: float) -> PendingAnswer[Windows | None]:
     """Request a table's completeness. `specs` are all streams that feed it."""
     key = ("windows", *map(fingerprint_of, specs))
     fetch = partial(fetch_windows, specs)

@@ -117,11 +117,9 @@ class HostedStreamTrigger(FollowingTrigger):
         failed_for_it = given_up is not None and announced is not None and announced.subject == given_up.subject
         desired = self._desired()
         now = desired.read()
-        if now.mode == "paused":
-            if now.by == BY and now.reason == self._marked():
-                desired.resume(by=BY, reason=f"the task of run {instance.run_id} was cleared")
-        elif failed_for_it:
-            desired.resume(by=BY, reason=f"the task of run {instance.run_id} was cleared")
+        if (now.by == BY and now.reason == self._marked()) if now.mode == "paused" else failed_for_it:
+            with suppress(DesiredMoved):  # what a person did meanwhile counts
+                desired.resume(by=BY, reason=f"the task of run {instance.run_id} was cleared", after=now.generation)
 
     def _observe(self) -> Seen:
         from frazil.home import run_folder  # noqa: PLC0415
