@@ -218,10 +218,10 @@ def main() -> None:
             for number in range(asked.batches):
                 times = Times()
                 journal = bench.batch(times)
-                print(f"batch {number + 1}: {times.told()}; journal {journal / 1e6:.2f} MB", flush=True)
+                print(f"batch {number + 1}: {times.reported()}; journal {journal / 1e6:.2f} MB", flush=True)
             times = Times()
             bench.reopen(times)
-            print(f"restart: {times.told()}", flush=True)
+            print(f"restart: {times.reported()}", flush=True)
     print(f"peak memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MiB")
 
 

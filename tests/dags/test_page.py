@@ -502,10 +502,10 @@ def test_a_window_is_typed_as_the_page_shows_it_or_as_airflow_names_it(typed: st
 def test_what_is_wrong_in_a_form_is_said_by_the_name_of_its_field_before_it_is_confirmed(
     act: str, form: dict[str, Any], said: str | None
 ) -> None:
-    from frazil.airflow.page.forms import lacking  # noqa: PLC0415 - needs AIRFLOW_HOME
+    from frazil.airflow.page.forms import missing_value  # noqa: PLC0415 - needs AIRFLOW_HOME
     from frazil.operations.acts import Act  # noqa: PLC0415 - beside it
 
-    found = lacking(Act(act), "ticks", form, now_ms=1_577_923_200_000)
+    found = missing_value(Act(act), "ticks", form, now_ms=1_577_923_200_000)
     assert (found is None) if said is None else said in (found or "")
 
 

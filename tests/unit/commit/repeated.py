@@ -102,7 +102,7 @@ class RepeatedWorld(World):
         """Of the table's rows."""
         return sorted(self.load().scan().to_arrow()["kafka_offset"].to_pylist())
 
-    def reported(self) -> dict[str, str]:
+    def summary(self) -> dict[str, str]:
         head = self.load().current_snapshot()
         assert head is not None
         assert head.summary is not None

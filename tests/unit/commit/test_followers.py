@@ -19,7 +19,7 @@ from frazil.commit.following import begin_following, give_up, is_ahead
 from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey, Marker, read_marker
 from frazil.commit.members import write_member
-from frazil.commit.missing_rows import lacking
+from frazil.commit.missing_rows import missing_rows
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.sweep import bare_path, discard_batch, sweep, sweep_batch, sweep_routed
 from frazil.errors import CommitUnavailable
@@ -238,10 +238,10 @@ def test_a_table_that_was_rolled_back_may_go_on_as_it_stands(routed: Routed) -> 
     routed.run({ORDERS: [0], PAYMENTS: [1]}, 2)
     routed.world.roll_back(1, routed.load(ORDERS))
     routed.run({ORDERS: [2], PAYMENTS: [3]}, 4)
-    (behind,) = lacking(routed.tables, routed.world.marker())
+    (behind,) = missing_rows(routed.tables, routed.world.marker())
     assert (behind.target, behind.rows, behind.batches) == (ORDERS, 1, 1)
     give_up(routed.tables, ORDERS, routed.world.marker())
-    assert lacking(routed.tables, routed.world.marker()) == []
+    assert missing_rows(routed.tables, routed.world.marker()) == []
     routed.run({ORDERS: [4]}, 5)
     assert (routed.offsets(ORDERS), routed.offsets(PAYMENTS)) == ([4], [1, 3])
     assert (routed.followers.behind, routed.followers.waiting) == ({}, {})

@@ -12,7 +12,7 @@ import pytest
 from frazil.host.heartbeat import Stall, StallKind
 from frazil.maintenance.rules import RULES
 from frazil.operations.overview import (
-    PATIENCE_MS,
+    GRACE_MS,
     Around,
     Health,
     Line,
@@ -181,7 +181,7 @@ def test_a_promise_is_never_shorter_than_two_commits(spec: StreamSpec):
 
 def test_what_has_not_come_back_for_long_needs_a_person_and_keeps_its_last_numbers(spec: StreamSpec):
     before = status(lag=7, flow=Flow(2.5, (1, 2), 3))
-    seen = Seen(before, OLD_MS, silent_since_ms=NOW_MS - PATIENCE_MS)
+    seen = Seen(before, OLD_MS, silent_since_ms=NOW_MS - GRACE_MS)
     line = line_of("ticks", spec, seen, Around(), now_ms=NOW_MS)
     assert (line.word, line.level, line.lag, line.records_per_s) == ("no answer", Level.TROUBLE, 7, 2.5)
     said = "The catalog default, its storage, or Kafka has not answered since 2023-11-14 22:13:10Z"
@@ -189,7 +189,7 @@ def test_what_has_not_come_back_for_long_needs_a_person_and_keeps_its_last_numbe
 
 
 def test_what_takes_its_time_shows_what_was_known_or_that_it_does_not_answer_and_needs_nobody_yet(spec: StreamSpec):
-    slow_ms = NOW_MS - PATIENCE_MS + 1
+    slow_ms = NOW_MS - GRACE_MS + 1
     known = line_of("ticks", spec, Seen(status(), OLD_MS, silent_since_ms=slow_ms), Around(), now_ms=NOW_MS)
     assert (known.word, known.level) == ("running", Level.WELL)
     new = line_of("ticks", spec, Seen(silent_since_ms=slow_ms), Around(), now_ms=NOW_MS)

@@ -20,7 +20,7 @@ from frazil.audit.run import audit_stream
 from frazil.cli.route import route as route_command
 from frazil.commit.followers import RETRY_TIMEOUT_S, Behind
 from frazil.commit.following import give_up, give_up_beside
-from frazil.commit.missing_rows import lacking
+from frazil.commit.missing_rows import missing_rows
 from frazil.commit.opened import OpenStream
 from frazil.commit.settle import settle
 from frazil.commit.swap import RetryPolicy
@@ -135,7 +135,7 @@ def test_a_table_that_cannot_be_made_waits_alone_and_gets_its_rows_when_it_can(m
     made.land(a=2, order=1)
     made.land(a=1, b=3)
     assert (made.offsets(ORDERS), made.offsets(B)) == ([2], [4, 5, 6])
-    (behind,) = lacking(made.tables, made.home())
+    (behind,) = missing_rows(made.tables, made.home())
     assert (behind.target, behind.rows, behind.batches) == (A, 3, 2)
     assert "not yours" in behind.reason, "who looks hears what the writer met"
     assert missing_tables(made.spec) == {A: str(behind)}
@@ -392,11 +392,11 @@ def test_rows_of_a_table_that_is_never_there_can_be_given_up(made: Shop, broken:
     broken.refused = {("create_table", A)}
     made.land(a=2)
     give_up_beside(made.tables, A, made.home())
-    assert lacking(made.tables, made.home()) == []
+    assert missing_rows(made.tables, made.home()) == []
     made.land(b=1)
     assert made.route.followers.behind == {}, "a writer that runs takes notice"
     made.land(a=1)
-    assert [b.rows for b in lacking(made.tables, made.home())] == [1]
+    assert [b.rows for b in missing_rows(made.tables, made.home())] == [1]
     broken.refused.clear()
     made.start()
     assert made.offsets(A) == [3]
@@ -531,7 +531,7 @@ def test_a_table_that_was_dropped_lacks_only_what_it_never_had_and_the_writer_na
     assert outage.sentence.startswith(f"{A} lacks 2 rows of 1 batch: table {A} of the route of 'shop'")
     assert f"`frazil route shop --give-up {A}`" in outage.sentence
     assert "says what mends that" not in outage.sentence, "the reason does already"
-    (behind,) = lacking(made.tables, made.home())
+    (behind,) = missing_rows(made.tables, made.home())
     assert (behind.rows, behind.batches) == (2, 1)
 
 
