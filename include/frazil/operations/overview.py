@@ -266,7 +266,7 @@ def _needs(
         said |= dict.fromkeys(one for one in seen.status.problems if one not in state.sentence)
     if windows is not None and windows.held:
         more = f" and {len(windows.held) - 1} more" if len(windows.held) > 1 else ""
-        sentence = f"A quality gate holds {windows.held[0]}{more}: look at it, then release it or mend the data"
+        sentence = f"A quality gate holds {windows.held[0]}{more}: look at it, then release it or fix the data"
         said[sentence] = runbook_of("held")
     first_said = next(iter(said), "") if state.level <= Level.TROUBLE else ""
     said |= {one.sentence: one.runbook for one in alerts if not _says_the_same(one, state, first_said)}
