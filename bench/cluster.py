@@ -2,7 +2,7 @@
 
 One broker and one embedded cluster, executors of one core, on this machine. Each round lets a writer of either kind
 catch up on the same ticks, in batches of a million. Counted is user + system CPU after the first of them: of the
-writer, and on the cluster also of master, workers and executors. So starts are left out, and printed beside it.
+writer, and on the cluster also of master, workers and executors. So starts are left out, and printed next to it.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 A table of clicks (a long key, an event time, a text), partitioned by hour, gets so many millions of rows within the
 last hour, in files of a million. Then one batch of candidates, staged in two files, is merged by one process: a share
 of its rows repeats a row of the window, or of the batch where the window is empty. CPU (user + system) of planning,
-looking the keys up, writing files anew where they have repeats, and writing the manifests; beside it, that of a plain
+looking the keys up, writing files again where they have repeats, and writing the manifests; next to it, that of a plain
 append, and the most memory that the process held.
 """
 

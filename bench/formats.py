@@ -6,7 +6,7 @@ Ticks of 127 bytes as JSON, and records of 1 KB with 40 columns, two of them nes
 schema id, as the serializers of a registry write them. Least CPU (user + system) of the rounds, in core-seconds per
 million records; one round decodes a chunk of each format.
 
-On 2 cores with other work beside (load 2), --repeats 7:
+On 2 cores with other work next to (load 2), --repeats 7:
 
 | records | format | bytes | core-s per million |
 |---|---|---|---|

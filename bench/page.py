@@ -117,7 +117,7 @@ def measure(streams: int) -> None:
 
 
 def stay_open(streams: int, minutes: float) -> None:
-    """Print what the API server takes while nobody looks, and while the page is open."""
+    """Print what the API server takes while no one looks, and while the page is open."""
     with served(streams, commits=60) as server, chromium() as browser:
         root = server.process.pid
         page = new_page(browser, server)

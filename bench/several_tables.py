@@ -1,4 +1,4 @@
-"""What a commit of five tables in one step takes, beside one of a single table and five one after another.
+"""What a commit of five tables in one step takes, next to one of a single table and five one after another.
 
 `python -m bench.several_tables [--commits 60] [--substrate postgres+local] [--delay-ms 0]`. Each commit adds one
 staged file to each table. The three ways take turns, a commit each, on tables of their own, so that they meet the same

@@ -106,7 +106,7 @@ def _beyond() -> Iterator[Reading]:
     yield window_reading(late, Alerts(), table="city.rides", now_ms=NOW_MS)
     note = "expect_column_values_to_be_between fare: not so in 3 rows"
     yield from held_reading("city.rides", [("2033-05-18T00", note)], Alerts())
-    yield audit_reading("rides", "the table lacks 5 rows of rides-3, offsets 100 to 104")
+    yield audit_reading("rides", "the table is missing 5 rows of rides-3, offsets 100 to 104")
     waits = WaitingDay(date(2033, 5, 17), "", NOW_MS - 3 * HOUR_MS)
     yield late_reading("daily", "city.daily", [waits], timedelta(hours=2))
     yield runs_reading("frazil_maintenance", 2, Alerts().failed_runs)

@@ -17,7 +17,7 @@ from tests.polling import eventually
 
 @dataclass(frozen=True)
 class ApiServer:
-    """Where it is, and the process that it runs in: `process.call` works beside it."""
+    """Where it is, and the process that it runs in: `process.call` works next to it."""
 
     url: str
     process: AirflowProcess

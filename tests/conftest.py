@@ -366,7 +366,7 @@ def stream(
 
 @pytest.fixture
 def frazil(stream: DeclaredStream) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """`frazil("audit", "events")`: the command on the test's stream, in this process; nobody answers its questions."""
+    """`frazil("audit", "events")`: the command on the test's stream, in this process; no one answers its questions."""
     from frazil.cli.main import frazil as command  # noqa: PLC0415 - tests that need no command start without it
 
     def call(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -427,7 +427,7 @@ def throughout() -> Callable[..., None]:
 
 @pytest.fixture
 def in_sparks_catalog(stream: Any, spark_home: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The stream by a name of its own, moved to the catalog that the session's Spark has opened: declare it anew."""
+    """The stream by a name of its own, moved to the catalog that the session's Spark has opened: declare it again."""
     monkeypatch.setenv("FRAZIL_HOME", str(spark_home))
     stream.name = f"maintained_{os.urandom(3).hex()}"
     return stream

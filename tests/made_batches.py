@@ -64,7 +64,7 @@ class MadeStream:
     partitions: int = 4
     topic_id: str = "topic-1"
     columns: Callable[[int], Mapping[str, pa.Array]] = lambda rows: {}  # noqa: ARG005 - nothing but coordinates
-    """Values of the declared columns for so many rows; of an upsert stream, those that its changes have beside too."""
+    """Values of the declared columns for so many rows; of an upsert stream, those that its changes have in addition."""
     known: SourceIdentity | None = None
     """What Kafka says that the topic is, if there is one."""
     committer: Committer | None = field(default=None, init=False)

@@ -46,7 +46,7 @@ class MadeRoute(MadeStream):
     at: int = field(default=0, init=False)
     """The offset of the next record."""
     absent: Collection[Target] = field(default=(), init=False)
-    """Tables whose rows wait beside home."""
+    """Tables whose rows wait next to the default table."""
 
     def begin(self) -> Committer:
         """Take the stream over."""

@@ -144,7 +144,7 @@ class SecuredKafka:
 
 
 class TokenServer:
-    """Issues OAuth tokens of librdkafka's method `oidc`, unsigned, which Kafka accepts unless it is told otherwise.
+    """Issues OAuth tokens of librdkafka's method `oidc`, unsigned, which Kafka accepts unless configured otherwise.
 
     A client whose id is `late` gets a token that has expired, one whose id is `stranger` gets none.
     """

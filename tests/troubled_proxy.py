@@ -213,7 +213,7 @@ def every(nth: int, trouble: Trouble, *, of: Callable[[Call], bool] = lambda _: 
 
 
 def drop_answer(call: Call, forward: Forward) -> Answer:
-    """The server does what it was asked, and nobody hears of it."""
+    """The server does what it was asked, and no one hears of it."""
     forward(call)
     raise Dropped
 

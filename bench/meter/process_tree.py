@@ -5,7 +5,7 @@
 reaper of all its orphans (`PR_SET_CHILD_SUBREAPER`, Linux only). When the last descendant has been waited for, the
 kernel's own account of its children has the CPU of every process that was waited for.
 
-Nobody waits for the children of a process that ignores SIGCHLD, as the daemon of Spark's Python workers does: the
+No one waits for the children of a process that ignores SIGCHLD, as the daemon of Spark's Python workers does: the
 kernel adds them to no account. These are sampled ten times a second, and their last sample is added. What such a
 process uses after its last sample is missed: at most 0.1 s on each core that it keeps busy.
 

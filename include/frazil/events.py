@@ -165,7 +165,7 @@ class OutageMet:
 
 @dataclass(frozen=True, slots=True)
 class TablesBehind:
-    """Tables of the stream's route lack rows, which the writer tries to bring; with no names, all have all again."""
+    """Routed tables are missing rows, which the writer tries to bring. Without names, all have all rows again."""
 
     names: frozenset[str]
     sentence: str

@@ -1,6 +1,6 @@
 """Whether frazil's files are still those that this process began with.
 
-A process that goes on while they are replaced loads some of the new ones beside the old ones. What then fails says
+A process that goes on while they are replaced loads some of the new ones next to the old ones. What then fails says
 nothing about a table, a catalog or Kafka.
 """
 
@@ -39,7 +39,7 @@ def outdated(error: BaseException) -> str | None:
         return None
     process = _began[0].process
     return (
-        f"frazil was changed under this {process} since it began, and only parts of it are loaded anew: restart it. "
+        f"frazil was changed under this {process} since it began, and only parts of it are loaded again: restart it. "
         f"If it fails again after that, the change is not the cause: {type(error).__name__}: "
         f"{' '.join(str(error).split())}"
     )

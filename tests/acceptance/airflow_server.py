@@ -57,7 +57,7 @@ class AirflowServer:
             )  # fmt: skip
 
     def begin(self, *, streams: Path, home: Path) -> None:
-        """An Airflow that was installed just now, beside the declarations and the FRAZIL_HOME of a host."""
+        """An Airflow that was installed just now, next to the declarations and the FRAZIL_HOME of a host."""
         self._ask("begin", streams=str(streams), home=str(home))
 
     def run(self, dag_id: str, *, conf: Mapping[str, Any] | None = None, hours_ahead: int = 0) -> DagRun:
@@ -109,7 +109,7 @@ def _serve(home: Path) -> None:
 
 
 class _Server:
-    """What the process does; Airflow is imported by nobody else."""
+    """What the process does; Airflow is imported by no one else."""
 
     def __init__(self, home: Path) -> None:
         from airflow.dag_processing.bundles.manager import DagBundlesManager  # noqa: PLC0415

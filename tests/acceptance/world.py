@@ -98,7 +98,7 @@ class World:
     generation: int = 0
     extra_columns: str = ""
     more: str = ""
-    """Of the declaration, beside what all have."""
+    """Of the declaration, next to what all have."""
     grows: int = 0
     """How many more fields the records have from now on."""
     idle_timeout: str = "1h"
@@ -248,7 +248,7 @@ class World:
             assert done.code == 0, done.err[-3000:]
 
     def pause(self) -> None:
-        """Say that no writer shall run: nobody is to be alarmed that none does."""
+        """Pause the stream, so that no alert says that no writer runs."""
         done = self.frazil("pause", self.name)
         assert done.code == 0, done.err
 
@@ -432,7 +432,7 @@ class World:
         return done
 
     def alerts(self) -> list[str]:
-        """What a run of `frazil_health` is red for; what it tells beside is its change since the last run."""
+        """What a run of `frazil_health` is red for; what else it reports is its change since the last run."""
         done = self.airflow.run("frazil_health")
         measured = done.xcom["measure"]
         said = [alert["sentence"] for alert in measured["active"]]
@@ -457,7 +457,7 @@ class World:
         assert {(w.start_us - BEGIN_US) // (length // MICROSECOND): s.rows for w, s in said.items()} == complete
 
     def mend(self) -> None:
-        """Put right what is so, unless somebody did."""
+        """Put right what is so, unless a user did."""
         mending, self.mending = self.mending, None
         if mending:
             mending()

@@ -106,6 +106,6 @@ def view(page: Page, at: str, heading: str) -> None:
 
 
 def desired(world: TroubledWorld, stream: str) -> dict[str, Any]:
-    """What a person wants of a stream: the object beside its table."""
+    """What a person wants of a stream: the object next to its table."""
     (found,) = (world.folder / "home").rglob(f"_frazil/{stream}/desired.json")
     return dict(json.loads(Path(found).read_text()))

@@ -42,7 +42,7 @@ class AirflowProcess:
     def __init__(self, home: Path, *, database: Path | None = None, **variables: str) -> None:
         home.mkdir(exist_ok=True)
         if database is not None:
-            # It may be in the write-ahead log yet, which a copy of the file lacks.
+            # It may be in the write-ahead log yet, which a copy of the file does not have.
             with closing(sqlite3.connect(database)) as made, closing(sqlite3.connect(home / "airflow.db")) as copy:
                 made.backup(copy)
         environment = {
@@ -259,7 +259,7 @@ def ask(  # noqa: PLR0913 - who asks, and what
     from airflow.api_fastapi.auth.managers.simple.user import SimpleAuthManagerUser  # noqa: PLC0415 - as above
 
     server = _api_server()
-    server._transport.raise_server_exceptions = False  # as a person meets what nobody expected
+    server._transport.raise_server_exceptions = False  # as a person meets what no one expected
     user = SimpleAuthManagerUser(username=(role or "").lower(), role=role, teams=list(teams))
     cookies = {"Cookie": f"_token={get_auth_manager().generate_jwt(user)}"} if role else {}
     began = time.monotonic()
@@ -308,7 +308,7 @@ def silence_database(silent: bool) -> None:
 
 
 def store_dags() -> list[str]:
-    """What Airflow's database is told of the DAG folder; the ids of its DAGs."""
+    """What Airflow's database knows of the DAG folder; the ids of its DAGs."""
     from airflow.dag_processing.bundles.manager import DagBundlesManager  # noqa: PLC0415 - as above
     from airflow.dag_processing.dagbag import BundleDagBag, sync_bag_to_db  # noqa: PLC0415 - as above
 
@@ -462,7 +462,7 @@ def ask_without_catalog(  # noqa: PLR0913 - a request, and what it meets
 ) -> dict[str, Any]:
     """What a person is answered whose act meets a catalog that is gone, or hangs, in this function of `acts`."""
     from frazil.airflow.page import acts  # noqa: PLC0415 - needs AIRFLOW_HOME
-    from frazil.errors import CommitUnavailable  # noqa: PLC0415 - beside it
+    from frazil.errors import CommitUnavailable  # noqa: PLC0415 - next to it
 
     with patch.object(acts, where, side_effect=TimeoutError("no answer") if hangs else CommitUnavailable("no answer")):
         return ask(role, "POST", path, headers=headers, body=body)

@@ -144,7 +144,7 @@ def test_24_hours_make_a_day_and_one_that_is_requested_again_needs_none_of_them(
 def ran(tmp_path_factory: pytest.TempPathFactory, airflow_database: Path) -> dict[str, Any]:
     """Runs for days of a real table: the 29th, of which a gate holds an hour; the 30th; the 31st, which is open.
 
-    Spark is not run here: what it would have been told is written down.
+    Spark is not run here: what it would have received is written down.
     """
     folder = tmp_path_factory.mktemp("aggregations")
     declare(folder)

@@ -107,7 +107,7 @@ def test_a_run_whose_backfill_a_person_abandons_ends_for_good_and_a_task_of_it_t
     monkeypatch.setattr(SparkSubmitOperator, "execute", spark_submit)
     operator = StageOperator(task_id="stage", streams=str(tmp_path), application="app.py")
     for _ in ("the run's first try", "a try that Airflow, or a person who clears it, begins"):
-        with pytest.raises(AirflowFailException, match=rf"a person abandoned what run {re.escape(RUN)} had begun"):
+        with pytest.raises(AirflowFailException, match=rf"an operator abandoned what run {re.escape(RUN)} had begun"):
             operator.execute({"ti": Instance()})
     monkeypatch.setattr(backfills, "get_current_context", lambda: context_of("2026-11-27T08:00:00Z"))
     for again in (
@@ -140,7 +140,7 @@ def test_a_run_with_the_id_of_an_abandoned_one_that_was_deleted_is_another_run(
 
 
 def context_of(requested_at: str) -> dict[str, Any]:
-    """Of a task in the run `manual` that somebody asked for then."""
+    """Of a task in the run `manual` that a user asked for then."""
     run = SimpleNamespace(run_after=datetime.fromisoformat(requested_at))
     params = {"stream": "ticks", "dry-run": False}
     return {"params": params, "dag": DAG("frazil_backfill"), "run_id": "manual", "dag_run": run}

@@ -125,7 +125,7 @@ def test_lines_that_differ_in_numbers_only_are_reported_once_an_hour_with_the_ne
     assert of_batches[1] == (60, "batch 59: 590 records (of 59 such lines since the last one here; writer.log has all)")
     assert len(of_batches) == 24
     assert len(reported) - 24 == 10 + 23
-    # A writer that starts anew is heard.
+    # A writer that starts again is heard.
     assert list(lines.telling([(logging.INFO, "batch 1439: 1 records")], now_s=86_399.0)) == []
     lines.begin()
     assert len(list(lines.telling([(logging.INFO, "batch 1439: 1 records")], now_s=86_399.0))) == 1

@@ -1,4 +1,4 @@
-"""The operations page on Airflow's own API server: who may see what, and what hangs delays nobody."""
+"""The operations page on Airflow's own API server: who may see what, and what hangs delays no one."""
 
 from __future__ import annotations
 
@@ -316,14 +316,16 @@ def test_a_stream_is_paused_and_resumed_and_airflows_audit_log_says_by_whom(ask:
         return [rest for owner, *rest in airflow_process.call(in_airflow.audit_log, event) if owner == "op"]
 
     plan, stale = post("plan", "pause")["body"], post("plan", "restart")["body"]["seal"]
-    assert "No writer starts before somebody resumes ticks." in plan["says"]
+    assert "No writer starts until ticks is resumed." in plan["says"]
     paused = post("act", "pause", reason="an upgrade", seal=plan["seal"])
     assert paused["body"]["said"].startswith("ticks is paused.")
     for act in ("restart", "resume"):  # their dialogs were open in another tab before
         refused = post("act", act, seal=stale)
         assert refused["status"] == 422
-        assert refused["body"]["detail"].startswith(f"{MOVED}: somebody paused, resumed or restarted it. Look again")
-    assert post("act", "resume")["body"]["detail"].startswith("Nobody has looked at what it would do to ticks")
+        assert refused["body"]["detail"].startswith(
+            f"{MOVED}: another user paused, resumed or restarted it. Look again"
+        )
+    assert post("act", "resume")["body"]["detail"].startswith("Nothing was done to ticks")
     line = eventually(
         lambda: next((x for x in [ask("OP", "api/stream/ticks")["body"]["line"]] if x["word"] == "paused"), None),
         within_s=60,
@@ -390,7 +392,7 @@ def test_of_two_who_confirm_the_same_at_once_one_is_refused(ask: Ask, airflow_pr
     both = {act: {"seal": seal(act)} for act in ("restart", "pause")}
     first, second = airflow_process.call(in_airflow.act_between, "OP", "/frazil/ops/api/act", both, headers=OURS)
     assert (first["status"], second["status"]) == (200, 422)
-    assert "Nothing was done: ticks was paused, resumed or restarted by somebody else" in second["body"]["detail"]
+    assert "Nothing was done: ticks was paused, resumed or restarted by another user" in second["body"]["detail"]
     assert ask("OP", "api/plan/pause/ticks", method="POST", headers=OURS, body={})["body"]["refused"] == (
         "ticks is paused already"
     )
@@ -493,7 +495,7 @@ FORMS: tuple[tuple[str, dict[str, Any], str | None], ...] = (
 @pytest.mark.parametrize("typed", ["2020-01-01T05", "2020-01-01 05:00"])
 def test_a_window_is_typed_as_the_page_shows_it_or_as_airflow_names_it(typed: str) -> None:
     from frazil.airflow.page.forms import run_form  # noqa: PLC0415 - needs AIRFLOW_HOME
-    from frazil.operations.acts import Act  # noqa: PLC0415 - beside it
+    from frazil.operations.acts import Act  # noqa: PLC0415 - next to it
 
     form = {"partition": typed, "reason": "checked"}
     assert run_form(Act.RELEASE, "demo.ticks", form)["partition"] == "2020-01-01T05"
@@ -504,7 +506,7 @@ def test_what_is_wrong_in_a_form_is_said_by_the_name_of_its_field_before_it_is_c
     act: str, form: dict[str, Any], said: str | None
 ) -> None:
     from frazil.airflow.page.forms import missing_value  # noqa: PLC0415 - needs AIRFLOW_HOME
-    from frazil.operations.acts import Act  # noqa: PLC0415 - beside it
+    from frazil.operations.acts import Act  # noqa: PLC0415 - next to it
 
     found = missing_value(Act(act), "ticks", form, now_ms=1_577_923_200_000)
     assert (found is None) if said is None else said in (found or "")
@@ -536,7 +538,7 @@ def test_before_the_first_window_of_a_table_is_signalled_none_is_held() -> None:
 
 def test_a_table_is_maintained_from_its_page_without_the_others() -> None:
     from frazil.airflow.page.forms import run_form  # noqa: PLC0415 - needs AIRFLOW_HOME
-    from frazil.operations.acts import Act  # noqa: PLC0415 - beside it
+    from frazil.operations.acts import Act  # noqa: PLC0415 - next to it
 
     assert run_form(Act.MAINTAIN, "demo.ticks", {"dry-run": False}) == {"tables": ["demo.ticks"], "dry-run": False}
 
@@ -555,8 +557,8 @@ def test_what_is_remembered_of_airflows_processes_is_judged_at_the_moment_when_i
 ) -> None:
     from frazil.airflow.components import COMPONENTS  # noqa: PLC0415 - needs AIRFLOW_HOME
     from frazil.airflow.page import alive  # noqa: PLC0415 - as above
-    from frazil.operations.answers import Answer  # noqa: PLC0415 - beside it
-    from frazil.operations.silence import ComponentHeartbeat  # noqa: PLC0415 - beside it
+    from frazil.operations.answers import Answer  # noqa: PLC0415 - next to it
+    from frazil.operations.silence import ComponentHeartbeat  # noqa: PLC0415 - next to it
 
     hours_ago_ms = clock.now_ms() - 7_200_000
     for age_ms, silent in ((5_000, 0), (61_000, len(COMPONENTS))):

@@ -117,5 +117,5 @@ def test_of_two_who_ask_at_the_same_moment_one_gets_a_run(post: Post, airflow: A
     answers = airflow.call(in_airflow.ask_between, "OP", "/frazil/ops/api/act/backfill/ticks", headers=OURS, body=body)
     assert sorted(answer["status"] for answer in answers) == [200, 422]
     (refused,) = (answer["body"]["detail"] for answer in answers if answer["status"] == 422)
-    assert refused.startswith("Somebody asked for the same just now: frazil_backfill has the run manual__ticks.")
+    assert refused.startswith("The same was requested just now: frazil_backfill has the run manual__ticks.")
     assert len(airflow.call(in_airflow.runs_of, "frazil_backfill")) == 1

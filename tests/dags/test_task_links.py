@@ -64,8 +64,8 @@ def test_a_task_leads_to_what_it_is_about(dag_id: str, task_id: str, label: str 
 
 def test_the_name_before_the_tables_of_a_route_is_that_of_maintenance(tmp_path: Path):
     from frazil.airflow.dag_ids import ROUTE  # noqa: PLC0415 - as above
-    from frazil.maintenance.tables import routes  # noqa: PLC0415 - beside it
-    from frazil.spec.load import load_stream  # noqa: PLC0415 - beside it
+    from frazil.maintenance.tables import routes  # noqa: PLC0415 - next to it
+    from frazil.spec.load import load_stream  # noqa: PLC0415 - next to it
 
     (tmp_path / "ticks.yaml").write_text(STREAM.format(name="ticks"))
     spec = load_stream(tmp_path / "ticks.yaml").model_copy(update={"route": object()})
@@ -99,7 +99,7 @@ def airflow(tmp_path_factory: pytest.TempPathFactory, airflow_database: Path) ->
 
 @pytest.fixture(scope="module")
 def links(airflow: AirflowProcess) -> Links:
-    """What Airflow's API says of the buttons of a task that nobody has started."""
+    """What Airflow's API says of the buttons of a task that no one has started."""
     runs: dict[str, str] = {}
 
     def begun(dag_id: str, conf: dict[str, str] | None) -> str:

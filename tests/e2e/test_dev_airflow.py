@@ -57,7 +57,7 @@ def finished(client: AirflowClient, run_id: str) -> dict[str, Any]:
 
 
 def test_everything_listens_on_the_loopback_alone(airflow: EmbeddedAirflow) -> None:
-    """It comes first: a process that has run a task shows its connections to nobody but root."""
+    """It comes first: a process that has run a task shows its connections to no one but root."""
     listening = []
     for component in COMPONENTS:
         server = airflow.server(component)

@@ -194,7 +194,7 @@ def test_infer_reads_a_json_schema_and_its_stream_needs_no_registry(
     }
     known = registered(registry, f"{stream.topic}-value", schema, schemaType="JSON")
     producer = Producer({"bootstrap.servers": kafka.bootstrap})
-    for schema_id in (known, known + 1000):  # an id that the registry lacks is not looked at
+    for schema_id in (known, known + 1000):  # an id that the registry does not have is not looked at
         value = json.dumps({"at": AT.isoformat(), "count": schema_id}).encode()
         producer.produce(stream.topic, b"\0" + schema_id.to_bytes(4, "big") + value)
     assert producer.flush(30) == 0

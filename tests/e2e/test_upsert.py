@@ -157,7 +157,7 @@ def test_another_commit_in_between_is_merged_into(stream: Any, source: Source) -
         for _ in range(5):
             source.send(40)
             rows = stream.table().scan(limit=3).to_arrow()
-            # Foreign commits, each of which may make a merge begin anew.
+            # Foreign commits, each of which may make a merge begin again.
             stream.table().append(rows.slice(0, 0))
         eventually(lambda: sum(counts(stream).values()) == source.sent, within_s=60)
     source.check()

@@ -36,7 +36,7 @@ class Process:
         self.staged: Journal | None = None
         self.journaled = False
         self.decided = False
-        """Whether home has the batch, which its tables may lack."""
+        """Whether the default table has the batch, which its tables may not have."""
 
     @property
     def epoch(self) -> int | None:

@@ -213,7 +213,7 @@ class World:
     def land_late(self) -> None:
         late, self.late = self.late, []
         for effect in late:
-            with suppress(Exception):  # a refusal has nobody to go to
+            with suppress(Exception):  # a refusal has no one to go to
                 effect()
 
     def tables(self, faults: Faults) -> tuple[StreamTables, ProcessCatalog]:
@@ -340,7 +340,7 @@ class World:
     # What others do
 
     def append(self) -> None:
-        """Somebody's row of a key that no change has; a table with rows before the stream begins is to be adopted."""
+        """A user's row of a key that no change has; a table with rows before the stream begins is to be adopted."""
         if self.marker() is None:
             return
         key = max(self.foreign, default=FOREIGN) + 1

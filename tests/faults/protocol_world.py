@@ -93,7 +93,7 @@ class SharedCatalog:
         self.rows_at: Callable[[Snapshot | None], Iterable[Record]] = lambda _: ()
         self.late: list[Callable[[], Any]] = []
         self.positions: dict[int, dict[str, dict[TopicPartition, int]]] = {}
-        """Where the rows of each stream stand with each snapshot of the main table, kept beside what frazil keeps."""
+        """Where the rows of each stream stand with each snapshot of the main table, kept next to what frazil keeps."""
         self.marker_moves: list[MarkerMove] = []
 
     def load(self, name: str, *, behind: int = 0) -> Table:
@@ -128,7 +128,7 @@ class SharedCatalog:
         return CommitTableResponse(metadata=after, metadata_location=str(self.versions))
 
     def land_late(self) -> None:
-        """What was reported failed arrives now; a refusal has nobody to go to."""
+        """What was reported failed arrives now; a refusal has no one to go to."""
         late, self.late = self.late, []
         for effect in late:
             try:

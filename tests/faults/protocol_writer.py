@@ -57,7 +57,7 @@ SPECS = {
 
 @dataclass(slots=True)
 class ModelStage:
-    """Makes empty files that stand for records; `leftover` leaves those of an attempt that failed beside them."""
+    """Makes empty files that stand for records; `leftover` leaves those of an attempt that failed next to them."""
 
     world: World
     topic: Topic

@@ -30,7 +30,7 @@ from .outages import for_a_while, silent
 
 @pytest.fixture(scope="module")
 def own_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
-    """A broker that these tests may kill, beside the session's."""
+    """A broker that these tests may kill, next to the session's."""
     with EmbeddedKafka(tmp_path_factory.mktemp("faulty-kafka")) as broker:
         yield broker
 

@@ -1,4 +1,4 @@
-"""Compaction, manifests, expiry and orphans without pause, beside a writer and a reader that notice nothing of it."""
+"""Compaction, manifests, expiry and orphans without pause, next to a writer and a reader that notice nothing of it."""
 
 from __future__ import annotations
 

@@ -229,7 +229,7 @@ class Protocol(RuleBasedStateMachine):
 
     @rule(who=processes)
     def find_a_batch_stale(self, who: int) -> None:
-        """What a stage may end with for many reasons, also after somebody else took over and swept its files."""
+        """What a stage may end with for many reasons, also after another user took over and swept its files."""
         writer = self._pick(who, lambda w: not w.journaled)
         if writer:
             writer.stale()
@@ -256,7 +256,7 @@ class Protocol(RuleBasedStateMachine):
 
     @rule(what=st.sampled_from(OTHERS), stream=streams, table=tables, partition=st.integers(0, 2))
     def others(self, what: str, stream: str, table: str, partition: int) -> None:
-        """What appends, compacts and expires beside us, what changes the table, the topic, and what lands late."""
+        """What appends, compacts and expires next to us, what changes the table, the topic, and what lands late."""
         world, topic = self.world, self.world.topics[stream]
         acts: dict[str, Callable[[], None]] = {
             "append": world.foreign_append,
@@ -353,7 +353,7 @@ class Protocol(RuleBasedStateMachine):
 
     @rule(stream=streams, plan=plans)
     def sweep_daily(self, stream: str, plan: dict[str, list[str]]) -> None:
-        """Maintenance sweeps beside whatever runs."""
+        """Maintenance sweeps next to whatever runs."""
         marker = self.world.marker(stream)
         if marker:
             process = Writer(self.world, stream)
@@ -361,7 +361,8 @@ class Protocol(RuleBasedStateMachine):
 
     @rule(stream=streams, plan=plans, keep=st.integers(0, 2), limit=st.integers(1, 4))
     def fold_records(self, stream: str, plan: dict[str, list[str]], keep: int, limit: int) -> None:
-        """Beside whatever runs, cut short anywhere: no record of a committed batch is lost by it, or told twice."""
+        """Next to whatever runs, cut short anywhere: no record of a committed batch is lost by it, or reported "
+        "twice."""
         marker = self.world.marker(stream)
         if marker is None:
             return
@@ -375,7 +376,7 @@ class Protocol(RuleBasedStateMachine):
 
     @rule(stream=streams, any_record=st.integers(0, 9).map(lambda n: n == 0))
     def lose_the_newest_journal(self, stream: str, any_record: bool) -> None:
-        """Mostly one that nobody has committed yet; now and then a commit record."""
+        """Mostly one that no one has committed yet; now and then a commit record."""
         journals, marker = Writer(self.world, stream).tables.journals, self.world.marker(stream)
         newest = next(reversed(journals.keys()), None)
         if newest is None or marker is None:
@@ -388,7 +389,7 @@ class Protocol(RuleBasedStateMachine):
     @precondition(lambda self: not self.record_lost)
     @rule(snapshots=st.integers(1, 3), order=st.permutations(STREAMS))
     def roll_back_and_reset(self, snapshots: int, order: list[str]) -> None:
-        """A rollback behind a marker is refused by the stream's next start, until somebody resets that stream."""
+        """A rollback behind a marker is refused by the stream's next start, until a user resets that stream."""
         if not self.world.roll_back(snapshots):
             return
         self.signals.rolled_back()
@@ -575,7 +576,7 @@ class Protocol(RuleBasedStateMachine):
             shutil.rmtree(self.folder)
 
     def _end(self) -> None:
-        """One epoch of each stream in which nothing fails: all that was produced is in, and no file is nobody's."""
+        """One epoch of each stream in which nothing fails: all that was produced is in, and no file is orphaned."""
         self.world.catalog.land_late()
         self.world.clock.wait(60)
         for stream in sorted(self.declared):

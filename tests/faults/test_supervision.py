@@ -64,7 +64,7 @@ class SupervisedStream:
         self.file.write_text(SPEC.format(name=self.name, interval=interval))
 
     def order(self, **orders: Any) -> None:
-        """What the fake writer shall do; see its module."""
+        """What the fake writer must do; see its module."""
         (self.home / f"orders-{self.name}.json").write_text(json.dumps(orders))
 
     def observe(self) -> Observation:

@@ -313,7 +313,7 @@ def check_damaged(topic: tuple[Kind, list[Any]], damages: list[Callable[[bytes],
             try:
                 there, whole = peer.read(data)
             except (OverflowError, UnicodeDecodeError, ValueError):
-                continue  # a date that Python lacks
+                continue  # a date that Python does not have
             assert as_uuids(shown(row)) == as_uuids(shown(there))
             assert whole
 

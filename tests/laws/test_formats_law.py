@@ -1,4 +1,4 @@
-"""Records of every format, sound and broken beside each other: each ends in one table, once, and with its value.
+"""Records of every format, sound and broken next to each other: each ends in one table, once, and with its value.
 
 Who wrote a sound record says what it is worth: Python's `json` and `csv`, fastavro and google.protobuf. The laws of
 single formats (`test_json_law`, `test_avro_law`, `test_protobuf_law`) go deeper into what one record may be.
@@ -42,7 +42,7 @@ Row = dict[str, Any]
 RESERVE_BYTES = 64 << 20
 """For the rejections of a chunk, which are objects of Python."""
 MAX_GROWTH = {"csv": 4.5}
-"""Bytes for each byte of a chunk, where it is not 2: a line of CSV is decoded as an object of JSON beside it."""
+"""Bytes for each byte of a chunk, where it is not 2: a line of CSV is decoded as an object of JSON next to it."""
 
 
 @dataclass(frozen=True)

@@ -251,7 +251,7 @@ print(test.check_many(int(sys.argv[3])))
 @pytest.mark.timeout(900)
 @pytest.mark.soak
 def test_no_index_is_out_of_bounds_whatever_a_record_holds(tmp_path: Path) -> None:
-    """Numba checks each index, which is compiled anew."""
+    """Numba checks each index, which is compiled again."""
     environment = {
         **os.environ,
         "NUMBA_BOUNDSCHECK": "1",

@@ -1,4 +1,4 @@
-"""Backfills from files instead of Kafka: by their coordinates, each record once, and nothing that cannot be told."""
+"""Backfills from files instead of Kafka: by coordinates, each record once, and none of an unknown position."""
 
 from __future__ import annotations
 

@@ -125,5 +125,5 @@ def spark_here(spark: Any, substrate: str) -> Any:
 
 @pytest.fixture
 def archive(substrate: str, stream_spec: StreamSpec, tmp_path: Path) -> str:
-    """A folder in the substrate's storage, beside all tables."""
+    """A folder in the substrate's storage, next to all tables."""
     return f"s3://{WAREHOUSE}/archive/{stream_spec.name}" if substrate.endswith("+s3") else str(tmp_path / "archive")

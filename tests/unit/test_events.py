@@ -49,7 +49,7 @@ def test_a_sink_is_called_by_one_thread_at_a_time_and_may_emit_itself():
         inside += 1
         peak, seen = max(peak, inside), seen + 1
         if isinstance(event.what, PhaseBegan):
-            inside -= 1  # what it emits is told in the middle of this
+            inside -= 1  # what it emits is reported in the middle of this
             happening.emit(CommitRecordsFolded(1))
             inside += 1
         inside -= 1

@@ -460,7 +460,7 @@ def compare_counts(  # noqa: PLR0913 - all that is counted, and why nothing else
     `adopted` is the number of rows that the table had before the stream. `declared`: whether the declaration has
     coordinates although the table does not.
     """
-    where = "its table lacks the columns" if declared else "coordinates: false"
+    where = "its table does not have the columns" if declared else "coordinates: false"
     found = [
         Finding(
             FindingKind.UNCHECKED, 1,
@@ -472,7 +472,7 @@ def compare_counts(  # noqa: PLR0913 - all that is counted, and why nothing else
         sentence = f"{other_streams} other streams write to the table: its rows cannot be counted against this one's"
         found.append(Finding(FindingKind.NOT_COMPARED, other_streams, sentence, stream))
     elif rows != claimed + adopted:
-        before = f", beside {adopted:,} that were adopted" if adopted else ""
+        before = f", next to {adopted:,} that were adopted" if adopted else ""
         sentence = f"the table has {counted(rows, 'row')}, and the commit records count {claimed:,}{before}"
         found.append(Finding(FindingKind.MISCOUNTED, abs(rows - claimed - adopted), sentence, stream))
     return tuple(found)

@@ -69,7 +69,7 @@ class Replays:
 
     @classmethod
     def of(cls, tables: StreamTables, default_table: Table) -> Replays:
-        """Read the records of all replays that the default table `home` has."""
+        """Read the records of all replays that `default_table` has."""
         rows: dict[TopicPartition, BitMap64] = defaultdict(BitMap64)
         routed: dict[Target, dict[TopicPartition, BitMap64]] = defaultdict(lambda: defaultdict(BitMap64))
         for record in published(tables.journals, default_table.metadata, tables.stream):
@@ -191,7 +191,7 @@ def _gone(tables: StreamTables, target: Target, member: Member | None) -> str:
     again = "" if newest is None else f": `{registration(catalog, target, newest.path)}`"
     return (
         f"the table is not in the catalog {catalog!r}: it was dropped or renamed. If the route has it by this name, "
-        f"`frazil route {tables.stream}` says what mends that; if not, its rows stay missing until it is renamed back, "
+        f"`frazil route {tables.stream}` shows the remedy; if not, its rows stay missing until it is renamed back, "
         f"declared in route.tables by its new name, or registered again{again}"
     )
 
@@ -205,7 +205,7 @@ def compare_tables(
 ) -> Iterator[Finding]:
     """Compare the rows of each table with those that commit records count for it. Pure.
 
-    `home` is the name and the rows of the default table.
+    `default` is the name and the rows of the default table.
     """
     for one in routed:
         if one.problem:

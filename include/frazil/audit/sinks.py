@@ -71,7 +71,7 @@ def _not_compared(
     """Return the tables that cannot be compared with the default table's marker, and why."""
     waiting = Followers.of(tables, marker).waiting
     for target in sorted({*route.tables.values()} - found.keys()):
-        yield target, f"the table is not in the catalog; `frazil route {tables.stream}` says what mends that"
+        yield target, f"the table is not in the catalog; `frazil route {tables.stream}` shows the remedy"
     for target, table in found.items():
         own = read_marker(table.properties, tables.stream)
         if own is None:

@@ -146,7 +146,7 @@ class BackfillCommitter:
         writer: SnapshotWriter | MergeWriter = SnapshotWriter(files)
         if files and files[0].content in MERGED and self.tables.merging:
             del summary[WINDOWS]  # the merge tells them
-            # A task for each group: one whose files nobody touched is not done again where a round is lost.
+            # A task for each group: one whose files no one touched is not done again where a round is lost.
             each = dataclasses.replace(replaying(self.tables.merging), parallelism=lambda: len(files))
             writer = MergeWriter(self.tables.stream, files, each)
         try:

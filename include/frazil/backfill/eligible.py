@@ -16,19 +16,22 @@ def check_backfilled(spec: StreamSpec, *, routed: bool = False, table_has: bool 
     """
     if spec.mode == "upsert":
         raise SpecError(
-            f"stream {spec.name!r} has mode: upsert: a backfill looks for records that the table lacks, and the table "
-            "of an upsert lacks every change that a later one replaced. Nothing was changed. To apply records again "
+            f"stream {spec.name!r} has mode: upsert: a backfill looks for records missing from the table, and the "
+            "table "
+            "of an upsert is missing every change that a later one replaced. Nothing was changed. To apply records "
+            "again "
             f"that Kafka still has, move the stream back: `frazil reset {spec.name}`"
         )
     if spec.route is not None or routed:
         raise SpecError(
-            f"stream {spec.name!r} has, or had, a route: what its table lacks may be in other tables, which a backfill "
+            f"stream {spec.name!r} has, or had, a route: what is missing from its table may be in other tables, "
+            "which a backfill "
             "does not know. Let a second stream with tables of its own read those records (source.start), and copy "
             "what is missing by an engine"
         )
     if spec.dedupe is not None:
         raise SpecError(
-            f"stream {spec.name!r} has dedupe: a backfill looks for records that the table lacks, and would read all "
+            f"stream {spec.name!r} has dedupe: a backfill looks for records missing from the table, and would read all "
             "repeats that were dropped. Nothing was changed. To read records again that Kafka still has, move the "
             f"stream back: `frazil reset {spec.name}` drops those that the table has"
         )
@@ -55,7 +58,7 @@ def check_coordinates(spec: StreamSpec, *, table_has: bool = True) -> None:
     `table_has`: whether the table has the columns, if that is known.
     """
     if not (spec.coordinates and table_has):
-        where = "its table lacks the columns" if spec.coordinates else "coordinates: false"
+        where = "its table does not have the columns" if spec.coordinates else "coordinates: false"
         raise SpecError(
             f"stream {spec.name!r} keeps no Kafka coordinates ({where}): nothing can tell which records its "
             "table has, so it can neither be backfilled nor have its dead letters replayed"

@@ -117,8 +117,8 @@ def _settled(tables: StreamTables) -> Marker:
 
 def _refused(stream: str, why: str) -> str:
     return (
-        f"dead letters of stream {stream!r} are not replayed: {why}. Mend the table first: "
-        f"`frazil route {stream}` says what it lacks"
+        f"dead letters of stream {stream!r} are not replayed: {why}. Fix the table first: "
+        f"`frazil route {stream}` says what is missing"
     )
 
 
@@ -148,7 +148,7 @@ def bring(tables: StreamTables, backfill: BackfillMarker, journals: Iterable[Jou
             _follow(tables, backfill, target, files)
         except Fenced:
             raise
-        except Exception as error:  # catalogs' clients raise anything, and the other tables shall go on
+        except Exception as error:  # catalogs' clients raise anything, and the other tables must go on
             log.info("table %s is left behind", target, exc_info=True)
             behind = target
             reason = words_of(error)
@@ -157,7 +157,7 @@ def bring(tables: StreamTables, backfill: BackfillMarker, journals: Iterable[Jou
         raise CommitUnavailable(
             f"replay {backfill.id} of stream {backfill.stream!r} has landed, and {rows} for table {behind}: "
             f"{reason}. Their "
-            f"letters stay until then. Mend the table, or let it go on: `frazil route {backfill.stream} --give-up "
+            f"letters stay until then. Fix the table, or let it go on: `frazil route {backfill.stream} --give-up "
             f"{behind}`"
             f"; then run `frazil dlq replay {backfill.stream}` again"
         )

@@ -85,7 +85,9 @@ def check_wanted(found: BackfillMarker | None, run: str | None) -> None:
     BackfillAbandoned.
     """
     if found is not None and run is not None and run in found.abandoned_runs:
-        raise BackfillAbandoned(_abandoned(f"a person abandoned what run {run} had begun on stream {found.stream!r}"))
+        raise BackfillAbandoned(
+            _abandoned(f"an operator abandoned what run {run} had begun on stream {found.stream!r}")
+        )
 
 
 def check_not_abandoned(found: BackfillMarker | None, backfill_id: str) -> None:
@@ -99,7 +101,7 @@ def check_not_abandoned(found: BackfillMarker | None, backfill_id: str) -> None:
 
 def _abandoned(what: str) -> str:
     return (
-        f"{what}: none of its rows landed, and nothing begins it anew by itself. If it is wanted after all, trigger a "
+        f"{what}: none of its rows landed, and nothing begins it again by itself. If it is wanted after all, trigger a "
         "new run, or give the command again"
     )
 
@@ -117,7 +119,7 @@ def replaced(backfill: BackfillMarker, seen: str) -> str:
     """Return the message for a run that another run replaced; `seen` is the evidence."""
     if backfill.replays:
         return (
-            f"another `frazil dlq replay {backfill.stream}` took this replay over, or a person abandoned it: this "
+            f"another `frazil dlq replay {backfill.stream}` took this replay over, or an operator abandoned it: this "
             "command "
             f"changes nothing more. If no other command runs, run it again ({seen})"
         )
@@ -150,7 +152,7 @@ def ended_meanwhile(backfill: BackfillMarker) -> str:
 def ended_before(backfill: BackfillMarker, last: BackfillMarker | None) -> str:
     """Return the message for an operator who abandons a backfill that has ended; `last` is the stream's last one."""
     act = "replay of dead letters" if backfill.replays else "backfill"
-    now = f"its last one is {last.id}, which is {last.state}" if last else "its table names none any more"
+    now = f"its last one is {last.id}, which is {last.state}" if last else "its table no longer names one"
     return (
         f"it was not abandoned: the {act} {backfill.id} of stream {backfill.stream!r} had ended, and {now}. Nothing "
         "was "

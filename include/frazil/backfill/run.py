@@ -140,7 +140,7 @@ class Backfill:
         left = self.source.holding(missing(wanted, held))
         if sum(map(len, left.values())) > MAX_SPANS:
             raise SpecError(
-                f"what table {self.spec.table.identifier} lacks of stream {self.spec.name!r} is in more than "
+                f"what table {self.spec.table.identifier} is missing of stream {self.spec.name!r} is in more than "
                 f"{MAX_SPANS:,} pieces: ask for less, or delete the rows of that range first"
             )
         return BackfillPlan(left, self.source.max_records(wanted), identity)

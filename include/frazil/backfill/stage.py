@@ -68,7 +68,7 @@ def stage(
     except StaleBatch:
         backfill.drop()
         raise
-    except FileNotFoundError:  # whoever abandons a lane deletes its files, also those that no journal names yet
+    except FileNotFoundError:  # abandoning a backfill deletes its files, also those that no journal names yet
         backfill.check_wanted()
         raise
 

@@ -38,21 +38,21 @@ from frazil.timetext import utc
     "given_up",
     metavar="TABLE",
     multiple=True,
-    help="Let this table go on as it stands; may be repeated.",
+    help="Let this table continue as it is; may be repeated.",
 )
 @click.option("--yes", is_flag=True, help="Do not ask; for scripts.")
 @json_option
 def route(stream: str, streams_folder: Path, *, given_up: tuple[str, ...], yes: bool, as_json: bool) -> None:
-    """Say which tables of STREAM's route do not stand where home does, and why.
+    """Show which tables of STREAM's route are behind the default table, and why.
 
-    With --give-up, one of them goes on as it stands: rows that wait for it never reach it, and batches that home does
-    not have are taken as they are. A table that was dropped is made again, empty; where files of the old one are left,
-    in a folder of its own. Where another one has its name by now, that one goes on. One that the route no longer has is
-    not made again: all rows that wait for it are let go, also those of a replay.
+    With --give-up, a table continues as it is: waiting rows never reach it, and batches that the default table does
+    not have are kept. A dropped table is made again, empty; if files of the old one remain, in a folder of its own. If
+    another table has its name by now, that one continues. A table that the route no longer has is not made again: all
+    rows that wait for it are discarded, also those of a replay.
 
-    Exits with 1 where a table does not stand where home does, and with 0 where all do, or go on by --give-up, also
-    if it finds nothing to give up. Rows of home's last batch may be on their way for a minute: they are told, and do
-    not count.
+    Exits with 0 if all tables are at the default table's batch, or continue by --give-up, also if there is nothing to
+    give up; otherwise with 1. Rows of the default table's last batch may be on their way for a minute: they are shown,
+    and do not count.
 
     \b
     Example:
@@ -90,11 +90,11 @@ class _Asking:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """The tables of a route that do not stand where home does."""
+    """The tables of a route that are not at the default table's batch."""
 
     behind: list[Behind]
     coming: list[Behind]
-    """Those that lack home's last batch alone, which their writer may be about to bring."""
+    """Tables that miss only the default table's last batch, which their writer may be about to bring."""
     dropped: list[DroppedTable]
     """Without rows that wait for them."""
     ahead: list[str]
@@ -134,7 +134,7 @@ class _Found:
 
 
 def _ahead(opened: OpenStream, default_marker: Marker, there: Mapping[str, Table]) -> list[str]:
-    """Tables with batches that home does not have, as after `frazil forget`: they must be given up before a start."""
+    """Tables ahead of the default table, as after `frazil forget`. They must be given up before a start."""
     markers = {name: read_marker(table.properties, opened.spec.name) for name, table in there.items()}
     return [name for name, marker in markers.items() if marker is not None and is_ahead(marker, default_marker)]
 
@@ -149,14 +149,17 @@ def _show(found: _Found, stream: str, teller: Teller) -> None:
         teller.say(dropped.reason)
     for table in found.ahead:
         teller.say(
-            f"{table} has batches that home does not have: home is another table than before, or the stream was "
+            f"{table} has batches that the default table does not have: the default table is another one than "
+            "before, or the stream was "
             f"forgotten. `frazil route {stream} --give-up {table}` lets it go on"
         )
     for coming in found.coming:
-        last = f"{counted(coming.rows, 'row')} of home's last batch, of {utc(coming.since_ms)}"
-        teller.say(f"{coming.target} lacks {last}: its writer brings them right after home, if it runs.")
+        last = f"{counted(coming.rows, 'row')} of the default table's last batch, of {utc(coming.since_ms)}"
+        teller.say(
+            f"{coming.target} is missing {last}: its writer brings them right after the default table's, if it runs."
+        )
     if not (found.coming or found.is_amiss):
-        teller.say(f"All tables of the route of {stream} have all rows that its home has.")
+        teller.say(f"All tables of the route of {stream} have all rows that its default table has.")
 
 
 def _give_up(opened: OpenStream, default_marker: Marker, found: _Found, table: str, asking: _Asking) -> bool:
@@ -205,7 +208,7 @@ def _give_up(opened: OpenStream, default_marker: Marker, found: _Found, table: s
 
 
 def _is_well(opened: OpenStream, default_marker: Marker, found: _Found, table: str, *, there: bool) -> bool:
-    """Whether a table for which no row waits stands where home does, or a person let it go on before."""
+    """Whether a table for which no row waits is at the default table's batch, or a person let it go on before."""
     if table in found.amiss:
         return False
     if not there or is_in_the_place(opened.spec, opened.tables, table):
@@ -260,12 +263,16 @@ def _check_routed(opened: OpenStream, default_marker: Marker, found: _Found, tab
     )
     if own or not (known or named):
         others = ", ".join(sorted(found.named()))
-        amiss = f"those that lack rows, or were dropped: {others}" if others else "none of its tables lacks rows"
-        raise SpecError(f"table {table} is none of the route of {default_marker.stream!r}; {amiss}")
+        amiss = (
+            f"those that are missing rows, or were dropped: {others}"
+            if others
+            else "none of its tables is missing rows"
+        )
+        raise SpecError(f"table {table} is not in the route of {default_marker.stream!r}; {amiss}")
 
 
 def _was_given_up(opened: OpenStream, table: str) -> bool:
-    """Whether a person let rows of a table go that was not there, or was somebody else's."""
+    """Whether an operator discarded the rows of a table that did not exist, or was another owner's."""
     note = note_of(opened.tables, table)
     return note is not None and note.given_up is not None
 

@@ -54,7 +54,7 @@ NAMED = 3
     is_flag=False,
     flag_value=5,
     metavar="[SECONDS]",
-    help="Look again every so many seconds, by default 5, until Ctrl-C.",
+    help="Look again every N seconds, by default 5, until Ctrl-C.",
 )
 def status(stream: str | None, streams_folder: Path, *, as_json: bool, every_s: float | None) -> None:
     """Show where every stream stands, or STREAM alone and in full.

@@ -95,7 +95,7 @@ class Behind:
     @property
     def amiss(self) -> str:
         """Return a short description of what is wrong."""
-        return str(self.gone) if self.gone else f"lacks {counted(self.rows, 'row')}"
+        return str(self.gone) if self.gone else f"is missing {counted(self.rows, 'row')}"
 
     def is_coming(self, now_ms: int) -> bool:
         """Whether a healthy writer is about to commit what is missing."""
@@ -103,7 +103,7 @@ class Behind:
 
     def __str__(self) -> str:
         of = counted(self.batches, "batch") if self.replay is None else f"replay {self.replay}"
-        return f"{self.target} lacks {counted(self.rows, 'row')} of {of}: {self.reason}"
+        return f"{self.target} is missing {counted(self.rows, 'row')} of {of}: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +234,7 @@ class Followers:
                 sweep_merged(self.tables, journals, target)
             if waited:
                 log.warning("table %s got %s that waited for it", target, counted(waited, "row"))
-        except Exception as error:  # catalogs' clients raise anything, and the other tables shall go on
+        except Exception as error:  # catalogs' clients raise anything, and the other tables must go on
             log.debug("table %s is left behind", target, exc_info=True)
             return self._failed(target, error)
         return None
@@ -331,10 +331,10 @@ def _commit(
     def decide(table: Table, found: Marker | None) -> Marker | Done[Marker]:
         marker = present_marker(found, table, tables.stream)
         if table.metadata.table_uuid != prepared_for:
-            raise _MadeAgain(f"table {target} was made again meanwhile: its rows are to be written anew for it")
+            raise _MadeAgain(f"table {target} was made again meanwhile: its rows are to be written again for it")
         check_routed_not_rolled_back(table.metadata, marker, table=target)
         if len(later_journals(marker, journals)) < len(journals):
-            return Done(marker)  # others committed some of them meanwhile: what is left is prepared anew
+            return Done(marker)  # others committed some of them meanwhile: what is left is prepared again
         if not files_fit(table.metadata, files):
             raise SchemaIncompatible(
                 f"rows that wait for table {target} were written for a schema or partition spec that it gave up: make "

@@ -43,7 +43,7 @@ def begin_following(
 
 
 def give_up(tables: StreamTables, target: Target, default_marker: Marker) -> None:
-    """Let a table continue as it is, without waiting rows of batches up to `home`'s last.
+    """Let a table continue as it is, without waiting rows of batches up to `default_marker`'s last.
 
     Accepts a rollback of the table, and batches in it that the default table does not have. Safe next to a running
     writer: what follows meanwhile stays. Raises what `swap` raises.

@@ -108,7 +108,7 @@ class Journal:
                 "progress": [dataclasses.asdict(p) for p in self.progress],
                 "files": [f.to_json() for f in self.files],
                 "letters-seen": self.letters_seen,
-                # Not read any more: a frazil that knows no `letters-seen` needs it, should somebody go back to it, and
+                # No longer read: a frazil that knows no `letters-seen` needs it, should a user go back to it, and
                 # takes a batch then that begins where all dead letters end.
                 "dead-letter-floor": {},
                 "idle": nested(dict.fromkeys(self.idle, 1)),

@@ -196,7 +196,7 @@ def merge_of(tables: StreamTables, journal: Journal, files: Sequence[StagedFile]
     if merging is None or merging.mode.declared != needs:
         raise SpecError(
             f"batch {journal.key} of stream {journal.stream!r} was staged for {needs}, with which the stream is "
-            "not declared any more. Declare it so again until the batch is committed, then start again"
+            "no longer declared. Declare it so again until the batch is committed, then start again"
         )
     traced = bool(journal.rejected) or journal.letters_seen != NO_LETTERS
     return MergeWriter(journal.stream, staged, merging, traced)

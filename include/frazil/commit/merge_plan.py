@@ -115,7 +115,7 @@ def key_schema(table: Table, key: Collection[str]) -> Schema:
     names = {column.name for column in table.schema().fields}
     if missing := sorted(set(key) - names):
         raise SchemaIncompatible(
-            f"table {'.'.join(table.name())} lacks {', '.join(missing)}, which the key of its stream names; "
+            f"table {'.'.join(table.name())} is missing {', '.join(missing)}, which the key of its stream names; "
             "bring the column back, or declare another key"
         )
     return table.schema().select(*key)

@@ -89,7 +89,7 @@ def missing_replayed(tables: StreamTables, there: Mapping[Target, Table]) -> lis
     for journal in chunks(tables.journals, backfill):
         for target in journal.routed - gone:
             staged[target].append(journal)
-    reason = f"home has them; `frazil dlq replay {tables.stream}` brings them, or says why it cannot"
+    reason = f"the default table has them; `frazil dlq replay {tables.stream}` brings them, or says why it cannot"
     return [
         dataclasses.replace(behind_of(target, journals, reason), replay=backfill.id)
         for target, journals in sorted(staged.items())
@@ -127,7 +127,7 @@ def missing_since(tables: StreamTables, default_marker: Marker) -> BatchKey | No
 
 
 def first_missing(tables: StreamTables, default_marker: Marker, target: Target, marker: Marker) -> BatchKey | None:
-    """Return the first batch whose rows a table is missing, by its `marker` and `home`'s; None without one."""
+    """Return the first batch whose rows a table is missing, by its `marker` and `default_marker`; None without one."""
     ahead = marker.settled is not None and (default_marker.settled is None or marker.settled >= default_marker.settled)
     if ahead or default_marker.routed is None or default_marker.routed == default_marker.settled:
         return None

@@ -114,7 +114,7 @@ def check_open_branch(metadata: TableMetadata, marker: Marker, *, table: str) ->
     if found != marker.open_snapshot_id:
         raise RolledBack(
             f"stream {marker.stream!r} left branch {name!r} of table {table} at snapshot {marker.open_snapshot_id}, "
-            f"with its rows of open windows, and finds it at {found}: somebody moved or dropped it. "
+            f"with its rows of open windows, and finds it at {found}: another engine or user moved or dropped it. "
             f"`frazil reset {marker.stream} --to marker` puts it back while that snapshot is kept, and else goes on "
             f"without its rows; a position before them (`--to offsets`, `--to timestamp`) re-reads them"
         )

@@ -56,7 +56,7 @@ def sweep(
         return 0
     view = _View(tables, marker, just_settled, tables.journals.keys() if keys is None else keys)
     _drop_dead_journals(view, below_epoch)
-    # What becomes of a routed table's file is told by home and the journals alone.
+    # What becomes of a routed table's file is reported by the default table and the journals alone.
     return sum(_sweep_side(view, side, below_epoch) for side in _sides(tables))
 
 
@@ -73,7 +73,7 @@ def _loaded(target: Target, handle: TableHandle) -> Table | None:
     """Return a routed table as last seen; None if it was never seen and cannot be loaded: its rows are elsewhere."""
     try:
         return handle.current()
-    except Exception as error:  # catalogs' clients raise anything, and the other tables shall go on
+    except Exception as error:  # catalogs' clients raise anything, and the other tables must go on
         log.info("the folders of table %s are left to the next start: %s", target, words_of(error))
         return None
 
@@ -94,12 +94,12 @@ def sweep_routed(tables: StreamTables, *, below_epoch: int) -> int:
         except NoSuchTableError:
             log.warning(
                 "table %s of the route is not in the catalog: it was dropped or renamed, and what failed batches left "
-                "of it stays. `frazil route %s` says what mends that",
+                "of it stays. `frazil route %s` shows the remedy",
                 target,
                 tables.stream,
             )
             return 0
-        except Exception as error:  # catalogs' clients raise anything, and the other tables shall go on
+        except Exception as error:  # catalogs' clients raise anything, and the other tables must go on
             log.warning("what failed batches left of table %s stays until the next start: %s", target, words_of(error))
             return 0
 

@@ -100,7 +100,7 @@ def _run(opened: OpenStream, request: BackfillRequest) -> Replayed | None:
     except Exception as error:
         if isinstance(error, Fenced) or _epoch(opened) <= max(own_epoch, backfill.epoch if backfill else 0):
             raise
-        # Whoever took it over has deleted what this one was reading or writing.
+        # The run that took it over deleted what this one was reading or writing.
         raise Fenced(
             f"another `frazil dlq replay {request.stream}` took this replay over: this command changes nothing more"
         ) from error

@@ -126,7 +126,7 @@ def _of_batches(state: StreamState, alerts: Alerts) -> Iterator[Reading]:
         _share_words(hour.stale, hour.records),
         f"{hour.stale:,} of the {hour.records:,} records that stream {name} committed within the last hour were "
         f"dropped, because the rows of {state.table} were newer by the column of order-by. The source's log may have "
-        "begun anew within an hour of the rows' changes, or with a clock that is behind; or a producer sends old "
+        "begun again within an hour of the rows' changes, or with a clock that is behind; or a producer sends old "
         "records again. `frazil audit` goes by the same order: compare the rows with the source itself",
     )
     if alerts.dead_letters_per_minute is not None:
@@ -172,7 +172,7 @@ def _writer(state: StreamState, down_s: float | None, alerts: Alerts) -> Reading
         f"stream {name} is wanted, and no writer {runs}.{last_words} `frazil status {name}` says more. "
         f"`frazil run {name}` starts one in a terminal; where Airflow supervises it, its DAG frazil_writer_{name} must "
         f"be unpaused, and a triggerer must run. `frazil resume {name}` tries again what was given up; "
-        f"`frazil pause {name}` says that none shall run",
+        f"`frazil pause {name}` declares that none should run",
     )
 
 
@@ -223,7 +223,8 @@ def audit_reading(name: str, found: str | None, last: str | None = None) -> Read
     return flag(
         "audit",
         found is not None,
-        f"{said}. Find out whether rows lack or came twice before anything is deleted: `frazil audit {name} --source`",
+        f"{said}. Find out whether rows are missing or came twice before anything is deleted: `frazil audit {name} "
+        "--source`",
         "an audit found something" if found else f"the last audit, {last}" if last else "no audit has run",
     )
 
@@ -242,7 +243,7 @@ def window_reading(late: LateWindow | None, alerts: Alerts, *, table: str, now_m
         what,
         f"{table}: {what}, and is not complete, so nothing that waits for it starts: {late.waits_for if late else ''}. "
         f"`frazil partitions {table}` says the same at any time. A topic-partition that gets no more records counts as "
-        "idle after `idle-timeout`; a stream that nobody runs any more must be forgotten",
+        "idle after `idle-timeout`; a stream that no longer runs must be forgotten",
     )
 
 
@@ -252,7 +253,8 @@ def late_reading(name: str, target: str, late: Sequence[WaitingDay], within: tim
     return flag(
         f"aggregation:{name}",
         bool(late),
-        f"{target} lacks {days}: complete by the signals for more than {format_duration(within)}, and not aggregated "
+        f"{target} is missing {days}: complete by the signals for more than {format_duration(within)}, and not "
+        "aggregated "
         f"by {name}. frazil_reconcile_{name} asks for such days: unpause it and frazil_daily_{name}, and clear what "
         f"failed there. Or trigger frazil_daily_{name} with the day as the partition key",
         f"{len(late)} days late",

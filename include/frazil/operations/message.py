@@ -175,7 +175,7 @@ class Message:
         more = len(self.troubles) - NAMED
         said = [f"And {more:,} more: {self.overview or 'see Streams, in Airflow'}"] if more > 0 else []
         if self.standing is not None and (self.is_over or self.standing > len(self.troubles)):
-            said.append(f"{self.standing:,} alerts stand now." if self.standing else "No alert stands any more.")
+            said.append(f"{self.standing:,} alerts are active." if self.standing else "No alert is active.")
         return said
 
 

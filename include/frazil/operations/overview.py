@@ -270,7 +270,7 @@ def _needs(state: StreamState, seen: Seen, around: Around) -> tuple[Need, ...]:
         )
     if windows is not None and windows.held:
         more = f" and {len(windows.held) - 1} more" if len(windows.held) > 1 else ""
-        sentence = f"A quality gate holds {windows.held[0]}{more}: look at it, then release it or mend the data"
+        sentence = f"A quality gate holds {windows.held[0]}{more}: look at it, then release it or fix the data"
         said[sentence] = runbook_of("held")
     first_said = next(iter(said), "") if state.level <= Level.TROUBLE else ""
     said |= {one.sentence: one.runbook for one in around.alerts if not _says_the_same(one, state, first_said)}

@@ -10,7 +10,7 @@ from frazil.timetext import ago, utc
 ALIVE_MS = 60_000
 MEANS = {
     "scheduler": "no run and no task begins, so nothing is measured, maintained or signalled, and your acts wait",
-    "triggerer": "writers go on, but nobody supervises them: one that ends stays so, and a pause or a resume waits",
+    "triggerer": "writers go on, but nothing supervises them: one that ends stays so, and a pause or a resume waits",
     "dag-processor": "new streams and changed DAG files do not reach Airflow",
 }
 """The effect on frazil while no process of a component runs."""

@@ -262,7 +262,7 @@ def _under_way(last_backfill: BackfillMarker | None) -> UnderWay | None:
 def _last_backfill(metadata: TableMetadata, stream: str) -> BackfillMarker | None:
     try:
         return read_backfill(metadata.properties, stream)
-    except MarkerUnreadable:  # whoever abandons it, or goes on with it, is told
+    except MarkerUnreadable:  # abandoning it or going on with it reports this
         return None
 
 
@@ -338,7 +338,7 @@ def runs_of(observation: Observation | None) -> tuple[Run, ...]:
         return tuple(ended[:MAX_WRITERS])
     how = {
         LaunchKind.SUPERVISED: "runs, kept alive by Airflow",
-        LaunchKind.FOREGROUND: "runs in a person's terminal, and nobody restarts it",
+        LaunchKind.FOREGROUND: "runs in a person's terminal, and nothing restarts it",
         LaunchKind.HOSTED: f"runs in the application {launch.application}",
     }[launch.kind]
     return (Run(launch.launched_at_ms, None, how, well=True), *ended[: MAX_WRITERS - 1])

@@ -263,7 +263,7 @@ def amiss_of(identifier: str, statuses: Iterable[StreamState]) -> tuple[str, ...
     """Return what is wrong with a table, from the streams that route to it."""
     return tuple(
         f"It is not as the route of {status.name} had it ({status.amiss[identifier]}): "
-        f"`frazil route {status.name}` says what mends that"
+        f"`frazil route {status.name}` shows the remedy"
         for status in statuses
         if identifier in status.amiss
     )

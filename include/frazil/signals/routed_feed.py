@@ -32,10 +32,10 @@ def routed_feed(table: Table, spec: RoutedStream, marker: Marker) -> Feed:
         default_table = table.catalog.load_table(spec.default_table)
         decided = read_marker(default_table.properties, stream)
         if decided is None:
-            return Feed(stream, None, lateness_us, problem=f"its home {spec.default_table} has no marker")
+            return Feed(stream, None, lateness_us, problem=f"its default table {spec.default_table} has no marker")
         check_ancestry(default_table.metadata, decided, table=spec.default_table)
     except NoSuchTableError:
-        return Feed(stream, None, lateness_us, problem=f"its home {spec.default_table} is not there")
+        return Feed(stream, None, lateness_us, problem=f"its default table {spec.default_table} does not exist")
     except RolledBack as error:
         return Feed(stream, None, lateness_us, problem=str(error))
     tables = StreamTables.of(stream, {"main": default_table}, clock_ms=clock.now_ms)

@@ -206,7 +206,7 @@ def _prepare(root: Path, python: Path) -> None:
 
 
 def _nobodys(entry: tarfile.TarInfo) -> tarfile.TarInfo:
-    """Files of root's: whoever unpacks them owns them, and a root's executor trusts its own alone."""
+    """Make the files root's: unpacking gives them to the user, and root's executor trusts only its own."""
     entry.uid = entry.gid = 0
     entry.uname = entry.gname = "root"
     entry.mode &= ~0o022

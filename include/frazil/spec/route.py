@@ -88,7 +88,7 @@ class Route(Model):
         if self.by == "topic" and self.name is not None:
             raise ValueError("has a name, which by: topic does not use; leave it out")
         if self.by != "topic" and not self.name:
-            raise ValueError(f"lacks the name of the {self.by}; add name: …")
+            raise ValueError(f"is missing the name of the {self.by}; add name: …")
         if not self.tables and self.template is None:
             raise ValueError("has neither tables nor a template; add one")
         if self.template is None and {"allow", "limit"} & self.model_fields_set:

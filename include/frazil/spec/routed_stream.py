@@ -8,7 +8,7 @@ from frazil.spec.model import StreamSpec, Table
 class RoutedStream(StreamSpec):
     """A stream as one of the tables of its route sees it: that is its `table`.
 
-    It has windows only if the route says so. Nobody declares one.
+    It has windows only if the route says so. No one declares one.
     """
 
     default_table: str

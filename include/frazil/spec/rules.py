@@ -118,7 +118,11 @@ def _topics(spec: StreamSpec) -> Iterator[Problem]:
     if not spec.source.topics and spec.source.topic_pattern is None:
         yield Problem("source.topics", None, "is missing; or declare a source.topic-pattern")
     if spec.source.topics and spec.source.topic_pattern is not None:
-        yield Problem("source.topic-pattern", spec.source.topic_pattern, "is beside source.topics; keep one of them")
+        yield Problem(
+            "source.topic-pattern",
+            spec.source.topic_pattern,
+            "is declared together with source.topics; keep one of them",
+        )
 
 
 def _beside_value(spec: StreamSpec) -> Iterator[Problem]:

@@ -57,7 +57,7 @@ def problems(spec: StreamSpec) -> Iterator[Problem]:
     """What is wrong with an upsert, or what only an upsert may have."""
     if spec.mode == "append":
         if envelope_of(spec.source.format):
-            what = "has changes of rows, which an append would keep beside each other; add mode: upsert and a key"
+            what = "has changes of rows, which an append would keep next to each other; add mode: upsert and a key"
             yield Problem("source.format.envelope", None, what)
         for name, value in (("key", spec.key), ("order-by", spec.order_by), ("delete", spec.delete)):
             if value:
@@ -145,7 +145,7 @@ def _envelope(spec: StreamSpec, columns: dict[str, Column]) -> Iterator[Problem]
     if (envelope := envelope_of(spec.source.format)) is None:
         return
     if spec.delete is not None:
-        yield Problem("delete", None, "is told by the events themselves; leave it out")
+        yield Problem("delete", None, "is part of the events themselves; leave it out")
     for name, path in envelope.metadata.items():
         place = f"source.format.envelope.metadata.{name}"
         if (column := columns.get(name)) is None:

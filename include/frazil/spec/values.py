@@ -87,7 +87,7 @@ def _no_switch(value: object) -> object:
 class Whole:
     """Marks an `int` of a declaration as a whole number from `least` to `most`, by default as Spark and Iceberg count.
 
-    Bounds belong here and not in the key's `Field`: two upper bounds at once, and one beside a validator, get lost on
+    Bounds belong here and not in the key's `Field`: two upper bounds at once, and one next to a validator, get lost on
     the way into pydantic's check or its JSON Schema.
     """
 

@@ -124,7 +124,7 @@ def consequences(plan: Sequence[Move], *, seen: BeforeReset, now: Available, mer
             said.append(
                 f"Kafka's log of {m.topic}-{m.partition} was cut at offset {m.cut:,}: from there on it has, or will "
                 f"have, other records than the {m.rewritten:,} offsets that the table holds. They are read, and land "
-                "beside those that Kafka lost."
+                "next to those that Kafka lost."
             )
     if skipped:
         also = f", {gone:,} of which Kafka has deleted already" if gone else ""

@@ -302,7 +302,7 @@ def _behind(spec: StreamSpec, marker: Marker) -> tuple[list[str], dict[str, str]
         _raise_if_outdated(error)
         return [f"the tables of its route cannot be read: {_words(error)}"], {}
     more = (
-        [f"{len(found) - ROUTED_NAMED:,} more lack rows or were dropped: `frazil route {spec.name}`"]
+        [f"{len(found) - ROUTED_NAMED:,} more are missing rows or were dropped: `frazil route {spec.name}`"]
         if len(found) > ROUTED_NAMED
         else []
     )

@@ -62,7 +62,7 @@ class BatchLoop:
             while not until():
                 began = time.monotonic()
                 end = next_position(planner, until)
-                # A batch may take long, and whoever stops the writer waits for no batch but the current one.
+                # A batch may take long, and a stop waits for no batch but the current one.
                 if end is None or until():
                     return
                 if end != position:
@@ -117,7 +117,7 @@ class BatchLoop:
         spec = self.runner.spec
         interval_s = spec.commit.interval / timedelta(seconds=1)
         polling_s = planning_interval_s(interval_s, max_s=self.hosting.planned_s)
-        # Whoever is asked less often would be late by as much.
+        # A source that is polled less often would be late by as much.
         early_s = polling_s if polling_s > POLL_S else 0.0
         return PlannerSettings(
             stream=spec.name,
@@ -133,7 +133,7 @@ class BatchLoop:
             ),
             idle_timeout_s=spec.watermark.idle_timeout / timedelta(seconds=1),
             exchange=str(self.runner.run_folder),
-            # Each question shall find a new answer, although the loop is never exact.
+            # Each question must find a new answer, although the loop is never exact.
             poll_s=max(POLL_S, 0.8 * polling_s),
         )
 

@@ -87,7 +87,7 @@ def _absent(catalog: Catalog, names: Set[Target]) -> set[Target]:
     """
     namespaces = {name.rpartition(".")[0] for name in names}
     listed = {name for namespace in namespaces for name in names_in(catalog, namespace)}
-    # A listing may leave out what we may not see, so each that it lacks is asked for.
+    # A listing may leave out what we may not see, so each one missing from it is requested.
     unlisted = sorted(names - listed)
     there = in_parallel(catalog.table_exists, unlisted) if unlisted else []
     return {name for name, exists in zip(unlisted, there, strict=True) if not exists}
@@ -150,7 +150,7 @@ def _made_again_meanwhile(spec: StreamSpec, tables: StreamTables, target: Target
         return {}
     try:
         again = _made_again(tables.main.current().catalog, member, {})
-    except Exception:  # catalogs' clients raise anything, and that it lacks rows is known
+    except Exception:  # catalogs' clients raise anything, and it is known that rows are missing
         return {}
     if again is None:
         return {}
@@ -199,9 +199,7 @@ def dropped_sentence(spec: StreamSpec, tables: StreamTables, member: Member, aga
         if is_of_others(spec, again, member.value):
             on = f"leave the new one alone, so that records of {member.value!r} become dead letters"
     else:
-        what = (
-            f"is not in the catalog {catalog!r} any more: it was dropped or renamed. If it was renamed, rename it back"
-        )
+        what = f"is no longer in the catalog {catalog!r}: it was dropped or renamed. If it was renamed, rename it back"
         first, on = "register it again", "let it go on, empty" if has else "let the rows go that wait for it"
     ways = [f"{on}: `frazil route {spec.name} --give-up {target}`"]
     if newest is not None:  # the command names the folder

@@ -263,7 +263,7 @@ class BatchPlanner:
             self.absent[topic] = polls = self.absent.get(topic, 0) + 1
             if polls == 1:
                 unread = self._forget(topic)
-                log.warning("topic %s is not in Kafka any more: %d of its records were not read", topic, unread)
+                log.warning("topic %s is no longer in Kafka: %d of its records were not read", topic, unread)
 
     def _forget(self, topic: str) -> int:
         """Forget the ends of a deleted topic's logs; returns how many known records were not read."""
@@ -290,7 +290,7 @@ class BatchPlanner:
         silent_s = now - self.silent_since
         if silent_s >= WARN_AFTER_S and now - self.warned_at >= WARN_S:
             self.warned_at = now
-            what = "lacked what the stream reads" if isinstance(error, TopicMissing) else "been silent"
+            what = "been missing what the stream reads" if isinstance(error, TopicMissing) else "been silent"
             log.warning("Kafka has %s for %.0f s: %s", what, silent_s, error)
         if silent_s >= UNREACHABLE_S:
             if isinstance(error, TopicMissing):

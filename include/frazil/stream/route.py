@@ -148,7 +148,7 @@ class StreamRoute:
         if self._overdue:
             raise RouteBehind(
                 f"stream {self.spec.name!r}: {behind_words(behind)}. That has lasted for longer than route.lag, "
-                f"{format_duration(self._lag)}. The rows are kept. Mend the table, then start again; or let it go on "
+                f"{format_duration(self._lag)}. The rows are kept. Fix the table, then start again; or let it go on "
                 f"without them: `frazil route {self.spec.name} --give-up {behind[0].target}`"
             )
 
@@ -162,4 +162,4 @@ def pointer(stream: str, behind: Sequence[Behind]) -> str:
     """Return a pointer to the command that shows how to fix each table, unless the reasons themselves name one."""
     if len(behind) <= MAX_NAMED and all("`frazil " in found.reason for found in behind):
         return ""
-    return f". `frazil route {stream}` says what mends that"
+    return f". `frazil route {stream}` shows the remedy"

@@ -60,7 +60,8 @@ def made_to_follow(spec: StreamSpec, tables: StreamTables, target: Target, journ
             table = ensure_declared(catalog, declared, spec.name)
         if is_of_others(spec, table, value):
             raise RouteBehind(
-                f"table {target} exists, and was not made for these rows; if it shall have them, add it to route.tables"
+                f"table {target} exists, and was not made for these rows; if it is meant to have them, add it to "
+                "route.tables"
             )
         _check_same(spec, tables, member_of(tables, target), table)
         table = as_declared(table, declared, spec.name)
@@ -126,7 +127,8 @@ def _ahead(spec: StreamSpec, target: Target, marker: Marker) -> str:
 
 def _full(limit: int) -> str:
     return (
-        f"route.limit is {limit}, and so many tables were made. Raise it, or give the value a table in route.tables; "
+        f"route.limit is {limit}, and the writer has made that many tables. Raise it, or give the value a table in "
+        "route.tables; "
         "then replay its dead letters"
     )
 
@@ -241,7 +243,7 @@ class RoutedTables:
                 raise
             reason = words_of_table(error)
             if target not in self.absent:
-                log.warning("table %s is not there: %s. Its rows wait beside home", target, reason)
+                log.warning("table %s is not there: %s. Its rows wait next to the default table", target, reason)
             write_note(self.tables, Note(target, value, reason))
             self.absent[target] = reason
         else:
@@ -310,7 +312,8 @@ class RoutedTables:
         if table.properties.get(value_property(self.spec.name)) != value:
             self.targets.pop(value, None)
             self.refused[value] = (
-                f"{identifier} exists, and was not made for it; if it shall have these rows, add it to route.tables"
+                f"{identifier} exists, and was not made for it; if it is meant to have these rows, add it to "
+                "route.tables"
             )
             return
         self._follow(table, value, default_marker)
@@ -336,7 +339,7 @@ class RoutedTables:
         handle.know(table)
         marker = read_marker(handle.current().properties, self.spec.name)
         if marker is not None and is_ahead(marker, default_marker):
-            # Beside a writer, which a replay of dead letters may meet, home has gone on.
+            # Next to a writer, which a replay of dead letters may meet, the default table has gone on.
             now = check_fence(self.tables.marker(), stream=self.spec.name, epoch=default_marker.at.epoch)
             if is_ahead(marker, now):
                 raise AdoptionRequired(_ahead(self.spec, identifier, marker))
@@ -349,7 +352,7 @@ class RoutedTables:
         """Check that no rows wait for a table that is about to get its first marker: they would be lost."""
         if identifier in self.behind:
             behind = self.behind[identifier]
-            remedy = "Put the table back as it was" if behind.gone else "Mend that"
+            remedy = "Put the table back as it was" if behind.gone else "Fix that"
             raise RouteBehind(
                 f"stream {self.spec.name!r}: {behind}. {remedy}, or let it go on without them: "
                 f"`frazil route {self.spec.name} --give-up {identifier}`"

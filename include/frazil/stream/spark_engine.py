@@ -249,7 +249,7 @@ def raised_in_task(said: str) -> str | None:
 def _ended(stream: str) -> str:
     return (
         f"Spark of stream {stream!r} has ended. Nothing of the current batch was committed: the next start reads it "
-        "again. A cluster's master ends an application that has no workers left, or that somebody kills there; the "
+        "again. A cluster's master ends an application that has no workers left, or that a user kills there; the "
         "next start waits for executors. Spark's own words are in writer.log"
     )
 
@@ -262,9 +262,9 @@ def _death(stream: str, died: str, said: str) -> str:
     how = f" with exit code {code}" if code is not None else ""
     tries = f", and Spark gave its task up after {given_up['tries']} tries" if given_up else ""
     cause = (
-        "It was killed, most often by the kernel or a container for lack of memory"
+        "It was killed, most often by the kernel or a container because memory ran out"
         if code == KILLED
-        else "Most often the kernel or a container killed it for lack of memory"
+        else "Most often the kernel or a container killed it because memory ran out"
     )
     return (
         f"{died} of stream {stream!r} died{where}{how}{tries}. Nothing of the batch was committed: the next start "

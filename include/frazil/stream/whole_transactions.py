@@ -202,7 +202,8 @@ class WholeTransactions:
         if self._log is not None and self._log.is_behind:
             return (
                 f"the connector sends again what was read before, and has not come to transaction {open_one} again. "
-                "Check that the connector runs. If the source's log began anew (another server, a restored one) within "
+                "Check that the connector runs. If the source's log began again (another server, a restored one) "
+                "within "
                 "an hour or with a clock that is behind, take envelope.transactions out until the stream has caught up"
             )
         return (

@@ -204,7 +204,7 @@ class Writer:
                     raise
                 raise errors.Fenced(
                     f"the table {parts.tables.main.identifier} is no longer the one that stream {self.spec.name!r} "
-                    "wrote to: it was dropped or renamed, and created again. The next start begins the stream anew in "
+                    "wrote to: it was dropped or renamed, and created again. The next start begins the stream again in "
                     "an empty table; to keep the rows, bring the former table back under this name first"
                 ) from error
             last = epoch.number

@@ -303,7 +303,9 @@ def test_a_log_that_was_cut_is_off_with_the_records_that_no_table_has(world: Wor
     assert wrong(compare(harmed)) == [(FindingKind.LOG_CUT, max(others, 1))]
 
 
-@pytest.mark.parametrize(("declared", "said"), [(False, "coordinates: false"), (True, "its table lacks the columns")])
+@pytest.mark.parametrize(
+    ("declared", "said"), [(False, "coordinates: false"), (True, "its table does not have the columns")]
+)
 def test_why_a_stream_cannot_be_audited_by_offset_is_what_is_so(declared: bool, said: str):
     (found,) = compare_counts(rows=1, claimed=1, other_streams=0, stream="s", declared=declared)
     assert f"keeps no Kafka coordinates ({said})" in found.sentence

@@ -85,8 +85,8 @@ def test_what_the_writer_waits_for_is_said_each_half_minute_from_when_it_has_las
     now_s = 0.0
     waits, said = Waits(clock=lambda: now_s), list[float]()
     for now_s in (0.0, 10.0, 29.9, 30.0, 45.0, 60.0):
-        if line := waits.met("city.a lacks 3 rows"):
-            assert line == "waiting: city.a lacks 3 rows"
+        if line := waits.met("city.a is missing 3 rows"):
+            assert line == "waiting: city.a is missing 3 rows"
             said.append(now_s)
     assert said == [30.0, 60.0]
 
@@ -100,19 +100,19 @@ def test_a_wait_after_a_batch_without_one_is_another_and_one_that_batches_do_not
         waits.committed()
 
     batch()
-    assert waits.met("city.a lacks 3 rows") is None
+    assert waits.met("city.a is missing 3 rows") is None
     now_s = 20.0
     batch()
-    assert waits.met("city.a lacks 3 rows") is None
+    assert waits.met("city.a is missing 3 rows") is None
     now_s = 30.0
     batch()
-    assert waits.met("city.a lacks 3 rows"), "as is said after each batch"
+    assert waits.met("city.a is missing 3 rows"), "as is said after each batch"
     batch()
     now_s = 7200.0
     waits.staging()
     assert waits.met("Kafka is away") is None, "another wait"
     now_s = 7230.0
-    waits.staging()  # each try begins the batch anew
+    waits.staging()  # each try begins the batch again
     assert waits.met("Kafka is away") == "waiting: Kafka is away"
 
 

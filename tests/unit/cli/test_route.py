@@ -60,7 +60,7 @@ def reported(folder: Path, *words: str) -> Any:
 
 
 def given_up_again(folder: Path, table: str) -> str:
-    """What the command says that was given before, and asks nobody."""
+    """What the command says that was given before, and asks no one."""
     assert reported(folder, "route", "shop", "--give-up", table)["given-up"] == []
     return call(folder, "route", "shop", "--give-up", table).stdout
 
@@ -80,7 +80,7 @@ def test_a_dropped_table_is_named_everywhere_and_goes_on_beside_what_is_left_of_
     (behind,) = reported(tmp_path, "route", "shop")["behind"]
     assert (behind["target"], behind["rows"]) == ("shop.orders", 4)
     (status,) = reported(tmp_path, "status", "shop")["streams"]
-    assert any(said.startswith("shop.orders lacks 4 rows of 1 batch: ") for said in status["problems"])
+    assert any(said.startswith("shop.orders is missing 4 rows of 1 batch: ") for said in status["problems"])
     assert status["amiss"] == {"shop.orders": "missing"}
     done = call(tmp_path, "cut", "shop")
     assert isinstance(done.exception, TableLost)
@@ -122,7 +122,9 @@ def test_rows_that_a_writer_is_about_to_bring_do_not_count(
     monkeypatch.setattr("frazil.clock.now_ms", lambda: last.created_at_ms + COMING_MS - 1)
     found = reported(tmp_path, "route", "shop")
     assert ([coming["rows"] for coming in found["coming"]], found["behind"]) == ([4], [])
-    assert call(tmp_path, "route", "shop").stdout.startswith("shop.orders lacks 4 rows of home's last batch, of ")
+    assert call(tmp_path, "route", "shop").stdout.startswith(
+        "shop.orders is missing 4 rows of the default table's last batch, of "
+    )
     assert not [said for said in reported(tmp_path, "status", "shop")["streams"][0]["problems"] if "lacks" in said]
     monkeypatch.setattr("frazil.clock.now_ms", lambda: last.created_at_ms + COMING_MS)
     assert [behind["rows"] for behind in reported(tmp_path, "route", "shop")["behind"]] == [4], "nobody brings them"
@@ -146,7 +148,7 @@ def test_a_table_that_lacks_more_than_the_default_tables_last_batch_is_behind_at
         made.batch({"shop.orders": 4})
     assert [behind["batches"] for behind in reported(tmp_path, "route", "shop")["behind"]] == [2]
     (status,) = reported(tmp_path, "status", "shop")["streams"]
-    assert status["amiss"] == {"shop.orders": "lacks 8 rows"}
+    assert status["amiss"] == {"shop.orders": "is missing 8 rows"}
     made.follow()
     assert reported(tmp_path, "route", "shop")["behind"] == []
 
@@ -235,7 +237,7 @@ def test_rows_that_a_dropped_table_had_do_not_wait_for_it(made: MadeRoute, tmp_p
     found = reported(tmp_path, "route", "shop")
     assert (found["behind"], [table["target"] for table in found["dropped"]]) == ([], ["shop.orders"])
     audited = audit_stream(made.tables, window=None).findings
-    assert any("by this name, `frazil route shop` says what mends that" in said.sentence for said in audited)
+    assert any("by this name, `frazil route shop` shows the remedy" in said.sentence for said in audited)
     assert not any("to be committed to it" in said.sentence for said in audited)
 
 
@@ -458,10 +460,10 @@ def test_after_the_stream_was_forgotten_all_tables_are_named_and_one_command_let
 def test_what_is_no_table_of_the_route_is_not_given_up(tmp_path: Path, table: str) -> None:
     done = call(tmp_path, "route", "shop", "--give-up", table, "--yes")
     assert isinstance(done.exception, SpecError)
-    assert str(done.exception) == f"table {table} is none of the route of 'shop'; none of its tables lacks rows"
+    assert str(done.exception) == f"table {table} is not in the route of 'shop'; none of its tables is missing rows"
     load_catalog(None).drop_table("shop.orders")
     done = call(tmp_path, "route", "shop", "--give-up", table, "--yes")
-    assert str(done.exception).endswith("; those that lack rows, or were dropped: shop.orders")
+    assert str(done.exception).endswith("; those that are missing rows, or were dropped: shop.orders")
 
 
 def test_a_stream_without_a_route_is_reported_that_alone(tmp_path: Path, frazil_home: Path) -> None:  # noqa: ARG001

@@ -1,4 +1,4 @@
-"""What spark-submit is told. Spark on a YARN of Hadoop 3.4.2 took it; for Kubernetes, see `test_kubernetes_pods`."""
+"""What spark-submit gets. Spark on a YARN of Hadoop 3.4.2 took it; for Kubernetes, see `test_kubernetes_pods`."""
 
 from __future__ import annotations
 

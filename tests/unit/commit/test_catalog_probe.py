@@ -34,7 +34,7 @@ SPEC = StreamSpec.model_validate(
 
 @pytest.fixture
 def lake(frazil_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Catalog:  # noqa: ARG001
-    """A sound catalog that somebody configured."""
+    """A sound catalog that a user configured."""
     for key, value in {
         "TYPE": "sql",
         "URI": f"sqlite:///{tmp_path}/lake.db",

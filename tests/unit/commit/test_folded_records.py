@@ -168,7 +168,7 @@ def test_what_is_no_record_of_the_stream_is_left_alone(run):
     other = dataclasses.replace(journals.get(BatchKey(1, 2)), stream="others").to_bytes()
     run.store.put(journals.path(BatchKey(1, 2)), other)
     run.store.put(journals.path(BatchKey(1, 3)), b"torn")
-    # What a fenced writer journaled late, and nobody commits.
+    # What a fenced writer journaled late, and no one commits.
     late = dataclasses.replace(journals.get(BatchKey(1, 8)), key=BatchKey(1, 9))
     run.store.put(journals.path(late.key), late.to_bytes())
     fold(run)

@@ -105,7 +105,7 @@ def test_a_batch_beside_whose_reading_dead_letters_landed_is_staged_anew(world: 
 
 
 def test_letters_that_a_rollback_took_land_again_with_the_batch_that_waits(world: World) -> None:
-    """The writer died between the two commits, and somebody took back the first."""
+    """The writer died between the two commits, and a user took back the first."""
     writer = world.begin()
     world.run(writer, {0: (0, 5)}, rejected={0: [1]})
     journal = world.stage(writer, {0: (5, 10)}, rejected={0: [7]})

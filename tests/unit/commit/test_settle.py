@@ -1,4 +1,4 @@
-"""A new epoch commits what an earlier one journaled, discards the rest, and leaves no file that is nobody's."""
+"""A new epoch commits what an earlier one journaled, discards the rest, and leaves no file that is orphaned."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RetryPolicy with a catalog: bounded, jittered, and never for what no waiting mends."""
+"""RetryPolicy with a catalog: bounded, jittered, and never for what no waiting fixes."""
 
 from __future__ import annotations
 

@@ -197,7 +197,10 @@ def test_rows_of_a_replay_that_the_default_table_has_and_a_table_lacks_are_repor
     (behind,) = json.loads(call("route", "shop", "--json").stdout)["behind"]
     assert (behind["target"], behind["rows"]) == (ORDERS, 1)
     (status,) = json.loads(call("status", "shop", "--json").stdout)["streams"]
-    said = f"{ORDERS} lacks 1 row of replay {behind['replay']}: home has them; `frazil dlq replay shop` brings them"
+    said = (
+        f"{ORDERS} is missing 1 row of replay {behind['replay']}: the default table has them; `frazil dlq replay shop` "
+        "brings them"
+    )
     assert any(problem.startswith(said) for problem in status["problems"])
     for words in ((), ("--tag", "x")):
         refused = call("cut", "shop", *words)
@@ -357,7 +360,7 @@ def test_a_cut_before_a_replay_is_before_a_batch_that_a_table_got_after_it(
 
 def test_while_a_table_lacks_rows_or_is_not_there_nothing_is_replayed(made: Shop) -> None:
     made.batch({RAW_A: 1})
-    with pytest.raises(RouteBehind, match=r"shop.raw_a lacks 1 row of 1 batch: .* Mend the table first"):
+    with pytest.raises(RouteBehind, match=r"shop.raw_a is missing 1 row of 1 batch: .* Fix the table first"):
         replay(open_stream(made.spec), Selection())
     made.follow()
     load_catalog(None).drop_table(ORDERS)
@@ -422,7 +425,7 @@ def test_letters_of_a_replay_whose_end_was_killed_may_be_discarded(made: Shop, m
         patch.setattr("frazil.backfill.commit.clear_ended", _killed)
         with pytest.raises(Killed):
             abandon(open_stream(made.spec).tables, backfill)
-    assert discard(open_stream(made.spec), Selection(), MARK) == len(KINDS), "home has none of them"
+    assert discard(open_stream(made.spec), Selection(), MARK) == len(KINDS), "the default table has none of them"
 
 
 def _killed(*_: Any, **__: Any) -> None:

@@ -1,4 +1,4 @@
-"""`frazil doctor`: each check says what is so and how a fault is mended, and none keeps the others from answering."""
+"""`frazil doctor`: each check says what is so and how a fault is fixed, and none keeps the others from answering."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class Record:
 
 
 class FakeReader:
-    """Yields given chunks where Kafka's would come; each staging reads anew."""
+    """Yields given chunks where Kafka's would come; each staging reads again."""
 
     notice: str | None = None
 
@@ -371,7 +371,7 @@ def test_a_partition_value_that_its_type_cannot_hold_is_a_dead_letter(
     assert world.reader.readings == 1
 
 
-# What nobody knows of yet
+# What no one knows of yet
 
 
 class Poison:

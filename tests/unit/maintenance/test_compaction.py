@@ -192,7 +192,7 @@ def _after(partition: PartitionFiles, rewrite) -> PartitionFiles:
 
 
 def _without_due(partition: PartitionFiles, files: int) -> PartitionFiles:
-    """After so many of its files with many deleted rows were written anew: the largest first, each as it was."""
+    """After so many of its files with many deleted rows were written again: the largest first, each as it was."""
     due = partition.deletes
     large = max(due.due_files - due.due_small_files - files, 0)
     few = min(due.due_files - files, due.due_small_files)

@@ -250,7 +250,7 @@ def test_snapshots_that_no_reference_reaches_go_when_they_are_old():
     ("found", "why"),
     [
         (metadata(line(20), head=15, properties=marker("gone", 18)), "was rolled back behind stream 'gone'"),
-        (metadata(line(20), properties=marker("s", 19, open_at=5)), "somebody moved or dropped it"),
+        (metadata(line(20), properties=marker("s", 19, open_at=5)), "another engine or user moved or dropped it"),
         (metadata(line(20), properties={"frazil.stream.s": "{}"}), "is not a marker"),
         (metadata(line(20), properties={"frazil.backfill.s": "{}"}), "is not a backfill's"),
         (metadata(line(20), properties={"gc.enabled": "false"}), "another table may share its files"),

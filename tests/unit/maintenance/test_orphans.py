@@ -1,4 +1,4 @@
-"""Orphan cleanup on real tables: what is nobody's goes in two runs, and nothing that is, or will be, needed goes."""
+"""Orphan cleanup on real tables: what is orphaned goes in two runs, and nothing that is, or will be, needed goes."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def declared(name: str = "made", **orphans: object) -> StreamSpec:
 
 @dataclass
 class World:
-    """A stream's tables, beside which files are laid; the time is moved by hand, in hours."""
+    """A stream's tables, next to which files are laid; the time is moved by hand, in hours."""
 
     settings: dict[str, object] = field(default_factory=dict)
     hours: float = 0.0
@@ -246,7 +246,7 @@ def begin_backfill(world: World) -> BackfillCommitter:
 
 
 def test_nothing_goes_that_a_snapshot_a_ref_a_journal_a_staged_batch_or_a_backfill_needs(world: World):
-    """The journals are of a stream that nobody declares any more, whose writer is dead."""
+    """The journals are of a stream that no one declares any more, whose writer is dead."""
     gone = MadeStream(declared("gone"), world.made.now_ms, partitions=1)
     gone.begin()
     waiting = journaled(gone, 0)
@@ -283,7 +283,7 @@ def test_nothing_goes_that_a_snapshot_a_ref_a_journal_a_staged_batch_or_a_backfi
     names = set(world.table().scan().to_arrow()["kafka_topic"].to_pylist())
     assert {"made", "gone"} <= names
     assert check_whole(world.table()) > 0
-    # By now the batch that was staged and not journaled is nobody's, and its stream's next start removes it.
+    # By now the batch that was staged and not journaled is orphaned, and its stream's next start removes it.
     assert not any(Path(file.path.removeprefix("file://")).exists() for file in staged)
 
 

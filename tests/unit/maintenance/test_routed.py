@@ -141,7 +141,7 @@ def test_expiry_keeps_what_the_tables_marker_names_and_the_stream_goes_on(made: 
 
 
 def test_the_orphan_cleanup_of_a_routed_table_leaves_rows_that_wait(made: MadeRoute) -> None:
-    """The files of a batch that home has decided, and its table has not, are in no snapshot."""
+    """The files of a batch that the default table has decided, and its table has not, are in no snapshot."""
     waiting = made.batch({"main": 1, "shop.raw_a": 4})
     catalog, found = load_catalog(None), find_maintained([made.spec], "shop.raw_a")
     later_ms = made.now_ms + 48 * 3_600_000

@@ -141,7 +141,10 @@ def test_held_windows_late_days_and_failed_runs_are_named() -> None:
     assert (given["table"], given["held"], given["reason"]) == ("demo.t", "2013-12-30T00", "why")
     day = WaitingDay(date(2013, 12, 30), "1", NOW_MS)
     assert of((late_reading("a", "demo.d", [], timedelta(hours=2)),)) == [False]
-    assert "demo.d lacks 2013-12-30 (complete since" in late_reading("a", "demo.d", [day], timedelta(hours=2)).sentence
+    assert (
+        "demo.d is missing 2013-12-30 (complete since"
+        in late_reading("a", "demo.d", [day], timedelta(hours=2)).sentence
+    )
     assert of(tuple(runs_reading("d", failed, 1) for failed in (None, 0, 1, 2))) == [False, False, False, True]
     assert runs_reading("d", 0, 1).is_clear
 

@@ -1,4 +1,4 @@
-"""Which files a merge writes anew."""
+"""Which files a merge writes again."""
 
 from __future__ import annotations
 

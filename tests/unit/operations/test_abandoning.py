@@ -1,4 +1,4 @@
-"""A backfill that is under way is shown, and is abandoned as it was when somebody looked."""
+"""A backfill that is under way is shown, and is abandoned as it was when a user looked."""
 
 from __future__ import annotations
 

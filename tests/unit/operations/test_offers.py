@@ -83,7 +83,7 @@ def test_a_stream_that_had_a_route_has_no_backfill():
 def test_a_stream_whose_table_lacks_the_coordinates_has_neither_backfill_nor_replay(act: Act):
     missing = replace(BEGUN, coordinates=False)
     assert act not in offered(declared("append"), missing)
-    assert "keeps no Kafka coordinates (its table lacks the columns)" in (
+    assert "keeps no Kafka coordinates (its table does not have the columns)" in (
         refusal(act, declared("append"), missing) or ""
     )
 

@@ -1,4 +1,4 @@
-"""Of Airflow's own processes those are told that nobody runs, since when, what that means, and how to start them."""
+"""Of Airflow's own processes those are reported that do not run, since when, what that means, and how to start them."""
 
 from __future__ import annotations
 

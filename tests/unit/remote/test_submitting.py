@@ -1,4 +1,4 @@
-"""What is prepared before a submission, and what each kind of cluster is told."""
+"""What is prepared before a submission, and what each kind of cluster gets."""
 
 from __future__ import annotations
 

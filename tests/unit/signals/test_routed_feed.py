@@ -1,4 +1,4 @@
-"""The windows of a routed table are complete when home has passed them and the table has its rows."""
+"""The windows of a routed table are complete when the default table has passed them and the table has its rows."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_an_hour_of_a_routed_table_is_complete_once_its_rows_are_there(made: Mad
     made.run({"shop.orders": 3, "main": 1}, at_us=hour(0.5))
     assert complete(made) == []
     made.batch({"shop.orders": 2}, at_us=hour(1.5))
-    assert complete(made) == [], "home is past the first hour, and a batch waits for the table"
+    assert complete(made) == [], "the default table is past the first hour, and a batch waits for the table"
     made.follow()
     assert complete(made) == [0]
     made.run({"main": 1}, at_us=hour(2.5))

@@ -267,7 +267,7 @@ MISTAKES: list[tuple[str, dict[str, Any], list[str]]] = [
     (
         "topics twice",
         {"source": {"bootstrap-servers": "a:1", "topics": "x", "topic-pattern": "x.*"}},
-        ["source.topic-pattern: 'x.*' is beside source.topics; keep one of them"],
+        ["source.topic-pattern: 'x.*' is declared together with source.topics; keep one of them"],
     ),
     (
         "topic pattern",

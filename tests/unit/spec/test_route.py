@@ -20,7 +20,7 @@ Declare = Callable[..., Path]
 @pytest.mark.parametrize(
     ("route", "message"),
     [
-        ({"by": "field", "tables": {"a": "n.a"}}, "lacks the name of the field; add name"),
+        ({"by": "field", "tables": {"a": "n.a"}}, "is missing the name of the field; add name"),
         ({"by": "topic", "name": "x", "tables": {"a": "n.a"}}, "has a name, which by: topic does not use"),
         ({"by": "header", "name": "x"}, "has neither tables nor a template"),
         (

@@ -1,4 +1,4 @@
-"""A table of a route that cannot be made or loaded: its rows wait beside home, and reach it once, whatever dies."""
+"""A table of a route that cannot be made or loaded: its rows wait in files, and reach it once, whatever dies."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class Shop(MadeRoute):
         return [file.path for file in self.tables.store_of(table).list_files(folder)]
 
     def beside(self) -> list[str]:
-        """What waits beside home, notes too."""
+        """What waits next to the default table, notes too."""
         return [Path(bare_path(f.path)).name for f in self.tables.store.list_files(self.tables.waiting_folder())]
 
 
@@ -306,7 +306,7 @@ def test_rows_are_written_anew_once_more_when_the_files_of_an_earlier_try_cannot
 
 
 def _down_for_an_hour(made: Shop) -> None:
-    """The writer is killed once home has a row for `A`, and comes back later than `route.lag` allows."""
+    """The writer is killed once the default table has a row for `A`, and comes back later than `route.lag` allows."""
     made.land(a=1)
     made.batch({A: 1})
     made.now_ms += 3_600_000
@@ -521,14 +521,14 @@ def test_a_table_that_was_dropped_lacks_only_what_it_never_had_and_the_writer_na
     made.land(a=1, order=1)
     load_catalog(None).drop_table(A)
     made.start()
-    assert A in made.route.followers.waiting, "home does not know yet that its tables have its last batch"
+    assert A in made.route.followers.waiting, "the default table does not know yet that its tables have its last batch"
     assert made.route.followers.behind == {}
     said: list[Any] = []
     made.route.emit = said.append
     made.land(a=2, order=1)
     made.route.tell()
     (outage,) = said
-    assert outage.sentence.startswith(f"{A} lacks 2 rows of 1 batch: table {A} of the route of 'shop'")
+    assert outage.sentence.startswith(f"{A} is missing 2 rows of 1 batch: table {A} of the route of 'shop'")
     assert f"`frazil route shop --give-up {A}`" in outage.sentence
     assert "says what mends that" not in outage.sentence, "the reason does already"
     (behind,) = missing_rows(made.tables, made.home())
@@ -539,7 +539,7 @@ def test_the_command_that_tells_more_is_named_where_a_reason_names_none() -> Non
     plain, mended = (Behind(A, 0, 1, 1, reason) for reason in ("it refuses writes", "run `frazil route shop`"))
     assert pointer("shop", [mended]) == ""
     for behind in ([plain], [mended, plain], [mended] * (MAX_NAMED + 1)):
-        assert pointer("shop", behind) == ". `frazil route shop` says what mends that"
+        assert pointer("shop", behind) == ". `frazil route shop` shows the remedy"
 
 
 def test_tables_that_an_earlier_version_made_are_known_after_a_start(made: Shop) -> None:
@@ -563,7 +563,7 @@ def test_a_table_that_was_dropped_when_it_had_all_rows_keeps_no_run_from_its_end
     made.start()
     assert made.route is not None
     assert not made.route.behind
-    assert [*made.followers.waiting] == [A]  # somebody may register it as it was before
+    assert [*made.followers.waiting] == [A]  # a user may register it as it was before
 
 
 def test_tables_that_lack_rows_are_reported_until_all_have_all(made: Shop) -> None:

@@ -257,7 +257,7 @@ def test_a_deleted_topic_of_a_pattern_is_not_read_and_holds_nothing_back(pattern
     patterned.kafka.requested.clear()
     patterned.kafka.end[TP0] = 6
     checked_again = patterned.after(2)
-    assert "topic u is not in Kafka any more: 5 of its records were not read" in caplog.text
+    assert "topic u is no longer in Kafka: 5 of its records were not read" in caplog.text
     assert U not in checked_again.idle
     later = patterned.after(75)
     assert later.offsets == {TP0: 6, TP1: 5, U: 4}
@@ -373,7 +373,7 @@ def test_a_topic_that_stays_away_is_reported_as_that_with_its_records_that_were_
     world.kafka.gone = {"t"}
     with pytest.raises(TopicMissing, match=r"does not exist\. 200 records that Kafka had before had not been read$"):
         world.after(UNREACHABLE_S + 5)
-    assert "Kafka has lacked what the stream reads for 10 s: a topic does not exist" in caplog.messages
+    assert "Kafka has been missing what the stream reads for 10 s: a topic does not exist" in caplog.messages
 
 
 def test_a_topic_made_again_is_reported_as_such_where_its_log_ends_earlier(world: World):

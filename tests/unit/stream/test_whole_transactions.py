@@ -110,7 +110,7 @@ def test_all_of_what_has_ended_is_read(topics: StandInTopics) -> None:
 
 
 def test_events_that_came_since_its_end_was_heard_of_belong_to_it(topics: StandInTopics) -> None:
-    """A connector that starts again within a transaction may count its events anew."""
+    """A connector that starts again within a transaction may count its events again."""
     reader = Reader(topics)
     topics.write("a", 1)
     topics.end("a", 1)

@@ -116,7 +116,7 @@ def test_pausing_and_resuming_beside_the_table_is_obeyed_and_in_the_streams_hist
     desired.resume(by="ana", reason="")
     assert bench.runs(supervisor) != pid
 
-    clock.ahead_ms += AGAIN_MS  # there was no table when the first start was to be told
+    clock.ahead_ms += AGAIN_MS  # there was no table when the first start was to be reported
 
     def reported() -> list[str]:
         supervisor.step()

@@ -134,7 +134,7 @@ def alerts(measured: Measured) -> None:
         log.error("%s", alert["sentence"])
     rules = sorted({alert["rule"] for alert in active})
     raise AirflowFailException(
-        f"alerts stand ({len(active)}): {', '.join(rules)}. The lines above say what is wrong and what to do, and the "
+        f"active alerts ({len(active)}): {', '.join(rules)}. The lines above say what is wrong and what to do, and the "
         "runbook has an entry for each rule"
     )
 

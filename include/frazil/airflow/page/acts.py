@@ -171,7 +171,7 @@ def _with_desired(found: Situation, spec: StreamSpec) -> Situation:
     store = open_desired(spec)
     try:
         desired = store.read()
-    except SpecError:  # an act replaces what nobody can read
+    except SpecError:  # an act replaces what no one can read
         return replace(found, has_table=store.beside_table)
     return replace(found, desired=str(desired.mode), generation=desired.generation, has_table=store.beside_table)
 
@@ -212,7 +212,9 @@ def _carried_out(act: Act, subject: Subject, form: Form, *, person: str) -> Done
         raise Invalid(problem)
     seal = text_of(form, "seal")
     if not seal and plan.seal:
-        raise Invalid(f"Nobody has looked at what it would do to {subject.name}: look, and confirm what it says")
+        raise Invalid(
+            f"Nothing was done to {subject.name}: the request confirms no plan. Read the plan, then confirm it"
+        )
     if plan.seal != seal:
         what = moved(act, seal, plan.seal)
         raise Invalid(f"{subject.name} has moved since you looked: {what}. Look again, and confirm what it says now")
@@ -238,7 +240,7 @@ def _begin_run(subject: Subject, conf: dict[str, Any], *, run_id: str | None, pe
         )
     except (DagRunAlreadyExists, IntegrityError) as error:
         raise Invalid(
-            f"Somebody asked for the same just now: {subject.dag} has the run {run_id}. Look at what that one does"
+            f"The same was requested just now: {subject.dag} has the run {run_id}. Look at what that one does"
         ) from error
     if run is None:
         raise Invalid(f"Airflow did not start {subject.dag}")
@@ -264,7 +266,7 @@ def _set_desired(act: Act, spec: StreamSpec, *, by: str, reason: str, generation
     runs = open_launcher(spec.name).observe().process.is_alive
     paused = "is pausing: its writer stops after the current batch" if runs else "is paused"
     done = {Act.PAUSE: paused, Act.RESUME: "is to run", Act.RESTART: "gets a new writer"}[act]
-    where = "" if desired.beside_table else " This holds on this host alone, for there is no table to keep it beside."
+    where = "" if desired.beside_table else " This holds on this host alone, for there is no table to keep it next to."
     return f"{spec.name} {done}.{where}"
 
 

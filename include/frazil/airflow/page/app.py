@@ -49,7 +49,7 @@ def operations_page() -> FastAPI:
     app.add_exception_handler(RequestValidationError, _unreadable)
 
     @app.get("/")
-    def root(user: GetUserDep) -> Response:  # noqa: ARG001 - whoever is signed in
+    def root(user: GetUserDep) -> Response:  # noqa: ARG001 - requires a signed-in user
         return RedirectResponse("index.html")
 
     @app.get("/api/overview")
@@ -98,7 +98,7 @@ def operations_page() -> FastAPI:
         return answered(done)
 
     @app.get("/{name}")
-    def static(name: str, user: GetUserDep) -> Response:  # noqa: ARG001 - whoever is signed in
+    def static(name: str, user: GetUserDep) -> Response:  # noqa: ARG001 - requires a signed-in user
         kind = KINDS.get(name.rpartition(".")[2])
         file = next((file for file in (files("frazil.airflow.page") / "static").iterdir() if file.name == name), None)
         if kind is None or file is None:

@@ -80,7 +80,7 @@ def run_form(act: Act, name: str, form: Form) -> dict[str, Any]:
     if act is Act.RELEASE:
         reason, window = text_of(form, "reason"), _window(form, "partition")
         if len(reason) < 3:
-            raise Invalid("Say why: the reason stands beside the window for ever")
+            raise Invalid("Say why: the reason stays next to the window")
         return {"table": name, "partition": window.key, "reason": reason}
     if act is Act.REPLAY:
         return {"stream": name, "act": "replay", **dry}

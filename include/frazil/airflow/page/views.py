@@ -107,7 +107,7 @@ def overview(sees: Sees, *, airflow: tuple[str, ...] = ()) -> Overview:
         lines.append(line_of(one.name, one.spec, seen_of(one, answered.get(one.name)), around, now_ms=now_ms))
     pending = any(answer.pending for answer in answered.values()) or any(answer.pending for answer in known.values())
     notes = tuple(_notes(found, alerts, paused.value or {}, now_ms=now_ms))
-    # Whoever may not see all streams is not told of what several of them may share.
+    # A user who may not see all streams does not get what several streams may share.
     needs = care.about_none if len(shown) == len(everything) else ()
     said = headline(lines, airflow=airflow)
     return Overview(now_ms, ordered(lines), pending, notes, needs, airflow, said)

@@ -143,7 +143,7 @@ class HostedStreamTrigger(FollowingTrigger):
         last = seen.exits[-1] if seen.exits and not seen.process.is_alive else None
         ended = _ending(last) if last else ""
         given_up = standing_given_up(self.stream, seen)
-        held = "; given up: when that is mended, clear this task" if given_up else ""
+        held = "; given up: when that is fixed, clear this task" if given_up else ""
         said = f"{seen.process}{ended}{held}"
         declared = next(spec.fingerprint() for spec in application.streams if spec.name == self.stream)
         # Whether it is paused is read only where no writer runs.
