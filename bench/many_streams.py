@@ -183,16 +183,16 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=300)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--idle", type=float, default=0.0, metavar="SECONDS")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="frazil-many-") as name:
         root = Path(name)
         os.environ |= {"FRAZIL_HOME": str(root / "home"), "FRAZIL_STREAMS": str(root / "streams")}
-        names = declare(root / "streams", asked.streams)
-        measure_imports(root, asked.rounds)
-        measure_parsing(root, asked.rounds)
-        measure_checks(root / "streams", names, asked.rounds)
-        if asked.idle:
-            measure_idle(root, asked.idle, dags=2 * asked.streams)
+        names = declare(root / "streams", options.streams)
+        measure_imports(root, options.rounds)
+        measure_parsing(root, options.rounds)
+        measure_checks(root / "streams", names, options.rounds)
+        if options.idle:
+            measure_idle(root, options.idle, dags=2 * options.streams)
 
 
 if __name__ == "__main__":

@@ -127,14 +127,14 @@ def stay_open(streams: int, minutes: float) -> None:
         for what, at, lasts in phases:
             page.goto(at)
             tree, began = SampledTree(root), time.monotonic()
-            before, most = tree.cpu_s().total(), 0
+            before, peak = tree.cpu_s().total(), 0
             while time.monotonic() - began < lasts * 60:
                 page.wait_for_timeout(2_000)
-                most = max(most, pss_bytes(root))
+                peak = max(peak, pss_bytes(root))
             spent, wall_s = tree.cpu_s().total() - before, time.monotonic() - began
             print(
                 f"{streams} streams, {what} for {wall_s:.0f} s: {spent:.2f} s of CPU ({spent / wall_s:.4f} cores), "
-                f"{most / 2**20:.0f} MiB at most; {load()}",
+                f"{peak / 2**20:.0f} MiB at most; {load()}",
                 flush=True,
             )
 
@@ -153,7 +153,7 @@ def screenshots(folder: Path) -> None:
     """Write the pictures, in both themes."""
     with served(None, commits=90) as server, chromium() as browser:
         for theme in ("light", "dark"):
-            for name, (at, press, most) in PICTURES.items():
+            for name, (at, press, peak) in PICTURES.items():
                 page = new_page(browser, server, theme=theme)
                 page.goto(f"{server.url}{PAGE}{at}")
                 page.wait_for_function(WHOLE)
@@ -165,7 +165,7 @@ def screenshots(folder: Path) -> None:
                     page.get_by_text("their records never reach the table").wait_for()
                     height = HEIGHT
                 else:
-                    height = int(page.evaluate(ENDS, most))
+                    height = int(page.evaluate(ENDS, peak))
                 _picture(page, folder / f"page-{name}-{theme}.png", height)
                 page.context.close()
 
@@ -185,16 +185,16 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=0, help="how long the page stays open")
     parser.add_argument("--open", type=int, default=30, help="over how many streams")
     parser.add_argument("--screenshots", type=Path, help="write the pictures into this folder, and measure nothing")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="frazil-airflow-") as home:
         os.environ["AIRFLOW_HOME"] = home  # importing Airflow makes its configuration there
-        if asked.screenshots:
-            screenshots(asked.screenshots)
+        if options.screenshots:
+            screenshots(options.screenshots)
             return
-        for streams in asked.streams:
+        for streams in options.streams:
             measure(streams)
-        if asked.minutes:
-            stay_open(asked.open, asked.minutes)
+        if options.minutes:
+            stay_open(options.open, options.minutes)
 
 
 if __name__ == "__main__":

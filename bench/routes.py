@@ -207,15 +207,15 @@ def main() -> None:
     parser.add_argument("--records", type=int, default=1_000_000)
     parser.add_argument("--batches", type=int, default=3)
     parser.add_argument("--mode", choices=[*MODES], default="append")
-    asked = parser.parse_args()
-    records = chunks(asked.records, asked.tables)
+    options = parser.parse_args()
+    records = chunks(options.records, options.tables)
     with tempfile.TemporaryDirectory(dir=os.environ.get("FRAZIL_BENCH_FOLDER")) as folder:
         os.environ["FRAZIL_HOME"] = folder
         Path(folder, "warehouse").mkdir()
         for routed in (False, True):
-            print(f"{asked.records:,} records, {f'{asked.tables:,} tables' if routed else 'one table'}", flush=True)
-            bench = Bench(declared(max(asked.tables, 1), asked.mode, routed=routed), records)
-            for number in range(asked.batches):
+            print(f"{options.records:,} records, {f'{options.tables:,} tables' if routed else 'one table'}", flush=True)
+            bench = Bench(declared(max(options.tables, 1), options.mode, routed=routed), records)
+            for number in range(options.batches):
                 times = Times()
                 journal = bench.batch(times)
                 print(f"batch {number + 1}: {times.reported()}; journal {journal / 1e6:.2f} MB", flush=True)

@@ -103,11 +103,11 @@ def measure(commits: int) -> None:
 
 
 def main() -> None:
-    asked = argparse.ArgumentParser()
-    asked.add_argument("--commits", type=int, default=60)
-    asked.add_argument("--substrate", choices=NAMES, default="postgres+local")
-    asked.add_argument("--delay-ms", type=int, default=0, help="how long each request takes on its way")
-    options = asked.parse_args()
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--commits", type=int, default=60)
+    parser.add_argument("--substrate", choices=NAMES, default="postgres+local")
+    parser.add_argument("--delay-ms", type=int, default=0, help="how long each request takes on its way")
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         os.environ["FRAZIL_HOME"] = folder
         with substrate(options.substrate, Path(folder), delay_s=options.delay_ms / 1000):

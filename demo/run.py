@@ -188,7 +188,7 @@ def report(outcome: Outcome, parts: DemoParts) -> str:
         if s.live
         else "no live flight landed"
     )
-    verdict = "every flight is in the table exactly once" if s.exact else "NOT every flight is there exactly once"
+    result = "every flight is in the table exactly once" if s.exact else "NOT every flight is there exactly once"
     late = (
         f"{', '.join(w.key for w in d.reopened)} reopened by {d.late} late flights" if d.reopened else "NONE reopened"
     )
@@ -213,7 +213,7 @@ def report(outcome: Outcome, parts: DemoParts) -> str:
     ]
     if d.history:
         lines.append(f"history     {d.history:,} windows of before were signalled, and NONE should be")
-    lines.append(f"verdict     {verdict}, after {outcome.seconds:.0f} s")
+    lines.append(f"verdict     {result}, after {outcome.seconds:.0f} s")
     lines += [
         f"table       {_shown(outcome.location)}",
         f"Airflow     {parts.airflow.url}   sign in as admin with the password {parts.airflow.password}",

@@ -358,10 +358,10 @@ def stream(
     kafka: EmbeddedKafka,
     topic: TopicFactory,
     frazil_home: Path,  # noqa: ARG001
-    asked_spark: Any,
+    requested_spark: Any,
 ) -> DeclaredStream:
     """A declared stream over a fresh topic of four partitions, in a home of its own."""
-    return DeclaredStream(tmp_path, name="events", topic=topic(4), bootstrap=kafka.bootstrap, spark=asked_spark)
+    return DeclaredStream(tmp_path, name="events", topic=topic(4), bootstrap=kafka.bootstrap, spark=requested_spark)
 
 
 @pytest.fixture
@@ -384,7 +384,7 @@ def frazil(stream: DeclaredStream) -> Callable[..., subprocess.CompletedProcess[
 
 
 @pytest.fixture
-def asked_spark(request: pytest.FixtureRequest) -> Any:
+def requested_spark(request: pytest.FixtureRequest) -> Any:
     """What writers in this process run on: the session's Spark if the test asks for `spark`, else None."""
     return request.getfixturevalue("spark") if "spark" in request.fixturenames else None
 

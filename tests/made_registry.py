@@ -24,7 +24,7 @@ class MadeRegistry:
 
     url: str = ""
     answers: dict[str, list[Answer]] = field(default_factory=dict)
-    asked: list[str] = field(default_factory=list)
+    requested: list[str] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
     meeting: threading.Barrier | None = None
     """Where each request waits for others."""
@@ -47,7 +47,7 @@ def made_registry(certificate: Path | None = None) -> Iterator[MadeRegistry]:
         wbufsize = -1  # headers and body in one packet: the second one would wait for an acknowledgement
 
         def do_GET(self) -> None:
-            reported.asked.append(self.path)
+            reported.requested.append(self.path)
             reported.headers.append(dict(self.headers))
             if reported.meeting is not None:
                 reported.meeting.wait(30)

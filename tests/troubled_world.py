@@ -152,9 +152,9 @@ def troubled_world(
         yield world
 
 
-def wave(most: int, partitions: int = 4) -> Callable[[int], list[int]]:
+def wave(limit: int, partitions: int = 4) -> Callable[[int], list[int]]:
     """Records of each partition, minute by minute: a little up and down, as people buy."""
-    return lambda minute: [int(most * (0.8 + 0.2 * np.sin(minute / 5 + p))) for p in range(partitions)]
+    return lambda minute: [int(limit * (0.8 + 0.2 * np.sin(minute / 5 + p))) for p in range(partitions)]
 
 
 def _orders(world: TroubledWorld, pid: int) -> MadeHistory:

@@ -92,7 +92,7 @@ class FutureEventTimes:
 
     key: BatchKey
     rows: int
-    most: TopicPartition
+    furthest: TopicPartition
     """The topic-partition that most of them come from."""
     max_future: str
     """The declared limit, such as `10m`."""

@@ -428,10 +428,10 @@ def ask_between(role: str, path: str, *, headers: Mapping[str, str], body: Any) 
 
     begin, answers = acts.trigger_dag, list[dict[str, Any]]()
 
-    def after_another(**asked: Any) -> Any:
+    def after_another(**requested: Any) -> Any:
         with patch.object(acts, "trigger_dag", begin):
             answers.append(ask(role, "POST", path, headers=headers, body=body))
-        return begin(**asked)
+        return begin(**requested)
 
     with patch.object(acts, "trigger_dag", after_another):
         answers.append(ask(role, "POST", path, headers=headers, body=body))
@@ -590,7 +590,7 @@ def run_for_day(file: str, dag_id: str, key: str) -> dict[str, Any]:
         return {"tasks": tasks, "events": [[event.asset.name, event.partition_key] for event in sent]}
 
 
-def schedules(file: str, asked: Sequence[tuple[str, str, str]]) -> dict[str, Any]:
+def schedules(file: str, requested: Sequence[tuple[str, str, str]]) -> dict[str, Any]:
     """Of each DAG, asset and key of it: the day that it makes, and the keys that the day needs; and by DAG its assets.
 
     As the scheduler has it, from the serialized DAG.
@@ -598,7 +598,7 @@ def schedules(file: str, asked: Sequence[tuple[str, str, str]]) -> dict[str, Any
     from airflow.serialization.serialized_objects import DagSerialization  # noqa: PLC0415 - as above
 
     reported: dict[str, Any] = {}
-    for dag_id, asset, key in asked:
+    for dag_id, asset, key in requested:
         timetable = DagSerialization.from_dict(DagSerialization.to_dict(dags(file)[dag_id])).timetable
         mapper = timetable.get_partition_mapper(name=asset)
         day = mapper.to_downstream(key)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
-from frazil.airflow.audits.dag import verdict
+from frazil.airflow.audits.dag import result
 from frazil.airflow.audits.findings import audit_findings, remember
 from frazil.airflow.audits.tasks import audit_all, audit_hours
 from frazil.errors import FrazilError
@@ -54,7 +54,7 @@ def lose_five_rows(made: MadeStream) -> None:
 
 def test_one_dag_audits_all_streams_hourly(parsed: dict[str, Any]) -> None:
     audits = parsed["dags"]["frazil_audits"]
-    assert set(audits["tasks"]) == {"audit", "stream.confirm", "stream.verdict"}
+    assert set(audits["tasks"]) == {"audit", "stream.confirm", "stream.report"}
     assert {"audit", "frazil", "stream:flights", "table:demo.flights"} <= set(audits["tags"])
     assert audits["schedule"] == "15 * * * *"
     assert audits["catchup"] is False
@@ -75,7 +75,7 @@ def test_a_clean_hour_is_the_one_that_was_complete_and_has_no_findings(tmp_path:
         "findings": 0,
         "sentences": [],
     }
-    verdict(found)
+    result(found)
 
 
 def test_what_is_wrong_is_logged_and_fails_the_verdict_in_its_own_hour(
@@ -88,7 +88,7 @@ def test_what_is_wrong_is_logged_and_fails_the_verdict_in_its_own_hour(
     assert "the table is missing 5 rows" in found["sentences"][0]
     assert "made-1: the table is missing 5 rows" in caplog.text
     with pytest.raises(AirflowFailException, match="made-1: the table is missing 5 rows"):
-        verdict(found)
+        result(found)
     assert audit_hours("made", tmp_path / "streams", TEN + timedelta(hours=2, minutes=20))["findings"] == 0
     day = audit_hours("made", tmp_path / "streams", TEN + timedelta(hours=2, minutes=20), hours=24)
     assert day["findings"] == 1
@@ -131,7 +131,7 @@ def test_a_run_succeeds_with_one_task_where_all_is_well(
     ran = dag_runner(tmp_path / "streams").run("frazil_audits", moment=TEN + timedelta(hours=1, minutes=20))
     assert ran == {
         "state": "success",
-        "tasks": {"audit": "success", "stream.confirm": "skipped", "stream.verdict": "skipped"},
+        "tasks": {"audit": "success", "stream.confirm": "skipped", "stream.report": "skipped"},
         "events": [],
     }
 
@@ -148,7 +148,7 @@ def test_each_stream_where_something_is_wrong_has_tasks_and_an_asset_event_of_it
     assert ran["tasks"] == {
         "audit": "success",
         "stream.confirm[made]": "success",
-        "stream.verdict[made]": "failed",
+        "stream.report[made]": "failed",
     }
     ((asset, _, extra),) = ran["events"]
     assert asset == "frazil.audit.made"
@@ -169,7 +169,7 @@ def test_only_an_audit_that_compared_all_with_the_same_witnesses_takes_a_finding
 ) -> None:
     store = Store()
     hour = {"stream": "made", "from": TEN.isoformat(), "to": (TEN + timedelta(hours=1)).isoformat()}
-    asked = {**hour, "source": source, "complete": complete}
+    requested = {**hour, "source": source, "complete": complete}
     remember(store, [{**hour, "source": found_with, "complete": True, "findings": 1, "sentences": ["made: 1 key"]}])
-    remember(store, [{**asked, "findings": 0, "sentences": []}])
+    remember(store, [{**requested, "findings": 0, "sentences": []}])
     assert bool(audit_findings(store)) is stands

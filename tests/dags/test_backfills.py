@@ -139,9 +139,9 @@ def test_a_run_with_the_id_of_an_abandoned_one_that_was_deleted_is_another_run(
         backfills.plan(str(tmp_path))
 
 
-def context_of(asked_at: str) -> dict[str, Any]:
+def context_of(requested_at: str) -> dict[str, Any]:
     """Of a task in the run `manual` that a user asked for then."""
-    run = SimpleNamespace(run_after=datetime.fromisoformat(asked_at))
+    run = SimpleNamespace(run_after=datetime.fromisoformat(requested_at))
     params = {"stream": "ticks", "dry-run": False}
     return {"params": params, "dag": DAG("frazil_backfill"), "run_id": "manual", "dag_run": run}
 

@@ -191,7 +191,7 @@ def test_as_many_failed_runs_are_counted_as_an_alert_needs() -> None:
     subject = watched.Subject(Alerts(failed_runs=7), list, ("frazil_audits",))
 
     def beyond(failed: int) -> bool:
-        seen = watched.read_all({"s": subject}, lambda _, most: min(failed, most), at_once=1)["s"]
+        seen = watched.read_all({"s": subject}, lambda _, limit: min(failed, limit), at_once=1)["s"]
         assert not isinstance(seen, str)
         return seen[0].is_beyond
 

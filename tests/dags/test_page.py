@@ -75,12 +75,12 @@ def airflow_process(home: Path, airflow_database: Path, streams: Path, silent: S
 
 @pytest.fixture(scope="module")
 def ask(airflow_process: AirflowProcess) -> Ask:
-    def asked(role: str | None, path: str, *, method: str = "GET", **more: Any) -> dict[str, Any]:
+    def requested(role: str | None, path: str, *, method: str = "GET", **more: Any) -> dict[str, Any]:
         headers = more.pop("headers", {})
         call = (in_airflow.ask, role, method, f"/frazil/ops/{path}")
         return dict(airflow_process.call(*call, headers=headers, **more))
 
-    return asked
+    return requested
 
 
 def test_who_is_not_signed_in_sees_nothing(ask: Ask):

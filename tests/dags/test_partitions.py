@@ -206,9 +206,9 @@ def test_only_what_airflow_lacks_is_sent_and_of_each_window_the_newest() -> None
     assert to_send(signals, reported(1, 2), reopened=False) == []
     released = one(6, hour=2, state=SignalState.RELEASED)
     assert [s.number for s in to_send([*signals, released], reported(1, 2), reopened=False)] == [6]
-    asked = one(7, revision=2, state=SignalState.AGAIN)
-    assert [s.number for s in to_send([asked], reported(1, 2), reopened=False)] == [7]
-    assert to_send([asked], reported(1, 2), reopened=True) == []
+    requested = one(7, revision=2, state=SignalState.AGAIN)
+    assert [s.number for s in to_send([requested], reported(1, 2), reopened=False)] == [7]
+    assert to_send([requested], reported(1, 2), reopened=True) == []
 
 
 ROUTED = """

@@ -46,7 +46,7 @@ Links = Callable[..., dict[str, str | None]]
         ("frazil_partitions_demo.ticks", "watch", None, {}, "/table/demo.ticks"),
         ("frazil_partitions_demo.a b/c#d", "held", None, {}, "/table/demo.a%20b%2Fc%23d"),
         ("frazil_audits", "audit", None, {}, "/"),
-        ("frazil_audits", "stream.verdict", "ticks", {}, "/stream/ticks"),
+        ("frazil_audits", "stream.report", "ticks", {}, "/stream/ticks"),
         ("frazil_maintenance", "table.rewrite", "demo.ticks", {}, "/table/demo.ticks"),
         ("frazil_maintenance", "table.orphans", None, {}, "/"),
         ("frazil_maintenance", "table.rewrite", "route of ticks", {}, "/stream/ticks"),
@@ -146,7 +146,7 @@ def test_the_tasks_of_windows_lead_to_data_docs_and_to_the_release_of_one(links:
         ("frazil_audits", "stream.confirm", "ticks", "/stream/ticks"),
         ("frazil_maintenance", "table.rewrite", "demo.ticks", "/table/demo.ticks"),
         ("frazil_maintenance", "table.orphans", "demo.ticks", "/table/demo.ticks"),
-        ("frazil_audits", "stream.verdict", "", "/"),  # it has not started
+        ("frazil_audits", "stream.report", "", "/"),  # it has not started
     ],
 )
 def test_an_instance_of_a_mapped_task_leads_to_its_own(links: Links, dag_id: str, task_id: str, label: str, path: str):

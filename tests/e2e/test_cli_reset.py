@@ -123,8 +123,8 @@ def test_a_stream_that_was_forgotten_in_a_shared_table_asks_before_it_reads_ever
         stream.catch_up()
 
     assert stream.ids() == list(range(30))
-    asked = frazil("adopt", stream.name, "--yes")
-    assert "It was forgotten, and its rows are still in the table" in asked.stdout
+    requested = frazil("adopt", stream.name, "--yes")
+    assert "It was forgotten, and its rows are still in the table" in requested.stdout
     ends = json.dumps({stream.topic: {str(p): 5 for p in range(4)}})
     assert frazil("reset", stream.name, "--to", "offsets", "--offsets", ends, "--yes").returncode == 0
     stream.produce(events(range(30, 40)), partitions=4)

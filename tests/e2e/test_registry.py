@@ -210,9 +210,9 @@ def test_infer_reads_a_json_schema_and_its_stream_needs_no_registry(
 
 def inferred(stream: Any, registry: EmbeddedRegistry) -> str:
     """What `frazil infer` proposes, which becomes the stream's declaration."""
-    asked = ["infer", stream.topic, "--streams", str(stream.streams), "--bootstrap-servers", stream.bootstrap]
-    asked += ["--registry", registry.url, "--name", stream.name, "--table", f"test.{stream.name}"]
-    done = CliRunner().invoke(frazil_command, asked, catch_exceptions=False)
+    requested = ["infer", stream.topic, "--streams", str(stream.streams), "--bootstrap-servers", stream.bootstrap]
+    requested += ["--registry", registry.url, "--name", stream.name, "--table", f"test.{stream.name}"]
+    done = CliRunner().invoke(frazil_command, requested, catch_exceptions=False)
     assert done.exit_code == 0, done.output
     (stream.streams / f"{stream.name}.yaml").write_text(done.output)
     return done.output

@@ -144,9 +144,9 @@ class ProcessKafka:
         self, partitions: Iterable[TopicPartition], of: Mapping[int, int], *, old: int
     ) -> dict[TopicPartition, int]:
         self._ask()
-        asked = list(partitions)
-        assert {topic for topic, _ in asked} <= set(self.topics), "a topic that is not declared was asked for"
-        return {(topic, p): of.get(p, 0) if topic == self.topic.name else old for topic, p in asked}
+        requested = list(partitions)
+        assert {topic for topic, _ in requested} <= set(self.topics), "a topic that is not declared was asked for"
+        return {(topic, p): of.get(p, 0) if topic == self.topic.name else old for topic, p in requested}
 
     def _ask(self) -> None:
         try:

@@ -69,12 +69,12 @@ class Process:
         """The current batch is given up; the next step begins an epoch."""
         self.marker, self.staged, self.journaled, self.decided = None, None, False, False
 
-    def stage(self, most: int, *, leftover: bool) -> bool:
+    def stage(self, limit: int, *, leftover: bool) -> bool:
         """Stage up to so many records; False where there are none. `leftover` is of an attempt that failed."""
         assert self.committer is not None
         assert self.marker is not None
         start = self.marker.offsets[TP]
-        end = min(start + most, len(self.world.log))
+        end = min(start + limit, len(self.world.log))
         if start == end:
             return False
         key = BatchKey(self.committer.epoch, self.marker.at.batch + 1)

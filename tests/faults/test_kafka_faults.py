@@ -37,14 +37,18 @@ def own_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafk
 
 @pytest.fixture
 def faulty(
-    own_kafka: EmbeddedKafka, frazil_home: Path, declared_stream: Any, asked_spark: Any, request: pytest.FixtureRequest
+    own_kafka: EmbeddedKafka,
+    frazil_home: Path,
+    declared_stream: Any,
+    requested_spark: Any,
+    request: pytest.FixtureRequest,
 ) -> Any:
     """A stream over a topic of four partitions of that broker."""
     assert not frazil_home.exists()
     topic = re.sub(r"[^a-z0-9]", "-", request.node.name)
     own_kafka.create_topic(topic, 4)
     stream = declared_stream(
-        frazil_home.parent, name="events", topic=topic, bootstrap=own_kafka.bootstrap, spark=asked_spark
+        frazil_home.parent, name="events", topic=topic, bootstrap=own_kafka.bootstrap, spark=requested_spark
     )
     stream.broker = own_kafka
     return stream

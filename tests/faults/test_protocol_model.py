@@ -187,27 +187,27 @@ class Protocol(RuleBasedStateMachine):
         """A stream that has a marker is not forgotten, or has begun again."""
         self.forgotten = {stream: past for stream, past in self.forgotten.items() if not self.world.marker(stream)}
 
-    @rule(who=processes, most=st.integers(1, 9), leftover=st.booleans(), plan=plans)
-    def go_on(self, who: int, most: int, leftover: bool, plan: dict[str, list[str]]) -> None:
+    @rule(who=processes, limit=st.integers(1, 9), leftover=st.booleans(), plan=plans)
+    def go_on(self, who: int, limit: int, leftover: bool, plan: dict[str, list[str]]) -> None:
         """One writer's next step: plan and stage up to `most` records, journal, or commit."""
         writer = self._pick(who, lambda _: True)
         if writer is None:
             return
         if writer.staged is None:
-            self._step(writer, plan, lambda: writer.stage(most, leftover=leftover))
+            self._step(writer, plan, lambda: writer.stage(limit, leftover=leftover))
         elif writer.journaled:
             self._step(writer, plan, writer.commit)
         elif self._step(writer, plan, writer.journal) is False:
             self._fenced(writer)
 
-    @rule(who=processes, most=st.integers(1, 9), goods=records)
-    def run_a_batch(self, who: int, most: int, goods: list[Good | None]) -> None:
+    @rule(who=processes, limit=st.integers(1, 9), goods=records)
+    def run_a_batch(self, who: int, limit: int, goods: list[Good | None]) -> None:
         """All three at once, with something new to read, so that long histories are made too."""
         if writer := self._pick(who, lambda w: w.staged is None):
-            self._run_a_batch(writer, most, goods)
+            self._run_a_batch(writer, limit, goods)
 
-    @rule(most=st.integers(1, 9), goods=records, times=st.integers(1, 3))
-    def both_streams_write(self, most: int, goods: list[Good | None], times: int) -> None:
+    @rule(limit=st.integers(1, 9), goods=records, times=st.integers(1, 3))
+    def both_streams_write(self, limit: int, goods: list[Good | None], times: int) -> None:
         """A while in which nothing fails, and windows complete."""
         for stream in STREAMS * times:
             able = [w for w in self._writers_of(stream) if w.began and w.staged is None]
@@ -215,12 +215,12 @@ class Protocol(RuleBasedStateMachine):
                 self.start(stream=stream, plan={}, skips_gaps=True, reads_old=False)
                 able = [w for w in self._writers_of(stream)[-1:] if w.began]
             for writer in able[-1:]:
-                self._run_a_batch(writer, most, goods)
+                self._run_a_batch(writer, limit, goods)
             self.signals.observe(self.declared)
 
-    def _run_a_batch(self, writer: Writer, most: int, goods: list[Good | None]) -> None:
+    def _run_a_batch(self, writer: Writer, limit: int, goods: list[Good | None]) -> None:
         writer.topic.produce(len(goods) % 3, goods)
-        if self._step(writer, {}, lambda: writer.stage(most, leftover=False)):
+        if self._step(writer, {}, lambda: writer.stage(limit, leftover=False)):
             journaled = self._step(writer, {}, writer.journal)
             if journaled:
                 self._step(writer, {}, writer.commit)
@@ -359,8 +359,8 @@ class Protocol(RuleBasedStateMachine):
             process = Writer(self.world, stream)
             self._step(process, plan, lambda: sweep(process.tables, below_epoch=marker.at.epoch))
 
-    @rule(stream=streams, plan=plans, keep=st.integers(0, 2), most=st.integers(1, 4))
-    def fold_records(self, stream: str, plan: dict[str, list[str]], keep: int, most: int) -> None:
+    @rule(stream=streams, plan=plans, keep=st.integers(0, 2), limit=st.integers(1, 4))
+    def fold_records(self, stream: str, plan: dict[str, list[str]], keep: int, limit: int) -> None:
         """Next to whatever runs, cut short anywhere: no record of a committed batch is lost by it, or reported "
         "twice."""
         marker = self.world.marker(stream)
@@ -368,7 +368,7 @@ class Protocol(RuleBasedStateMachine):
             return
         before = self._records(stream)
         process = Writer(self.world, stream)
-        self._step(process, plan, lambda: sum(process.tables.journals.fold(marker, keep=keep, most=most)))
+        self._step(process, plan, lambda: sum(process.tables.journals.fold(marker, keep=keep, limit=limit)))
         assert self._records(stream) == before
 
     def _records(self, stream: str) -> list[BatchKey]:

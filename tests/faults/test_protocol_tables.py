@@ -148,15 +148,15 @@ class Tables(RuleBasedStateMachine):
         self.writers.append(writer)
         self._step(writer, plan, writer.begin)
 
-    @rule(who=processes, most=st.integers(1, 8), leftover=st.booleans(), plan=plans)
-    def go_on(self, who: int, most: int, leftover: bool, plan: dict[str, list[str]]) -> None:
+    @rule(who=processes, limit=st.integers(1, 8), leftover=st.booleans(), plan=plans)
+    def go_on(self, who: int, limit: int, leftover: bool, plan: dict[str, list[str]]) -> None:
         """One writer's next step: stage, journal, commit, or let the routed tables follow."""
         able = [writer for writer in self.writers if writer.began]
         if not able:
             return
         writer = able[who % len(able)]
         if writer.staged is None:
-            self._step(writer, plan, lambda: writer.stage(most, leftover=leftover))
+            self._step(writer, plan, lambda: writer.stage(limit, leftover=leftover))
         elif not writer.journaled:
             if self._step(writer, plan, writer.journal) is False:
                 self._fenced(writer)

@@ -65,8 +65,8 @@ DOUBLES = st.floats(allow_nan=False)
 
 
 def decimals(precision: int, scale: int) -> Values:
-    most = 10**precision - 1
-    return (st.integers(-most, most) | st.sampled_from([0, most, -most, 127, 128, -128])).map(
+    limit = 10**precision - 1
+    return (st.integers(-limit, limit) | st.sampled_from([0, limit, -limit, 127, 128, -128])).map(
         lambda n: Decimal(n).scaleb(-scale, WIDE)
     )
 

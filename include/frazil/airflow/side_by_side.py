@@ -21,10 +21,10 @@ def side_by_side(
     process ends, which does not wait for it.
     """
     pool = ThreadPoolExecutor(at_once)
-    asked = {name: pool.submit(read, name) for name in names}
-    wait(asked.values(), timeout=within_s)
+    futures = {name: pool.submit(read, name) for name in names}
+    wait(futures.values(), timeout=within_s)
     found: dict[str, T | Exception] = {}
-    for name, future in asked.items():
+    for name, future in futures.items():
         if not future.done():
             found[name] = TimeoutError(f"{name} was not looked at within {within_s:.0f} s")
         elif isinstance(error := future.exception(), Exception):

@@ -75,12 +75,12 @@ def _number_of(event: InletEvent) -> int | None:
     return _number(fact.get("number"), LARGEST) if isinstance(fact, Mapping) else None
 
 
-def stored_number(store: Store, key: str, *, most: int = LARGEST) -> int | None:
+def stored_number(store: Store, key: str, *, limit: int = LARGEST) -> int | None:
     """A number from 0 to `most` in an asset's store; None if it is missing or something else."""
     value = store.get(key)
-    number = _number(value, most)
+    number = _number(value, limit)
     if value is not None and number is None:
-        log.warning("%s in Airflow's store is not a number from 0 to %d and is skipped: %s", key, most, _shown(value))
+        log.warning("%s in Airflow's store is not a number from 0 to %d and is skipped: %s", key, limit, _shown(value))
     return number
 
 
@@ -133,9 +133,9 @@ def extra_text(extra: Any, key: str) -> str | None:
     return value or None
 
 
-def _number(value: Any, most: int) -> int | None:
+def _number(value: Any, limit: int) -> int | None:
     # True is 1 in Python, and a float loses digits.
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most else None
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= limit else None
 
 
 def _shown(value: Any) -> str:

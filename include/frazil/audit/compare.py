@@ -275,8 +275,8 @@ class _Witness:
         if len(bounds) > 1:
             copies = len(self.tally.repeated & offsets) + self.tally.copies - len(self.tally.repeated)
             total = len((self.tally.seen | self.lost | accepted) & offsets) + copies
-            missing_ = max(missing_, sum(least for least, _ in bounds.values()) - total)
-        surplus = len((self.tally.seen | self.lost) & offsets) - sum(most for _, most in bounds.values())
+            missing_ = max(missing_, sum(lowest for lowest, _ in bounds.values()) - total)
+        surplus = len((self.tally.seen | self.lost) & offsets) - sum(highest for _, highest in bounds.values())
         return missing_, 0 if given_twice & offsets else max(0, surplus)
 
 
@@ -355,7 +355,7 @@ def _not_compared(e: Evidence) -> Iterable[Finding]:
         begin = group.audited[0].start
         by_kafka = {e.topic_id} if e.kafka is not None and e.kafka.first <= begin else set[str]()
         bounds = group.bounds(lambda r: r.records + r.rejected)
-        slack = sum(most - least for topic_id, (least, most) in bounds.items() if topic_id not in by_kafka)
+        slack = sum(highest - lowest for topic_id, (lowest, highest) in bounds.items() if topic_id not in by_kafka)
         first = begin if slack and first is None else first
         open_ += slack
     yield _finding(

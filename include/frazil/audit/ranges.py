@@ -66,9 +66,9 @@ class Group:
         for topic_id, ranges in self.generations.items():
             inside = {r: offsets.range_cardinality(r.start, r.end) for r in ranges}
             outside = {r: r.end - r.start - inside[r] for r in ranges}
-            least = _heaviest_chain({r: max(0, claimed(r) - outside[r]) for r in ranges})
-            most = sum(min(claimed(r), inside[r]) for r in ranges)
-            found[topic_id] = least, min(most, len(claimed_offsets(ranges) & offsets))
+            lowest = _heaviest_chain({r: max(0, claimed(r) - outside[r]) for r in ranges})
+            highest = sum(min(claimed(r), inside[r]) for r in ranges)
+            found[topic_id] = lowest, min(highest, len(claimed_offsets(ranges) & offsets))
         return found
 
     def missing(self, short: Callable[[CommittedRange], int]) -> int:

@@ -14,7 +14,7 @@ from frazil.offsets.tally import Tallies
 
 
 def held(
-    asked: Spans,
+    requested: Spans,
     *,
     claimed: Mapping[TopicPartition, tuple[CommittedRange, ...]],
     tallies: Iterable[Tallies],
@@ -23,7 +23,7 @@ def held(
 
     Complete ranges count as a whole, because compaction and transactions leave gaps that look like missing records.
     """
-    there = {tp: _seen(tallies, tp) for tp in asked}
+    there = {tp: _seen(tallies, tp) for tp in requested}
     for tp, ranges in claimed.items():
         for r in ranges if tp in there else ():
             if not r.selects and there[tp].range_cardinality(r.start, r.end) >= r.records + r.rejected:
@@ -31,11 +31,11 @@ def held(
     return there
 
 
-def generations(asked: Spans, claimed: Mapping[TopicPartition, tuple[CommittedRange, ...]], topic: str) -> set[str]:
+def generations(requested: Spans, claimed: Mapping[TopicPartition, tuple[CommittedRange, ...]], topic: str) -> set[str]:
     """The ids of topics that had this name and whose committed ranges cover requested offsets."""
     return {
         r.topic_id
-        for tp, spans in asked.items()
+        for tp, spans in requested.items()
         for r in claimed.get(tp, ())
         if tp[0] == topic and any(r.start < end and start < r.end for start, end in spans)
     }

@@ -65,8 +65,8 @@ def taken(backfill: BackfillMarker | None, request: BackfillRequest) -> Backfill
     check_wanted(backfill, request.run)
     epoch = 1 + (backfill.epoch if backfill else 0)
     if backfill is None or not backfill.is_open:
-        asked = request.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"run"})
-        new = BackfillMarker(request.stream, f"{request.digest}-{epoch}", asked, request.digest, epoch)
+        wanted = request.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"run"})
+        new = BackfillMarker(request.stream, f"{request.digest}-{epoch}", wanted, request.digest, epoch)
         return dataclasses.replace(new, abandoned_runs=backfill.abandoned_runs if backfill else ()).owned_by(
             epoch, request.run
         )

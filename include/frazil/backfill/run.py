@@ -74,7 +74,7 @@ class BackfillPlan:
     """What a backfill reads."""
 
     spans: Spans
-    asked: int
+    requested: int
     """Requested offsets in Kafka, or records in files, including those that landed already."""
     source: SourceIdentity
 
@@ -123,7 +123,7 @@ class Backfill:
         table, marker = self._table_and_marker()
         identity = self.source.identity(marker.source)
         check_same_source(marker.source, identity, stream=self.spec.name)
-        wanted = self.source.asked(self.request, marker)
+        wanted = self.source.requested(self.request, marker)
         claimed = claims(self.opened.tables.journals, marker, table.metadata)
         self._check_one_generation(wanted, claimed)
         if self._by_letters:
@@ -143,7 +143,7 @@ class Backfill:
                 f"what table {self.spec.table.identifier} is missing of stream {self.spec.name!r} is in more than "
                 f"{MAX_SPANS:,} pieces: ask for less, or delete the rows of that range first"
             )
-        return BackfillPlan(left, self.source.at_most(wanted), identity)
+        return BackfillPlan(left, self.source.max_records(wanted), identity)
 
     def context(self, tables: StreamTables, key: BatchKey, topic_ids: Mapping[str, str]) -> StageContext:
         """Return a chunk's context. Its dead letters stay out of their table until publication, so they do not count as
@@ -245,8 +245,8 @@ class Backfill:
 
     def _letters(self, spans: Spans, source: SourceIdentity) -> Tallies:
         """Tally the dead-letter table; for a replay, without discarded dead letters."""
-        asked = Wanted({topic for topic, _ in spans}, spans, topic_ids=source.topic_ids, stream=self.spec.name)
-        wanted = dataclasses.replace(asked, discarded=not self.request.dead_letters)
+        requested = Wanted({topic for topic, _ in spans}, spans, topic_ids=source.topic_ids, stream=self.spec.name)
+        wanted = dataclasses.replace(requested, discarded=not self.request.dead_letters)
         return tally(self.opened.tables.dead_letters.refresh(), wanted)
 
     def _gone(self, spans: Spans, source: SourceIdentity) -> dict[TopicPartition, BitMap64]:

@@ -76,7 +76,7 @@ def stage(
 def _chunks(
     backfill: Backfill, engine: Engine, committer: BackfillCommitter, plan: BackfillPlan
 ) -> Iterator[BackfillMarker]:
-    cut = backfill.source.chunks(plan.spans, most=backfill.request.chunk_records)
+    cut = backfill.source.chunks(plan.spans, limit=backfill.request.chunk_records)
     planned = committer.backfill.chunks + len(cut)
     said: set[str] = set()
     for spans in cut:

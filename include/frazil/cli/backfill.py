@@ -89,8 +89,8 @@ def backfill(  # noqa: PLR0913 - a command's options
         return
     from frazil.backfill.estimate import estimate, sentences  # noqa: PLC0415 - loads the decoders, only for a dry run
 
-    with open_backfill(spec, request, kafka_timeout_s=PERSON_WAITS_S, read_only=True) as asked:
-        found = estimate(asked, asked.plan(asked.last()))
+    with open_backfill(spec, request, kafka_timeout_s=PERSON_WAITS_S, read_only=True) as requested:
+        found = estimate(requested, requested.plan(requested.last()))
     echo_json(found) if as_json else echo("\n".join(sentences(found, stream=stream)))
 
 
@@ -100,14 +100,14 @@ def _run(spec: StreamSpec, request: BackfillRequest, *, as_json: bool) -> None:
     from frazil.stream.spark_engine import SparkEngine  # noqa: PLC0415
 
     small = spec.model_copy(update={"resources": spec.resources.model_copy(update={"cores": 1, "executor_cores": 1})})
-    with working("starting Spark") as step, open_backfill(spec, request) as asked:
-        asked.check()
+    with working("starting Spark") as step, open_backfill(spec, request) as requested:
+        requested.check()
 
         def tell(done: BackfillMarker) -> None:
             step(done.chunks, done.planned, f"{counted(done.records, 'row')} staged")
 
         with SparkEngine(small) as engine:
-            last = run(asked, engine, tell)
+            last = run(requested, engine, tell)
     if last is None and not as_json:
         echo(f"Stream {spec.name}: no requested record is missing.")
     else:

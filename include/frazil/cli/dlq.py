@@ -114,7 +114,7 @@ def show(  # noqa: PLR0913 - a command's options
     opened = _open(stream, streams_folder, which["reasons"])
     selection = _selection(discarded=discarded, **which)
     letters = opened.tables.dead_letters.current()
-    found = samples(letters, opened.spec, selection, most=limit, decrypt=decrypt)
+    found = samples(letters, opened.spec, selection, limit=limit, decrypt=decrypt)
     if as_json:
         echo_json(found)
         return

@@ -153,10 +153,10 @@ class Terminal:
     def complain(self, line: str) -> None:
         """Show why the writer ended."""
         self.complained = True
-        self._queue(sys.stderr, line, most=2 * MAX_WAITING_LINES)
+        self._queue(sys.stderr, line, limit=2 * MAX_WAITING_LINES)
 
-    def _queue(self, stream: TextIO, line: str, *, most: int = MAX_WAITING_LINES) -> None:
-        if self._lines.qsize() >= most:
+    def _queue(self, stream: TextIO, line: str, *, limit: int = MAX_WAITING_LINES) -> None:
+        if self._lines.qsize() >= limit:
             self._left_out += 1
             return
         if self._left_out:

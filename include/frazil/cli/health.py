@@ -136,9 +136,9 @@ def _with_missing(
             return error
 
     absent = {(table.catalog, table.identifier) for table, report in measured if report.health is None}
-    asked = [spec for spec in specs if spec.route or (spec.table.catalog, spec.table.identifier) in absent]
+    checked = [spec for spec in specs if spec.route or (spec.table.catalog, spec.table.identifier) in absent]
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        answers = [*zip(asked, pool.map(ask, asked), strict=True)]
+        answers = [*zip(checked, pool.map(ask, checked), strict=True)]
     gone = {
         (spec.table.catalog, name): (spec, said)
         for spec, of in answers

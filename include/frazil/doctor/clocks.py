@@ -60,11 +60,11 @@ def clocks(addresses: Iterable[str], databases: Mapping[str, Callable[[], int]])
 
     A server whose time is unknown has a warning: its clock may be wrong.
     """
-    asked: dict[str, Callable[[], ServerTime]] = {
+    servers: dict[str, Callable[[], ServerTime]] = {
         urlsplit(address).netloc: partial(_ask_http, address) for address in sorted(set(addresses))
     }
-    asked |= {f"the database of catalog {name!r}": partial(_ask_database, ask) for name, ask in databases.items()}
-    for server, ask in asked.items():
+    servers |= {f"the database of catalog {name!r}": partial(_ask_database, ask) for name, ask in databases.items()}
+    for server, ask in servers.items():
         try:
             answer = ask()
         except Exception as error:  # whatever the driver raises
@@ -72,7 +72,7 @@ def clocks(addresses: Iterable[str], databases: Mapping[str, Callable[[], int]])
             yield Finding("clock", State.WARNING, f"the clock of {server} is not compared: {why}", _FIX_SILENCE)
         else:
             yield evaluate(server, answer)
-    if not asked:
+    if not servers:
         yield Finding("clock", State.SKIPPED, "nothing that streams declare here tells its time")
 
 

@@ -95,8 +95,8 @@ def _is_event(value: Mapping[str, Any]) -> bool:
 def _key(sample: Sample, able: Sequence[str]) -> tuple[str, ...]:
     """The fields of most records' keys, if each can be part of a key."""
     names = Counter(tuple(found) for record in sample.records if (found := _object(record.key)))
-    most = names.most_common(1)[0][0] if names else ()
-    return most if set(most) <= set(able) else ()
+    limit = names.most_common(1)[0][0] if names else ()
+    return limit if set(limit) <= set(able) else ()
 
 
 def _object(key: bytes | None) -> Mapping[str, Any] | None:

@@ -52,7 +52,7 @@ class Shaper:
         self._lines = has_lines(context.record_format)
         self._coordinates = Coordinates(schema, ranges, wanted=context.coordinates, lines=self._lines)
         self._schema = schema
-        self._least = list(least_truncatable(schema, PartitionSpec.model_validate_json(context.main.spec_json)))
+        self._lowest = list(lowest_truncatable(schema, PartitionSpec.model_validate_json(context.main.spec_json)))
         self._event_time = context.event_time_column
         self._within = context.event_times_us
         self._quote = quoter(context.record_format)
@@ -115,9 +115,9 @@ class Shaper:
 
     def _untruncatable(self, rows: pa.Table) -> dict[int, str]:
         found: dict[int, str] = {}
-        for field, least in self._least:
+        for field, lowest in self._lowest:
             values = column_of(rows, self._schema, field.source_id)
-            below = pc.less(values, pa.scalar(least, values.type)).fill_null(False)
+            below = pc.less(values, pa.scalar(lowest, values.type)).fill_null(False)
             name = self._schema.find_column_name(field.source_id)
             for row in np.flatnonzero(below.to_numpy(zero_copy_only=False)).tolist():
                 found[row] = f"{name}: {values[row].as_py()} is too low for the partition field {field.name}"
@@ -138,13 +138,13 @@ def sentence_of(moment: Beyond, record: bytes | None, *, quote: Quoter, units: M
     return moment.text(words if words is None or unit is None else f"{words} (unit: {unit})")
 
 
-def least_truncatable(schema: Schema, spec: PartitionSpec) -> Iterator[tuple[PartitionField, int | Decimal]]:
+def lowest_truncatable(schema: Schema, spec: PartitionSpec) -> Iterator[tuple[PartitionField, int | Decimal]]:
     """Partition fields that truncate numbers, each with the minimum whose truncation the type can hold."""
     for field in spec.fields:
         kind = schema.find_type(field.source_id)
         if isinstance(field.transform, TruncateTransform) and (ends := ends_of(kind)):
-            least = -(-ends[0] // field.transform.width * field.transform.width)
-            yield field, _scaled(least, kind) if isinstance(kind, DecimalType) else least
+            lowest = -(-ends[0] // field.transform.width * field.transform.width)
+            yield field, _scaled(lowest, kind) if isinstance(kind, DecimalType) else lowest
 
 
 def _scaled(number: int, kind: DecimalType) -> Decimal:

@@ -133,10 +133,10 @@ def step_readings(
     return AlertStep(AlertStates(states), tuple(fired), tuple(resolved), tuple(active))
 
 
-def reported_alone(steps: Mapping[str, AlertStep], most: int) -> dict[str, AlertStep]:
+def reported_alone(steps: Mapping[str, AlertStep], limit: int) -> dict[str, AlertStep]:
     """The steps of one measurement by subject; only the first `most` alerts that fire are reported alone."""
     fired = [(subject, alert.rule) for subject, made in steps.items() for alert in made.fired]
-    together = set(fired[most:])
+    together = set(fired[limit:])
 
     def marked(subject: str, made: AlertStep) -> AlertStep:
         def one(alert: Alert) -> Alert:

@@ -181,7 +181,7 @@ def evaluate(
             candidates.append(file)
     candidates.sort(key=lambda file: (file.place.store, file.info.path))
     found = Evaluation(len(files), referenced, registered, young, tuple(candidates))
-    refused = _similar_paths(candidates, references) or _too_many(found, total_bytes, most=settings.max_share)
+    refused = _similar_paths(candidates, references) or _too_many(found, total_bytes, limit=settings.max_share)
     return replace(found, refused=refused)
 
 
@@ -214,12 +214,12 @@ def _similar_paths(candidates: Iterable[Listed], references: References) -> str 
     )
 
 
-def _too_many(found: Evaluation, total_bytes: int, *, most: int) -> str | None:
+def _too_many(found: Evaluation, total_bytes: int, *, limit: int) -> str | None:
     count, size = len(found.candidates), found.candidate_bytes
-    if 100 * count <= most * found.listed and 100 * size <= most * total_bytes:
+    if 100 * count <= limit * found.listed and 100 * size <= limit * total_bytes:
         return None
     return (
-        f"{count} of {found.listed} files ({size} of {total_bytes} bytes) would go, over max-share {most} %: check "
+        f"{count} of {found.listed} files ({size} of {total_bytes} bytes) would go, over max-share {limit} %: check "
         "some of them, and declare a larger maintenance.orphans.max-share if that is right"
     )
 

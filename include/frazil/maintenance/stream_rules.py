@@ -142,7 +142,7 @@ def _share_words(count: int, records: int) -> str:
     return f"{100 * count / max(records, 1):.1f} % of {counted(records, 'record')}"
 
 
-def _rates(name: str, flow: Flow, most: int) -> Iterator[Reading]:
+def _rates(name: str, flow: Flow, limit: int) -> Iterator[Reading]:
     """Yield a rule for each error class, without a hold, because a rate is already a mean over minutes."""
     for reason, found in sorted(flow.recent_reasons.items()):
         a_minute, share = found.count / flow.recent_minutes, 100 * found.count / max(flow.recent.records, 1)
@@ -151,9 +151,9 @@ def _rates(name: str, flow: Flow, most: int) -> Iterator[Reading]:
         yield Reading(
             f"dead-letters:{reason}",
             a_minute,
-            most,
+            limit,
             times,
-            f"stream {name} makes {a_minute:,.0f} dead letters of {reason} a minute, more than {most:,}: {times} "
+            f"stream {name} makes {a_minute:,.0f} dead letters of {reason} a minute, more than {limit:,}: {times} "
             f"that it committed{first}. `frazil dlq show {name} --reason {reason}` shows what they are",
             hold_ms=0,
         )
@@ -261,12 +261,12 @@ def late_reading(name: str, target: str, late: Sequence[WaitingDay], within: tim
     )
 
 
-def runs_reading(dag_id: str, failed: int | None, most: int) -> Reading:
+def runs_reading(dag_id: str, failed: int | None, limit: int) -> Reading:
     """Return the reading of a DAG's consecutive failed runs. `failed` is None if Airflow does not report them."""
     return Reading(
         f"runs:{dag_id}",
         failed,
-        most,
+        limit,
         "the last run ended well" if not failed else f"{failed} runs failed in a row",
         f"the last {failed} runs of the DAG {dag_id} failed, so its work is not done. The log "
         "of the failed task says why; a run that succeeds ends this",

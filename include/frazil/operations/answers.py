@@ -63,7 +63,7 @@ class _Kept:
     began_s: float | None = None
     """When the running read began."""
     waiting: bool = False
-    asked_s: float = 0.0
+    requested_s: float = 0.0
 
 
 @dataclass(slots=True, eq=False)
@@ -73,7 +73,7 @@ class _Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked(Generic[T]):
+class PendingAnswer(Generic[T]):
     """A requested answer, for `gather`."""
 
     kept: _Kept
@@ -99,7 +99,9 @@ class Answers:
         self._swept_s = monotonic()
         self._changed = threading.Condition()
 
-    def ask(self, group: str, key: Hashable, read: Callable[[], T], *, keep_s: float, first: bool = False) -> Asked[T]:
+    def ask(
+        self, group: str, key: Hashable, read: Callable[[], T], *, keep_s: float, first: bool = False
+    ) -> PendingAnswer[T]:
         """Start a read unless the cached answer is younger than `keep_s`. Returns at once.
 
         Reads of one group share its threads; `first` moves this one to the front of the queue. An exception of `read`
@@ -111,7 +113,7 @@ class Answers:
             one = self._kept.get(key)
             if one is None:
                 one = self._kept[key] = _Kept(self._groups.setdefault(group, _Group()), read)
-            one.read, one.asked_s = read, now_s
+            one.read, one.requested_s = read, now_s
             fresh = one.answered_s is not None and now_s - one.answered_s < keep_s
             if one.waiting and first:
                 one.group.queue.remove(one)
@@ -121,7 +123,7 @@ class Answers:
                 one.group.queue.insert(0 if first else len(one.group.queue), one)
                 if len(one.group.running) < self._threads:
                     self._take(one.group)
-            return Asked(one)
+            return PendingAnswer(one)
 
     def remember(self, group: str, key: Hashable, value: object, *, at_ms: int) -> None:
         """Cache an answer from before this process began, unless there is one. The next request refreshes it."""
@@ -130,12 +132,12 @@ class Answers:
                 now_s = self._monotonic()
                 one = _Kept(self._groups.setdefault(group, _Group()), lambda: value, value)
                 age_s = max(self._now_ms() - at_ms, 0) / 1000
-                one.answered_s, one.answered_ms, one.asked_s = now_s - age_s, at_ms, now_s
+                one.answered_s, one.answered_ms, one.requested_s = now_s - age_s, at_ms, now_s
                 self._kept[key] = one
 
-    def gather(self, asked: Iterable[Asked[T]], *, within_s: float) -> list[Answer[T]]:
+    def gather(self, pending: Iterable[PendingAnswer[T]], *, within_s: float) -> list[Answer[T]]:
         """Return the answers in the order of the requests, within `within_s`."""
-        questions = [one.kept for one in asked]
+        questions = [one.kept for one in pending]
         with self._changed:
             deadline_s = self._monotonic() + within_s
             while any(self._is_waited_for(one) for one in questions):
@@ -163,7 +165,7 @@ class Answers:
     def _forget(self, key: Hashable) -> None:
         """Replace the entry: the result of a running read is discarded, and no older answer is shown."""
         if one := self._kept.get(key):
-            self._kept[key] = _Kept(one.group, one.read, asked_s=one.asked_s)
+            self._kept[key] = _Kept(one.group, one.read, requested_s=one.requested_s)
 
     def _is_waited_for(self, one: _Kept) -> bool:
         if one.began_s is None and not one.waiting:
@@ -234,7 +236,7 @@ class Answers:
         if now_s - self._swept_s < SWEPT_EVERY_S:  # each of hundreds of questions comes here
             return
         self._swept_s = now_s
-        for key in [k for k, one in self._kept.items() if now_s - one.asked_s > FORGOTTEN_AFTER_S]:
+        for key in [k for k, one in self._kept.items() if now_s - one.requested_s > FORGOTTEN_AFTER_S]:
             if self._kept[key].began_s is None and not self._kept[key].waiting:
                 del self._kept[key]
 

@@ -241,10 +241,10 @@ def _place(stream: str, subject: str) -> str:
     return page_path(None, name if kind in {"", "care of"} else None)
 
 
-def _line(text: str, most: int) -> str:
+def _line(text: str, limit: int) -> str:
     """Reduce a text to one line of printable characters."""
     seen = safe(" ".join(text.split()), lines=False)
-    return seen if len(seen) <= most else f"{seen[: most - 1]}…"
+    return seen if len(seen) <= limit else f"{seen[: limit - 1]}…"
 
 
 def _key(text: str) -> str:

@@ -45,7 +45,7 @@ KILL_AGAIN_S = 5.0
 QUIET_S = 10.0
 """Seconds without news from a driver after which each poll also asks the cluster."""
 LOG_SHOWN_BYTES = 64 * 1024
-_UNASKED = DriverStatus(DriverState.UNKNOWN, "the cluster was not asked yet")
+_UNKNOWN = DriverStatus(DriverState.UNKNOWN, "the cluster was not asked yet")
 
 
 def run_agent(spec: StreamSpec, streams: Path, *, program: Path, until_caught_up: bool = False) -> int:
@@ -56,13 +56,13 @@ def run_agent(spec: StreamSpec, streams: Path, *, program: Path, until_caught_up
     log_to_stderr()
     folder = run_folder(spec.name)
     make_folder(folder)
-    asked = Signals()
-    asked.listen()
+    signals = Signals()
+    signals.listen()
     with Mirror(spec, folder) as mirror:
         record_agent(folder)
         try:
             prepared = prepare(spec, streams, program=program)
-            agent = Agent(prepared, submitter(prepared.resources), mirror, asked, until_caught_up=until_caught_up)
+            agent = Agent(prepared, submitter(prepared.resources), mirror, signals, until_caught_up=until_caught_up)
             code, error = agent.run()
         except FrazilError as problem:
             log.error("%s: %s", type(problem).__name__, problem)  # noqa: TRY400
@@ -101,18 +101,18 @@ class Agent:
         prepared: Prepared,
         cluster: Submitter,
         mirror: Mirror,
-        asked: Signals,
+        signals: Signals,
         *,
         until_caught_up: bool = False,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._prepared, self._cluster, self._mirror, self._asked = prepared, cluster, mirror, asked
+        self._prepared, self._cluster, self._mirror, self._signals = prepared, cluster, mirror, signals
         self._folder: DriverFolder = prepared.folder
         self._until_caught_up, self._monotonic = until_caught_up, monotonic
         self._order: Order | None = None
         self._report: DriverReport | None = None
         self._reported_at_s = self._ordered_at_s = monotonic()
-        self._status, self._asked_at_s = _UNASKED, float("-inf")
+        self._status, self._polled_at_s = _UNKNOWN, float("-inf")
         self._followed = False
         self._number_heard = self._log_shown = 0
         self._unanswered: str | None = None
@@ -134,8 +134,8 @@ class Agent:
                 if step.act is Act.END:
                     return self._end(step)
                 self._act(step)
-            self._asked.wake.wait(POLL_INTERVAL_S)
-            self._asked.wake.clear()
+            self._signals.wake.wait(POLL_INTERVAL_S)
+            self._signals.wake.clear()
 
     def _observe(self) -> Seen:
         if self._order is None:
@@ -156,8 +156,8 @@ class Agent:
             status=self._status,
             found=self._find(self._order),
             followed=self._followed,
-            stop=self._asked.stop,
-            force=self._asked.force,
+            stop=self._signals.stop,
+            force=self._signals.force,
         )
 
     def _hear(self, order: Order) -> None:
@@ -191,10 +191,10 @@ class Agent:
             return
         now_s = self._monotonic()
         well = self._report is not None and self._report.exit is None and now_s - self._reported_at_s < QUIET_S
-        urgent = not well or self._asked.force or self._status is _UNASKED
-        if not urgent and now_s - self._asked_at_s < ASK_S:
+        urgent = not well or self._signals.force or self._status is _UNKNOWN
+        if not urgent and now_s - self._polled_at_s < ASK_S:
             return
-        self._asked_at_s = now_s
+        self._polled_at_s = now_s
         self._status = self._driver(order.submission).status()
         self._mirror.runs(order.submission, self._status)
 
@@ -232,7 +232,7 @@ class Agent:
         self._ordered_now()
         # First the order, then the submission: otherwise nothing would refer to the driver.
         self._folder.put_order(order)
-        self._order, self._report, self._status = order, None, _UNASKED
+        self._order, self._report, self._status = order, None, _UNKNOWN
         self._ordered_at_s, self._followed, self._log_shown, self._number_heard = self._monotonic(), True, 0, 0
         try:
             submission = self._cluster.submit(self._cluster_driver(order))
@@ -290,11 +290,11 @@ class Agent:
                 # Its Python has ended, but its JVM may hold executors forever.
                 with suppress(FrazilError):
                     self._driver(self._order.submission).kill()
-        if step.code == 0 and self._asked.stop is None and not self._asked.force:
+        if step.code == 0 and self._signals.stop is None and not self._signals.force:
             order = self._ordered_now()
             if self._until_caught_up and order is not None and order.stop is not None:
                 raise Fenced(f"the driver ended before it had caught up: another agent asked it to ({order.stop})")
-        code = KILLED if self._asked.force and step.code == 0 and not self._was_last_word() else step.code
+        code = KILLED if self._signals.force and step.code == 0 and not self._was_last_word() else step.code
         log.log(logging.ERROR if code else logging.INFO, "the driver has ended: %s", step.reason)
         return code, step.reason
 

@@ -181,8 +181,8 @@ class BatchRunner:
             )
         )
         if journal.future:
-            most = max(journal.progress, key=lambda p: p.future).topic_partition
-            self.emit(FutureEventTimes(key, journal.future, most, format_duration(self.spec.watermark.max_future)))
+            furthest = max(journal.progress, key=lambda p: p.future).topic_partition
+            self.emit(FutureEventTimes(key, journal.future, furthest, format_duration(self.spec.watermark.max_future)))
 
     def _changes(self, journal: Journal) -> dict[str, int]:
         """Sum the counts of a batch's merges over all tables that have committed it."""

@@ -43,7 +43,7 @@ class FenceWatch:
     start: Callable[[Callable[[], None]], None] = _in_thread
     _seen: float = field(init=False)
     _catalog: Catalog | None = None
-    _asked: Future[Marker | None] | None = None
+    _pending: Future[Marker | None] | None = None
     _said: bool = False
 
     def __post_init__(self) -> None:
@@ -58,14 +58,14 @@ class FenceWatch:
 
         A catalog that does not answer does not end a writer without records: it is tried again the next time.
         """
-        waited_s, asked = self.clock() - self._seen, self._asked
-        if asked is None:
+        waited_s, pending = self.clock() - self._seen, self._pending
+        if pending is None:
             if waited_s >= POLL_INTERVAL_S:
                 self._ask(tables)
-        elif asked.done():
-            self._asked, self._said = None, False
-            if (error := asked.exception()) is None:
-                check_fence(asked.result(), stream=tables.stream, epoch=epoch)
+        elif pending.done():
+            self._pending, self._said = None, False
+            if (error := pending.exception()) is None:
+                check_fence(pending.result(), stream=tables.stream, epoch=epoch)
             else:
                 log.info("whether another writer took over stream %r is unknown: %s", tables.stream, error)
         elif waited_s >= POLL_INTERVAL_S and not self._said:
@@ -78,14 +78,14 @@ class FenceWatch:
 
     def _ask(self, tables: StreamTables) -> None:
         self._seen = self.clock()
-        asked: Future[Marker | None] = Future()
-        self._asked = asked
+        pending: Future[Marker | None] = Future()
+        self._pending = pending
 
         def work() -> None:
             try:
-                asked.set_result(self._marker(tables))
+                pending.set_result(self._marker(tables))
             except Exception as error:  # catalogs' clients raise anything
-                asked.set_exception(error)
+                pending.set_exception(error)
 
         self.start(work)
 

@@ -284,9 +284,9 @@ class BatchPlanner:
             log.warning("Kafka answers again after %.0f s", now - self.silent_since)
         self.answered_at, self.silent_since = now, None
 
-    def _tolerate(self, error: KafkaUnavailable, asked: float) -> None:
+    def _tolerate(self, error: KafkaUnavailable, since: float) -> None:
         now = self.clock()
-        self.silent_since = asked if self.silent_since is None else self.silent_since
+        self.silent_since = since if self.silent_since is None else self.silent_since
         silent_s = now - self.silent_since
         if silent_s >= WARN_AFTER_S and now - self.warned_at >= WARN_S:
             self.warned_at = now

@@ -352,9 +352,9 @@ class RoutedTables:
         """Check that no rows wait for a table that is about to get its first marker: they would be lost."""
         if identifier in self.behind:
             behind = self.behind[identifier]
-            mend = "Put the table back as it was" if behind.gone else "Fix that"
+            remedy = "Put the table back as it was" if behind.gone else "Fix that"
             raise RouteBehind(
-                f"stream {self.spec.name!r}: {behind}. {mend}, or let it go on without them: "
+                f"stream {self.spec.name!r}: {behind}. {remedy}, or let it go on without them: "
                 f"`frazil route {self.spec.name} --give-up {identifier}`"
             )
 

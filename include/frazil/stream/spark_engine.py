@@ -111,12 +111,12 @@ class SparkEngine:
         started = self.start()
         if self._given or not self._spec.resources.on_cluster:
             return True
-        asked = time.monotonic()
+        warned_at = time.monotonic()
         while not wait_for([started], UNTIL_CHECK_S).done:
             if until():
                 return False
-            if time.monotonic() - asked >= WARN_S:
-                asked = time.monotonic()
+            if time.monotonic() - warned_at >= WARN_S:
+                warned_at = time.monotonic()
                 log.warning(
                     "stream %r waits for executors of %s: is the cluster up, and has it %d free cores, with %d MiB of "
                     "heap for each executor? %s",

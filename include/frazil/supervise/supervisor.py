@@ -115,7 +115,7 @@ class Supervisor:
         with self._one_at_a_time:
             seen = self._launcher.observe()
             if seen.process.is_alive and seen.launch is not None:
-                self._ask_to_stop(seen.launch, Cause.ASKED, reason, now_ms=self._clock())
+                self._ask_to_stop(seen.launch, Cause.REQUESTED, reason, now_ms=self._clock())
 
     def _step(self, *, act: bool) -> Step:
         with self._one_at_a_time:

@@ -117,7 +117,7 @@ def undeclared_columns(table: Table, spec: StreamSpec) -> tuple[str, ...]:
     return tuple(declaration(field) for field in table.schema().fields if field.name not in names | RESERVED)
 
 
-def evolve(table: Table, spec: StreamSpec, asked: Sequence[Change]) -> Growth:
+def evolve(table: Table, spec: StreamSpec, wanted: Sequence[Change]) -> Growth:
     """Change a stream's table as its records need, in one update. Returns the changes made and the refusals.
 
     Another stream may do the same concurrently: each starts from the other's result. Raises CommitUnavailable,
@@ -129,7 +129,7 @@ def evolve(table: Table, spec: StreamSpec, asked: Sequence[Change]) -> Growth:
             found = growth(
                 table.schema(),
                 _former_schemas(table),
-                asked,
+                wanted,
                 max_columns=spec.evolution.max_columns,
                 fixed=fixed,
             )

@@ -519,10 +519,10 @@ def test_health_loads_no_table_that_is_there_a_second_time_and_says_of_which_it_
 
 
 def test_a_silent_catalog_costs_health_its_timeout_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = Counter[str | None]()
+    requested = Counter[str | None]()
 
     def silent(name: str | None) -> Any:
-        asked[name] += 1
+        requested[name] += 1
         raise CommitUnavailable("no answer in time")
 
     monkeypatch.setattr(asking, "SILENT_S", 0.0)
@@ -540,4 +540,4 @@ def test_a_silent_catalog_costs_health_its_timeout_once(tmp_path: Path, monkeypa
         (tmp_path / f"shop{number}.yaml").write_text(yaml.safe_dump(spec))
     found = json.loads(call(tmp_path, "health", "--json").stdout)
     assert all("no answer in time" in each["problem"] for each in found["tables"])
-    assert (len(found["tables"]), asked) == (36, {None: 1})
+    assert (len(found["tables"]), requested) == (36, {None: 1})

@@ -211,7 +211,7 @@ def test_encrypted_letters_are_replayed_with_their_secret_alone_and_land_protect
     left = live.table("_dead_letters").scan().to_arrow().to_pylist()
     assert all(row["value"].startswith(SEALED) for row in left)
     for decrypt, text in ((False, "(encrypted)"), (True, "no event 1")):
-        found = samples(live.table("_dead_letters"), opened.spec, Selection(), most=10, decrypt=decrypt)
+        found = samples(live.table("_dead_letters"), opened.spec, Selection(), limit=10, decrypt=decrypt)
         assert [letter.value for letter in found if letter.where == "events[0]@1"] == [text]
     check_audit(live)
 
@@ -220,7 +220,7 @@ def test_encrypted_letters_are_replayed_with_their_secret_alone_and_land_protect
 def test_letters_that_keep_no_value_are_not_replayed(live: Any) -> None:
     opened = open_stream(protected(live, "omit"))
     assert replay(opened, Selection()) == ()
-    assert {letter.value for letter in samples(live.table("_dead_letters"), opened.spec, Selection(), most=20)} == {
+    assert {letter.value for letter in samples(live.table("_dead_letters"), opened.spec, Selection(), limit=20)} == {
         "(not kept)"
     }
 

@@ -356,9 +356,9 @@ def test_a_partition_value_that_its_type_cannot_hold_is_a_dead_letter(
     kind: str, lowest: int, scale: int, width: int, make_world: MakeWorld
 ) -> None:
     world = make_world({"n": kind}, partition_by=[f"truncate({width}, n)"])
-    least = -(-lowest // width * width)
+    lowest_step = -(-lowest // width * width)
 
-    unscaled = [0, lowest, least - 1, least, -lowest - 1]
+    unscaled = [0, lowest, lowest_step - 1, lowest_step, -lowest - 1]
     values = [f"{n}".encode() if not scale else f"{n / 10**scale:.{scale}f}".encode() for n in unscaled]
     records = [Record(b'{"ts":"2024-01-01T00:00:00Z","n":%s}' % value) for value in [*values, b"null"]]
     main, dead = check(world, records, world.stage(records))

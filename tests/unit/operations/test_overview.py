@@ -150,9 +150,9 @@ def test_commits_are_said_to_be_elsewhere_only_on_evidence_and_a_stream_without_
         [None, OLD_MS, NOW_MS],
         [None, 0, 82],
     )
-    for writer, last_ms, epoch, desired, asked_ms, lag in choices:
+    for writer, last_ms, epoch, desired, requested_ms, lag in choices:
         found = status(
-            writer=writer, last_commit_at_ms=last_ms, commit_epoch=epoch, desired=desired, desired_at_ms=asked_ms,
+            writer=writer, last_commit_at_ms=last_ms, commit_epoch=epoch, desired=desired, desired_at_ms=requested_ms,
             lag=lag, state=State.PAUSED if desired == "paused" else State.STOPPED,
         )  # fmt: skip
         of_another = last_ms is not None and (
@@ -164,7 +164,7 @@ def test_commits_are_said_to_be_elsewhere_only_on_evidence_and_a_stream_without_
             assert of_another
             assert desired != "paused"
         if writer.has_ended and not writer.exit_code and not of_another and desired != "paused":
-            held = NOW_MS - max(writer.ended_at_ms or 0, asked_ms or 0) <= STARTS_WITHIN_MS
+            held = NOW_MS - max(writer.ended_at_ms or 0, requested_ms or 0) <= STARTS_WITHIN_MS
             assert (found.state, found.level, found.rule) in {
                 ("starting", Level.QUIET, "") if held else ("no writer", Level.TROUBLE, "writer"),
                 ("stopped", Level.BROKEN, "writer"),  # without an exit code: it was killed

@@ -76,7 +76,7 @@ class Shop(MadeRoute):
     route: StreamRoute
     waited_s = 0.0
     """By its patience, which no test has to wait for."""
-    asked_to_end = False
+    is_ending = False
 
     def start(self) -> Shop:
         """Another process takes over."""
@@ -92,7 +92,7 @@ class Shop(MadeRoute):
 
     def _wait(self, seconds: float) -> bool:
         self.waited_s += seconds
-        return self.asked_to_end
+        return self.is_ending
 
     @property
     def routed(self) -> RoutedTables:
@@ -337,7 +337,7 @@ def test_a_start_ends_when_a_table_that_has_been_behind_for_too_long_stays_so(ma
 def test_a_writer_that_is_asked_to_end_while_its_start_is_patient_ends_as_it_should(made: Shop, broken: Broken) -> None:
     _down_for_an_hour(made)
     broken.refused = {("load_table", A)}
-    made.asked_to_end = True
+    made.is_ending = True
     made.start()
     assert set(made.route.followers.behind) == {A}
 

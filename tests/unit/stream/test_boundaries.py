@@ -95,8 +95,8 @@ def test_a_statement_that_began_before_the_transaction_ahead_of_it_changes_no_or
 def test_the_work_is_linear_in_transactions_whose_ends_are_heard_of_late(
     position: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = []
-    monkeypatch.setattr(boundaries, "is_after", lambda *both: asked.append(both) or is_after(*both))
+    requested = []
+    monkeypatch.setattr(boundaries, "is_after", lambda *both: requested.append(both) or is_after(*both))
     log = Boundaries(0)
     for number in range(1000):
         log.add(f"t{number}", 1, position, number + 1)
@@ -104,7 +104,7 @@ def test_the_work_is_linear_in_transactions_whose_ends_are_heard_of_late(
     for number in range(1000):
         log.ended(f"t{number}", 1)
     assert (log.settle(whole=True), log.at) == ("", 1000)
-    assert len(asked) <= 2000
+    assert len(requested) <= 2000
 
 
 def test_what_is_of_no_transaction_ends_none() -> None:

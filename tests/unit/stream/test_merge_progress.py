@@ -180,10 +180,10 @@ def test_merges_that_are_requested_while_a_job_runs_are_one_job(writer: MergingW
 
     run = MergeRun(merge, writer.progress)
     with ThreadPoolExecutor(8) as pool:
-        asked = [pool.submit(run, writer.context, writer.tasks) for _ in range(8)]
+        requested = [pool.submit(run, writer.context, writer.tasks) for _ in range(8)]
         eventually(lambda: len(run._waiting) == 7, within_s=60)
         gate.set()
-        assert [one.result()[0].counts.updated for one in asked] == [FILES] * 8
+        assert [one.result()[0].counts.updated for one in requested] == [FILES] * 8
     assert jobs == [1, 7]
 
 
@@ -206,8 +206,8 @@ def test_a_merge_that_fails_fails_no_other_of_its_job(writer: MergingWriter, err
     run = MergeRun(merge, writer.progress)
     with ThreadPoolExecutor(4) as pool:
         contexts = [writer.context, writer.context, bad, writer.context]
-        asked = [pool.submit(run, context, writer.tasks) for context in contexts]
+        requested = [pool.submit(run, context, writer.tasks) for context in contexts]
         eventually(lambda: len(run._waiting) == 3, within_s=60)
         gate.set()
-        ended = [one.exception() for one in asked]
+        ended = [one.exception() for one in requested]
     assert [type(one) for one in ended] == [type(None), type(None), type(error), type(None)]

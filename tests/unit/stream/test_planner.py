@@ -36,7 +36,7 @@ class StandInKafka:
         self.leader_epoch: int | None = None
         self.log_cut: dict[tuple[str, int], int] = {}
         """Where logs were cut that have grown again."""
-        self.asked: set[tuple[str, int]] = set()
+        self.requested: set[tuple[str, int]] = set()
         self.begin = {TP0: 0, TP1: 0}
         self.identity = SourceIdentity("c1", {"t": "id-1"})
         self.down = False
@@ -64,7 +64,7 @@ class StandInKafka:
         self._answer()
         if self.gone & {topic for topic, _ in partitions}:
             raise TopicMissing("a topic does not exist")
-        self.asked |= set(partitions)
+        self.requested |= set(partitions)
         return {tp: LogEnd(self.end[tp], self.high.get(tp, self.end[tp]), self.leader_epoch) for tp in partitions}
 
     def cut(self, positions):
@@ -254,7 +254,7 @@ def test_a_deleted_topic_of_a_pattern_is_not_read_and_holds_nothing_back(pattern
     patterned.after(2)
     without(patterned, "u")
     patterned.after(11)
-    patterned.kafka.asked.clear()
+    patterned.kafka.requested.clear()
     patterned.kafka.end[TP0] = 6
     checked_again = patterned.after(2)
     assert "topic u is no longer in Kafka: 5 of its records were not read" in caplog.text
@@ -262,8 +262,8 @@ def test_a_deleted_topic_of_a_pattern_is_not_read_and_holds_nothing_back(pattern
     later = patterned.after(75)
     assert later.offsets == {TP0: 6, TP1: 5, U: 4}
     assert U in later.idle
-    assert U not in patterned.kafka.asked
-    assert patterned.kafka.asked
+    assert U not in patterned.kafka.requested
+    assert patterned.kafka.requested
 
 
 def test_a_topic_that_brokers_leave_out_for_a_moment_is_read_on(patterned: World):
@@ -505,7 +505,7 @@ def test_a_topic_that_is_declared_no_more_is_not_requested_and_holds_nothing_bac
     world.kafka.end = {TP0: 5, TP1: 7}
     start = world.planner.position
     end = world.after(1)
-    assert world.kafka.asked == {TP0, TP1}
+    assert world.kafka.requested == {TP0, TP1}
     assert (end.offsets[OLD], end.idle) == (100, {OLD})
     ranges = [r for task in world.planner.tasks(start, end) for r in task["ranges"]]
     assert {r["topic"] for r in ranges} == {"t"}

@@ -103,11 +103,11 @@ def test_each_target_is_written_with_the_credentials_of_its_own_table(
         context.targets[target].folder: {"s3.session-token": f"{names[target]}, load 1"} for target in own
     }
 
-    asked: dict[str, IoProperties] = {}
-    monkeypatch.setattr(swap, "open_store", lambda location, io, **_: asked.update({location: io}))
+    requested: dict[str, IoProperties] = {}
+    monkeypatch.setattr(swap, "open_store", lambda location, io, **_: requested.update({location: io}))
     tables.store_of("dead-letters")
     own["dead-letters"].refresh()
-    (renewed,) = asked.values()
+    (renewed,) = requested.values()
     assert callable(renewed)
     assert renewed() == {"s3.session-token": "demo.flights_dead_letters, load 2"}
 

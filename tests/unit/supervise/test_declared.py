@@ -86,10 +86,10 @@ def test_a_check_at_a_stream_costs_the_same_however_many_are_declared(
     text = (streams / "ticks.yaml").read_text()
     for number in range(40):
         (streams / f"s{number}.yaml").write_text(text.replace("ticks", f"s{number}"))
-    parsed, load, stat, asked = [], yaml.load, file_cache.signature, []
+    parsed, load, stat, requested = [], yaml.load, file_cache.signature, []
 
     def counted(path: Path) -> Any:
-        asked.append(path.name)
+        requested.append(path.name)
         return stat(path)
 
     monkeypatch.setattr(yaml, "load", lambda *a, **n: parsed.append(1) or load(*a, **n))
@@ -97,15 +97,15 @@ def test_a_check_at_a_stream_costs_the_same_however_many_are_declared(
     declarations = [Declaration(f"s{number}", streams, clock=times) for number in range(40)]
     assert all(isinstance(declaration.read(), Declared) for declaration in declarations)
     assert len(parsed) == 41
-    asked.clear()
+    requested.clear()
     for declaration in declarations:
         declaration.read()
-    assert len(asked) == 2 * len(declarations)
+    assert len(requested) == 2 * len(declarations)
     index.now_s += folder_index.LISTED_FOR_S
-    asked.clear()
+    requested.clear()
     for declaration in declarations:
         declaration.read()
-    assert len(asked) == 41 + 2 * len(declarations)
+    assert len(requested) == 41 + 2 * len(declarations)
     assert len(parsed) == 41
 
 

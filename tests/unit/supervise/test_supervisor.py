@@ -126,7 +126,7 @@ def test_pausing_and_resuming_beside_the_table_is_obeyed_and_in_the_streams_hist
     assert "(asked for): resumed by ana" in second
     assert first != second
     desired.restart(by="ana", reason="new credentials")
-    bench.until(supervisor, WriterAction.RESTART, Cause.ASKED)
+    bench.until(supervisor, WriterAction.RESTART, Cause.REQUESTED)
     bench.until(supervisor, WriterAction.KEEP, Cause.ADVANCING)
     assert bench.at_hand.launcher.observe().launch.generation == 3
 

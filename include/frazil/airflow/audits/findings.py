@@ -11,7 +11,7 @@ from frazil.timetext import parse_moment
 
 FOUND = "audits"
 """The store's key. No table has this name."""
-ASKED_KAFKA = "source"
+WITH_KAFKA = "source"
 """The last entry of a finding of an audit that read Kafka's records."""
 KEPT = timedelta(days=7)
 """Time that findings stand without a later audit that clears them, for example after rows were erased on request."""
@@ -36,8 +36,8 @@ def remember(store: Store, audits: Iterable[Mapping[str, Any]]) -> None:
             begin, end = found["from"], found["to"]
             said = f"{stream}, committed from {begin} to {end}: {found['findings']} findings. {found['sentences'][0]}"
             hours = [min(begin, kept[0]), max(end, kept[1])] if kept else [begin, end]
-            with_kafka = found["source"] or (kept is not None and ASKED_KAFKA in kept[3:])
-            after[stream] = [*hours, said, *([ASKED_KAFKA] if with_kafka else [])]
+            with_kafka = found["source"] or (kept is not None and WITH_KAFKA in kept[3:])
+            after[stream] = [*hours, said, *([WITH_KAFKA] if with_kafka else [])]
         elif kept and (_takes_back(found, kept) or _is_old(kept, found["to"])):
             del after[stream]
     if after != before:
@@ -45,7 +45,7 @@ def remember(store: Store, audits: Iterable[Mapping[str, Any]]) -> None:
 
 
 def _takes_back(found: Mapping[str, Any], kept: Sequence[str]) -> bool:
-    if not found["complete"] or (ASKED_KAFKA in kept[3:] and not found["source"]):
+    if not found["complete"] or (WITH_KAFKA in kept[3:] and not found["source"]):
         return False
     return bool(found["from"] <= kept[0] and kept[1] <= found["to"])
 

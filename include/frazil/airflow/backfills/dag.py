@@ -66,8 +66,8 @@ def backfill_dag(
             "Backfill a stream", purpose="backfill", on_failure=on_failure, retries=RETRIES, retry_delay=RETRY_DELAY
         ),
     ) as dag:
-        asked: Any = short_circuit_task(plan)(str(folder))
-        asked >> _stage(folder, application, conn_id) >> task(publish)(str(folder), asked)
+        request: Any = short_circuit_task(plan)(str(folder))
+        request >> _stage(folder, application, conn_id) >> task(publish)(str(folder), request)
     return dag
 
 
@@ -142,7 +142,7 @@ def plan(streams: str) -> dict[str, Any] | None:
             log.info(sentence)
         if last and last.is_open:
             log.info("Backfill %s of this request is under way, with %d chunks: it goes on", last.id, last.chunks)
-        if params["dry-run"] or not (found.records_at_most or (last and last.is_open)):
+        if params["dry-run"] or not (found.max_records or (last and last.is_open)):
             return None
         return backfill.request.model_dump(mode="json", by_alias=True, exclude_none=True)
 

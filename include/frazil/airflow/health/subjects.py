@@ -196,12 +196,12 @@ def _aggregation_readings(file: Found[AggregationSpec], first_days: FirstDays, n
         yield late_reading(name, spec.target, late(waiting, within=spec.within, now_ms=now_ms), spec.within)
 
 
-def failed_runs(dag_id: str, most: int) -> int | None:
+def failed_runs(dag_id: str, limit: int) -> int | None:
     """Consecutive failed runs as Airflow reports them, without unfinished ones. None if Airflow does not answer."""
     try:
         good = _newest(dag_id, DagRunState.SUCCESS, datetime.now(UTC) + timedelta(days=1))
         failed, before = 0, datetime.now(UTC) + timedelta(days=1)
-        while failed < most and (bad := _newest(dag_id, DagRunState.FAILED, before)) and (not good or bad > good):
+        while failed < limit and (bad := _newest(dag_id, DagRunState.FAILED, before)) and (not good or bad > good):
             failed, before = failed + 1, bad
     except Exception as error:
         log.warning("the runs of the DAG %s are not known: %s", dag_id, error)
@@ -210,8 +210,8 @@ def failed_runs(dag_id: str, most: int) -> int | None:
 
 
 def _newest(dag_id: str, state: DagRunState, before: datetime) -> datetime | None:
-    asked = GetPreviousDagRun(dag_id=dag_id, logical_date=before, state=state)
-    answer = task_runner.SUPERVISOR_COMMS.send(asked)
+    request = GetPreviousDagRun(dag_id=dag_id, logical_date=before, state=state)
+    answer = task_runner.SUPERVISOR_COMMS.send(request)
     if not isinstance(answer, PreviousDagRunResult):
         raise TypeError(f"{answer!r}")
     return answer.dag_run.logical_date if answer.dag_run else None

@@ -128,7 +128,7 @@ def check_due(names: list[str], streams: str) -> list[str]:
 
     context = get_current_context()
     run, params = context["dag_run"], context["params"]
-    asked = due.Run(
+    request = due.Run(
         run_id=run.run_id,
         moment_ms=(run.run_after - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(milliseconds=1),
         chosen=params["tables"],
@@ -138,7 +138,7 @@ def check_due(names: list[str], streams: str) -> list[str]:
     )
     states = partial(context["ti"].get_task_states, MAINTENANCE_DAG, task_ids=list(due.TASKS))
     store = context["asset_state_store"][HEALTH]
-    return due.due_tables(names, Path(streams), asked, store, lambda run_ids: states(run_ids=run_ids))
+    return due.due_tables(names, Path(streams), request, store, lambda run_ids: states(run_ids=run_ids))
 
 
 def orphans(table: str, streams: str) -> dict[str, Any]:

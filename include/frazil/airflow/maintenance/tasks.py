@@ -90,7 +90,7 @@ def orphans_due(table: MaintainedTable, store: Store) -> bool:
     if not table.settings.orphans.enabled:
         return False
     now_ms = clock.now_ms()
-    return now_ms - (stored_number(store, _orphans_key(table), most=now_ms) or 0) >= DAY_MS
+    return now_ms - (stored_number(store, _orphans_key(table), limit=now_ms) or 0) >= DAY_MS
 
 
 def _orphans_key(table: MaintainedTable) -> str:

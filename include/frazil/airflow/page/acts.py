@@ -229,14 +229,14 @@ def _carried_out(act: Act, subject: Subject, form: Form, *, person: str) -> Done
     return Done(within(lambda: _set_desired(act, spec, by=by, reason=reason, generation=seen)))
 
 
-def _begin_run(subject: Subject, asked: dict[str, Any], *, run_id: str | None, person: str) -> Done:
+def _begin_run(subject: Subject, conf: dict[str, Any], *, run_id: str | None, person: str) -> Done:
     try:
         run = trigger_dag(
             dag_id=subject.dag,
             run_id=run_id,
             triggered_by=DagRunTriggeredByType.UI,
             triggering_user_name=person,
-            conf=asked,
+            conf=conf,
         )
     except (DagRunAlreadyExists, IntegrityError) as error:
         raise Invalid(

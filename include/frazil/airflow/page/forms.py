@@ -36,10 +36,10 @@ def missing_value(act: Act, name: str, form: Form, *, now_ms: int) -> str | None
     """Return what must be changed in the form before the action can be confirmed; None if it is complete."""
     try:
         if act in RUNS_A_DAG:
-            asked = run_form(act, name, form)
+            conf = run_form(act, name, form)
             if act is Act.BACKFILL:
-                asked.pop("dry-run")
-                check_not_ahead(parse_request(asked), now_ms)
+                conf.pop("dry-run")
+                check_not_ahead(parse_request(conf), now_ms)
         elif act is Act.RESET:
             target_of(form)
         elif act is Act.SEND_AGAIN:

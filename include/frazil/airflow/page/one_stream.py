@@ -20,7 +20,7 @@ from frazil.history.points import finished
 from frazil.host.launcher import Observation
 from frazil.maintenance.tables import made_table
 from frazil.offsets.spans import TopicPartition
-from frazil.operations.answers import Answer, Asked
+from frazil.operations.answers import Answer, PendingAnswer
 from frazil.operations.fetch import fetch_history, fetch_routed, fetch_topics, fetch_writers
 from frazil.operations.offers import offered, standing_of
 from frazil.operations.overview import Around, line_of
@@ -79,13 +79,13 @@ def stream(name: str, wish: Wish, sees: Sees, may_act: Callable[[str], bool]) ->
 class Requests:
     """The requested answers for one stream, which are read in parallel."""
 
-    status: Asked[StreamState]
-    history: Asked[History | None]
-    ends: Asked[Mapping[TopicPartition, int]]
-    writers: Asked[Observation]
-    dags: Asked[dict[str, bool]]
-    run: Asked[str | None]
-    routed: Asked[dict[str, str]] | None
+    status: PendingAnswer[StreamState]
+    history: PendingAnswer[History | None]
+    ends: PendingAnswer[Mapping[TopicPartition, int]]
+    writers: PendingAnswer[Observation]
+    dags: PendingAnswer[dict[str, bool]]
+    run: PendingAnswer[str | None]
+    routed: PendingAnswer[dict[str, str]] | None
 
     @classmethod
     def begin(cls, spec: StreamSpec, shown: Range) -> Self:
@@ -165,8 +165,8 @@ def _routed(
     return routed_of(tuple(names.values()), search, amiss=amiss, level=level)
 
 
-def _gathered(asked: Asked[T], within_s: float = 0.1) -> Answer[T]:
-    return answers().gather([asked], within_s=within_s)[0]
+def _gathered(pending: PendingAnswer[T], within_s: float = 0.1) -> Answer[T]:
+    return answers().gather([pending], within_s=within_s)[0]
 
 
 def _dags(spec: StreamSpec) -> tuple[str, ...]:

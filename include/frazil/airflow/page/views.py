@@ -15,7 +15,7 @@ from frazil.airflow.declared import DeclaredStream, declared_streams
 from frazil.airflow.page.known import Measured, paused_dags, standing_alerts
 from frazil.home import home
 from frazil.maintenance.tables import TableKind, maintained_tables
-from frazil.operations.answers import Answer, Answers, Asked
+from frazil.operations.answers import Answer, Answers, PendingAnswer
 from frazil.operations.fetch import (
     fetch_stream,
     fetch_windows,
@@ -202,7 +202,7 @@ def _unread(name: str, answer: Answer[Any]) -> str | None:
     return f"{name} cannot be read: {answer.problem}"
 
 
-def ask_status(spec: StreamSpec, *, keep_s: float = KEEP_S, first: bool = False) -> Asked[StreamState]:
+def ask_status(spec: StreamSpec, *, keep_s: float = KEEP_S, first: bool = False) -> PendingAnswer[StreamState]:
     """Request the state of a stream."""
     fetch = partial(fetch_stream, spec)
     return answers().ask(group_of(spec), status_key(spec), fetch, keep_s=keep_s, first=first)
@@ -241,7 +241,7 @@ def feeding(streams: Iterable[DeclaredStream]) -> dict[tuple[str | None, str], t
     return found
 
 
-def ask_windows(specs: Sequence[StreamSpec], keep_s: float) -> Asked[Windows | None]:
+def ask_windows(specs: Sequence[StreamSpec], keep_s: float) -> PendingAnswer[Windows | None]:
     """Request a table's completeness. `specs` are all streams that feed it."""
     key = ("windows", *map(fingerprint_of, specs))
     fetch = partial(fetch_windows, specs)

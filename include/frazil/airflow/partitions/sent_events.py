@@ -51,7 +51,7 @@ def meet(signals: TableSignals, asset: Asset, context: Context) -> None:
     store: Store = context["asset_state_store"][asset]
     if store.get(SENT_TO) is None:
         store.set(SENT_TO, signals.number)
-    elif stored_number(store, SENT_TO, most=signals.number) is None:
+    elif stored_number(store, SENT_TO, limit=signals.number) is None:
         published = [number for _, number in _published(asset, context, since=None) if number <= signals.number]
         store.set(SENT_TO, min(published) - 1 if published else signals.number)
 

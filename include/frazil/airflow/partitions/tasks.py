@@ -47,7 +47,7 @@ def begin(table: str, streams: Path, context: Context) -> tuple[int, list[str]]:
     for asset in _assets(table).values():
         meet(signals, asset, context)
     store = context["asset_state_store"][partition_asset(table)]
-    if stored_number(store, PUBLISHED_TO, most=signals.number) is None:
+    if stored_number(store, PUBLISHED_TO, limit=signals.number) is None:
         store.set(PUBLISHED_TO, signals.number if store.get(PUBLISHED_TO) is None else 0)
     return signals.number, _following(signals, context)
 
@@ -73,7 +73,7 @@ def act(table: str, streams: Path, context: Context, *, expectations: Path | Non
     specs = streams_feeding(streams, table)
     catalog = stream_catalog(specs[0])
     gates = gates_of(expectations, table)
-    seen = assess(catalog, specs, **({"most": MAX_GATED_WINDOWS} if gates else {}))
+    seen = assess(catalog, specs, **({"limit": MAX_GATED_WINDOWS} if gates else {}))
     if seen is None:
         return []
     made = signal(catalog, seen, clock_ms=clock.now_ms(), gates=gates)

@@ -37,7 +37,7 @@ FRAME_BYTES = 5
 DECLARED = 0
 """The id of the declared schema."""
 _SLOTS = 1024
-_ASKED = 1000
+IDS_A_REQUEST = 1000
 """Schemas requested together: fewer than a registry's client keeps."""
 
 
@@ -168,10 +168,10 @@ class AvroDecoder:
         order = np.argsort(ids, kind="stable")
         distinct, first = np.unique(ids[order], return_index=True)
         groups = np.split(places[order], first[1:])
-        for at in range(0, len(distinct), _ASKED):
-            some = distinct[at : at + _ASKED].tolist()
+        for at in range(0, len(distinct), IDS_A_REQUEST):
+            some = distinct[at : at + IDS_A_REQUEST].tolist()
             self._ask([schema_id for schema_id in some if schema_id not in self._roots])
-            for schema_id, group in zip(some, groups[at : at + _ASKED], strict=True):
+            for schema_id, group in zip(some, groups[at : at + IDS_A_REQUEST], strict=True):
                 self._enter(roots, group, schema_id, rejections)
 
     def _ask(self, schema_ids: list[int]) -> None:

@@ -58,7 +58,7 @@ class Program:
         self._units = units
         self._record = Target(schema, 0, -1, "")
         self._rows: list[list[int]] = []
-        self._most = 0
+        self._max_rows = 0
         self._places: list[int] = []
         self._paths: list[str] = []
         self._skips: dict[int, int] = {}
@@ -73,7 +73,7 @@ class Program:
     def add(self, written: AvroType) -> int:
         """The operation that a record of this type begins with. Raises TooLarge, and then adds nothing."""
         rows, places, skips = len(self._rows), len(self._places), dict(self._skips)
-        self._most = rows + MAX_OPERATIONS
+        self._max_rows = rows + MAX_OPERATIONS
         self._kept.append(written)  # `_skips` knows types by their ids
         try:
             root = self._for(written, self._record)
@@ -178,7 +178,7 @@ class Program:
         return row
 
     def _row(self, kind: int, target: Target) -> int:
-        if len(self._rows) >= self._most:
+        if len(self._rows) >= self._max_rows:
             raise TooLarge(f"its types take more than {MAX_OPERATIONS:,} operations to read into the columns")
         self._rows.append([0] * op.WIDTH)
         self._rows[-1][op.OPERATION], self._rows[-1][op.NODE] = kind, target.node
@@ -267,8 +267,8 @@ def _timestamp(written: AvroType, kind: iceberg.IcebergType, unit: str | None, b
     if unit is None or (local and isinstance(kind, iceberg.TimestamptzType)):
         return None
     factor = _MICROSECONDS[unit]
-    most = _LONG[1] // max(factor, 1)
-    return _integer(bits, _LONG if factor <= 1 else (-most, most), factor)
+    highest = _LONG[1] // max(factor, 1)
+    return _integer(bits, _LONG if factor <= 1 else (-highest, highest), factor)
 
 
 def _integer(bits: int, within: tuple[int, int], factor: int = 1) -> dict[int, int]:
