@@ -75,7 +75,7 @@ class Shop(MadeRoute):
 
     route: StreamRoute
     waited_s = 0.0
-    """By its patience, which no test has to wait for."""
+    """Seconds that its retries waited, without a real wait."""
     is_ending = False
 
     def start(self) -> Shop:
