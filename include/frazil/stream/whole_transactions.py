@@ -172,7 +172,7 @@ class WholeTransactions:
             names = " and ".join(safe(name[:MAX_NAME_CHARACTERS], lines=False) for name in several)
             raise SpecError(
                 f"source.format.envelope.transactions: topic {tp[0]} has events of several tables ({names}), and "
-                "one stream cannot see their whole transactions: leave it out, or let each table have a topic of its own"
+                "one stream cannot see their whole transactions: leave it out, or give each table its own topic"
             )
 
     def _heard(self) -> bool:
