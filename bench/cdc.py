@@ -35,7 +35,7 @@ from frazil.table.catalogs import load_catalog
 MAIN = Path(__file__).parent.parent / "spark_apps" / "write_stream.py"
 EVENTS, ENDS = "shop.public.orders", "shop.transaction"
 CHANGES = 5
-"""Of a transaction."""
+"""Changes per transaction."""
 RETRY_TIMEOUT_S = 600
 STREAM = """\
 name: orders
@@ -171,7 +171,7 @@ class Commits:
         return at
 
     def ages_s(self, first_offset: int, first_ms: int, rate: int) -> np.ndarray:
-        """Of each change that landed, from when it was due to its commit."""
+        """The time from the due moment of each landed change to its commit."""
         ages, start = [], first_offset
         for at, committed_ms in sorted(self.seen.items()):
             if at > start:

@@ -31,7 +31,7 @@ event-time: at
 maintenance: {{orphans: off}}
 """
 FILES = {"audits": "frazil_audit", "maintenance": "frazil_maintenance"}
-"""By file of `dags/`, how the ids of its DAGs begin."""
+"""Prefixes of DAG ids, by file of `dags/`."""
 
 
 def declare(folder: Path, streams: int) -> None:

@@ -93,7 +93,7 @@ def measure(millions: int, batch: tuple[StagedFile, ...], rows: int) -> str:
 
 
 def _peak_mib() -> int:
-    """Of this process. Its resource usage would have the peak of the process that started it."""
+    """The peak of this process. Its resource usage would have the peak of the process that started it."""
     status = Path("/proc/self/status").read_text()
     return next(int(line.split()[1]) >> 10 for line in status.splitlines() if line.startswith("VmHWM"))
 

@@ -169,7 +169,7 @@ def measure_idle(root: Path, seconds: float, *, dags: int) -> None:
 
 
 def cpu_s(process: psutil.Process) -> float:
-    """Of a process, its children, and those that it has waited for."""
+    """CPU of a process, its children, and those that it has waited for."""
     own = process.cpu_times()
     total: float = own.user + own.system + own.children_user + own.children_system
     for child in process.children(recursive=True):

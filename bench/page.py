@@ -47,12 +47,12 @@ PICTURES = {
     "table": ("#/table/shop.shipments", None, 1700),
     "dialog": ("#/stream/refunds", "Reset …", 800),
 }
-"""By name: the view, the button that is pressed there, and the height that is shown at most."""
+"""The view of each picture, the button that is pressed there, and the height that is shown at most."""
 WIDTH, HEIGHT = 1200, 800
 ENDS = """most => Math.max(...[...document.querySelectorAll("main > *, .charts figure, .lines tr")]
     .filter(part => !part.nextElementSibling?.matches(".why"))
     .map(part => part.getBoundingClientRect().bottom + scrollY).filter(end => end <= most))"""
-"""Where the last whole part of a view ends."""
+"""The end of the last whole part of a view."""
 
 
 @contextmanager
@@ -140,7 +140,7 @@ def stay_open(streams: int, minutes: float) -> None:
 
 
 def pss_bytes(root: int) -> int:
-    """Of a process and all below it."""
+    """Memory of a process and all below it."""
     processes = [psutil.Process(root), *psutil.Process(root).children(recursive=True)]
     return sum(process.memory_full_info().pss for process in processes)
 

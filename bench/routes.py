@@ -151,7 +151,7 @@ class Bench:
         return found
 
     def reopen(self, times: Times) -> None:
-        """As another process would."""
+        """Open the tables again, as another process would."""
         with times.of("open"):
             fresh = Bench(self.spec, self.records)
         assert fresh.route is None or len(fresh.route.routed.targets) == len(self.route.routed.targets)  # type: ignore[union-attr]

@@ -36,7 +36,7 @@ DAYS_WITHIN_S = 240
 
 PARTITIONS = 32
 STALL_S = 180
-"""The demo gives up after so long without a commit while records wait."""
+"""The demo gives up after this time without a commit while records wait."""
 
 
 _CATALOG_SERVERS: dict[DemoCatalog, tuple[str, ...]] = {
@@ -51,7 +51,7 @@ class Outcome:
     summary: Summary
     days: Days
     location: str
-    """Of the table's files."""
+    """The folder of the table's files."""
     seconds: float
 
     @property
@@ -117,7 +117,7 @@ class Demo:
         self._screen.say(f"{self._parts.airflow.url} runs; its DAG {WRITER_DAG} launches the writer …")
 
     def _watch(self, *, until: int) -> None:
-        """Send due flights and show progress until so many records are committed."""
+        """Send due flights and show progress until the given number of records is committed."""
         moved_s, committed = time.monotonic(), -1
         while committed < until:
             time.sleep(0.5)

@@ -340,7 +340,7 @@ class DeclaredStream:
         return (heartbeat and heartbeat.outage) or ""
 
     def has_rows(self, count: int) -> bool:
-        """By the newest snapshot's summary, which costs no scan; False while there is no table."""
+        """Read the newest snapshot's summary, which costs no scan; False while there is no table."""
         try:
             snapshot = self.table().current_snapshot()
         except NoSuchTableError:
@@ -391,7 +391,7 @@ def requested_spark(request: pytest.FixtureRequest) -> Any:
 
 @pytest.fixture(scope="session")
 def declared_stream() -> type[DeclaredStream]:
-    """To make a stream in another way than `stream` does."""
+    """Make a stream in another way than `stream` does."""
     return DeclaredStream
 
 

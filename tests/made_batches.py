@@ -37,7 +37,7 @@ from frazil.table.tables import ensure_dead_letters, ensure_table
 FETCHED = 500
 
 Offsets = Mapping[int, npt.ArrayLike]
-"""Of each partition."""
+"""Offsets by partition."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class EventTimes:
     """What staging would have found of a batch's event times, in microseconds since 1970."""
 
     newest_us: Mapping[int, int] = field(default_factory=dict)
-    """By partition."""
+    """Newest event times by partition."""
     windows: Mapping[int, int] | None = None
     """Rows by their window's start; None for a writer that does not count them."""
 

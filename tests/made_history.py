@@ -117,7 +117,7 @@ class MadeHistory:
             self.batch(each(minute), **more)
 
     def compacted_between(self, count: int, each: Callable[[int], Sequence[int]]) -> None:
-        """So many minutes, with a compaction in the middle of them and the other care that its table got."""
+        """Add minutes, with a compaction in the middle of them and the other maintenance of its table."""
         self.minutes(count // 2, each)
         self.compacted()
         self.minutes(count - count // 2, each)

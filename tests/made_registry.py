@@ -27,7 +27,7 @@ class MadeRegistry:
     requested: list[str] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
     meeting: threading.Barrier | None = None
-    """Where each request waits for others."""
+    """The barrier at which each request waits for others."""
     drip_s: float = 0.0
     """How long it waits before each byte that it sends."""
     stopped: threading.Event = field(default_factory=threading.Event)
@@ -39,7 +39,7 @@ class MadeRegistry:
 
 @contextmanager
 def made_registry(certificate: Path | None = None) -> Iterator[MadeRegistry]:
-    """With a certificate and its key in one PEM file, it speaks TLS."""
+    """Serve a registry; with a certificate and its key in one PEM file, over TLS."""
     reported = MadeRegistry()
 
     class Handler(BaseHTTPRequestHandler):

@@ -30,7 +30,7 @@ _OF_CONNECTIONS = {"connection", "transfer-encoding", "content-length", "keep-al
 class Call:
     method: str
     path: str
-    """With the query."""
+    """The path with the query."""
     headers: Mapping[str, str]
     body: bytes
 

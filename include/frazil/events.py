@@ -57,7 +57,7 @@ class BatchCommitted:
     commit_s: float
     """Including the journal, and the merge."""
     bytes: int = 0
-    """Of the files, before a merge."""
+    """Size of the staged files, before a merge."""
     changes: Mapping[str, int] = field(default_factory=dict)
     """What a merge made of the records, by the names of `frazil.commit.history.CHANGES`; empty without one."""
 
@@ -81,7 +81,7 @@ class LagMeasured:
     freshness_ms: int
     """The time since the last commit while records wait, or since this writer began if it has made none; else 0."""
     backpressure_ms: int
-    """By how much the last batch took longer than the commit interval, or the current one already does; else 0."""
+    """Excess of the last batch, or of the current one so far, over the commit interval; else 0."""
     in_transactions: int = 0
     """Offsets beyond `lag`, which wait for transactions to end."""
 
@@ -152,7 +152,7 @@ class TableEvolved:
 
     key: BatchKey
     changes: tuple[str, ...]
-    """In words, such as `added column gate string`."""
+    """Sentences such as `added column gate string`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +169,7 @@ class TablesBehind:
 
     names: frozenset[str]
     sentence: str
-    """Which rows, why, and what will be done."""
+    """The rows, the reason, and the next step."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ Files = frozenset[tuple[str, int, int]]
 
 @dataclass(frozen=True, slots=True)
 class Began:
-    """With what a process began. `process` is its name in a sentence."""
+    """The files that a process started with. `process` is its name in a sentence."""
 
     process: str
     files: Files
@@ -29,7 +29,7 @@ _began: list[Began] = []
 
 
 def remember(process: str) -> None:
-    """To be called when a process begins that goes on for long."""
+    """Remember the files; call it when a long-lived process starts."""
     _began[:] = [Began(process, _files(FOLDER))]
 
 
@@ -46,7 +46,7 @@ def outdated(error: BaseException) -> str | None:
 
 
 def fingerprint(folder: Path) -> str:
-    """Of the files that a package has now: another one as soon as any of them is replaced."""
+    """Digest a package's files: it changes once any of them is replaced."""
     return hashlib.sha256(repr(sorted(_files(folder))).encode()).hexdigest()
 
 

@@ -209,7 +209,7 @@ class _Server:
         return {"dags": sorted(self._dags), "errors": self._errors}
 
     def _parse(self) -> None:
-        """As Airflow's DAG processor does all the time: where nothing changed, it comes to the same."""
+        """Parse the DAGs, as Airflow's DAG processor does all the time; without a change the result is the same."""
         from airflow.dag_processing.dagbag import DagBag, sync_bag_to_db  # noqa: PLC0415
 
         files = {path.name: path.read_bytes() for path in self._streams.glob("*.yaml")}

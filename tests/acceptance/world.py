@@ -52,9 +52,9 @@ class Shape:
     partitions: int
     yaml: str
     properties: str = "{}"
-    """Of its table."""
+    """The table's properties."""
     keeps: Literal["all", "first", "newest"] = "all"
-    """Which of the records of an id become its row. Where not all do, each record is sent with another version."""
+    """The records of an id that become its row. If not all do, each record is sent with another version."""
 
     def __str__(self) -> str:
         return self.name
@@ -98,7 +98,7 @@ class World:
     generation: int = 0
     extra_columns: str = ""
     more: str = ""
-    """Of the declaration, next to what all have."""
+    """More lines of the declaration."""
     grows: int = 0
     """How many more fields the records have from now on."""
     idle_timeout: str = "1h"
@@ -147,7 +147,7 @@ class World:
 
     @property
     def windows(self) -> str | None:
-        """Which windows of event time complete: of the table, as its time partition is."""
+        """The grain of the table's windows, which is that of its time partition."""
         return load_stream(self.file).window
 
     @property
@@ -494,7 +494,7 @@ class World:
             return True
 
     def close(self) -> None:
-        """Also where the test failed, whatever stands still by then."""
+        """Close everything, also after a failed test."""
         self.commands.end_all()
         for clean in reversed(self.cleanups):
             clean()

@@ -42,7 +42,7 @@ def reported(guide: str, *words: str) -> None:
 
 
 def begin(page: Page, name: str) -> None:
-    """From the overview to a stream or a table, by its name."""
+    """Go from the overview to a stream or a table, by its name."""
     settled(page, "Streams")
     page.get_by_role("link", name=name, exact=True).click()
     settled(page, name)

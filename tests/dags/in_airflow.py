@@ -112,7 +112,7 @@ def make_database() -> None:
 
 
 def exported_names() -> tuple[list[str], set[str]]:
-    """Of `frazil.airflow`, each imported; and the packages that are loaded then."""
+    """The names of `frazil.airflow`, each imported, and the packages that are loaded then."""
     room = importlib.import_module("frazil.airflow")
     names = [name for name in room.__all__ if getattr(room, name).__name__ == name]
     return names, {name.split(".")[0] for name in sys.modules}
@@ -345,7 +345,7 @@ def put_heartbeats(**seconds_ago: float) -> None:
 
 
 ALIVE = {"SchedulerJob": -86_400.0, "TriggererJob": -86_400.0, "DagProcessorJob": -86_400.0}
-"""For a day."""
+"""Heartbeats that last for a day."""
 
 
 def begin_run(dag_id: str, values: Mapping[str, Any]) -> str:
@@ -413,7 +413,7 @@ def set_run(dag_id: str, run_id: str, state: str) -> None:
 
 
 def delete_runs(dag_id: str) -> None:
-    """As if none of the DAG had ever begun."""
+    """Delete all runs of a DAG."""
     from airflow.models.dagrun import DagRun  # noqa: PLC0415 - as above
     from airflow.utils.session import create_session  # noqa: PLC0415 - as above
     from sqlalchemy import delete  # noqa: PLC0415 - as above
@@ -548,7 +548,7 @@ def token(role: str) -> str:
 
 
 def audit_log(event: str) -> list[tuple[str | None, str | None, str]]:
-    """Of the entries of an event: who, which DAG, and what."""
+    """The user, the DAG and the text of each entry of an event."""
     from airflow.models import Log  # noqa: PLC0415 - as above
     from airflow.utils.session import create_session  # noqa: PLC0415 - as above
 
@@ -591,9 +591,9 @@ def run_for_day(file: str, dag_id: str, key: str) -> dict[str, Any]:
 
 
 def schedules(file: str, requested: Sequence[tuple[str, str, str]]) -> dict[str, Any]:
-    """Of each DAG, asset and key of it: the day that it makes, and the keys that the day needs; and by DAG its assets.
+    """The day that each DAG makes of an asset's key, the keys that the day needs, and the assets of each DAG.
 
-    As the scheduler has it, from the serialized DAG.
+    These are the scheduler's, from the serialized DAG.
     """
     from airflow.serialization.serialized_objects import DagSerialization  # noqa: PLC0415 - as above
 

@@ -29,7 +29,7 @@ event-time: at
 maintenance: {orphans: off}
 """
 HALF = timedelta(minutes=8)
-"""Of the hold time, and a little more."""
+"""Half of the hold time, and a little more."""
 
 
 @pytest.fixture

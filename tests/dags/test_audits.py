@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
-from frazil.airflow.audits.dag import result
+from frazil.airflow.audits.dag import report
 from frazil.airflow.audits.findings import audit_findings, last_audits, remember
 from frazil.airflow.audits.tasks import audit_all, audit_hours
 from frazil.airflow.health.tasks import measure_all
@@ -77,7 +77,7 @@ def test_a_clean_hour_is_the_one_that_was_complete_and_has_no_findings(tmp_path:
         "findings": 0,
         "sentences": [],
     }
-    result(found)
+    report(found)
 
 
 def test_what_is_wrong_is_logged_and_fails_the_verdict_in_its_own_hour(
@@ -90,7 +90,7 @@ def test_what_is_wrong_is_logged_and_fails_the_verdict_in_its_own_hour(
     assert "the table is missing 5 rows" in found["sentences"][0]
     assert "made-1: the table is missing 5 rows" in caplog.text
     with pytest.raises(AirflowFailException, match="made-1: the table is missing 5 rows"):
-        result(found)
+        report(found)
     assert audit_hours("made", tmp_path / "streams", TEN + timedelta(hours=2, minutes=20))["findings"] == 0
     day = audit_hours("made", tmp_path / "streams", TEN + timedelta(hours=2, minutes=20), hours=24)
     assert day["findings"] == 1

@@ -140,7 +140,7 @@ def test_a_run_with_the_id_of_an_abandoned_one_that_was_deleted_is_another_run(
 
 
 def context_of(requested_at: str) -> dict[str, Any]:
-    """Of a task in the run `manual` that a user asked for then."""
+    """The context of a task in the run `manual` that a user requested then."""
     run = SimpleNamespace(run_after=datetime.fromisoformat(requested_at))
     params = {"stream": "ticks", "dry-run": False}
     return {"params": params, "dag": DAG("frazil_backfill"), "run_id": "manual", "dag_run": run}

@@ -1,4 +1,4 @@
-"""Whose turn it is to be looked at: each table as often as it declares, and none that an earlier run works on."""
+"""The tables to check: each as often as it declares, and none that an earlier run works on."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ Post = Callable[..., dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def airflow(tmp_path_factory: pytest.TempPathFactory, airflow_database: Path) -> Iterator[AirflowProcess]:
-    """With two streams that have begun, and nothing that runs what is queued."""
+    """An Airflow with two streams that have begun, and nothing that runs what is queued."""
     home = tmp_path_factory.mktemp("airflow-page-runs")
     streams = home / "streams"
     streams.mkdir()

@@ -72,7 +72,7 @@ def asking(stream: Any, **requested: Any) -> Iterator[Backfill]:
 
 
 def is_clean(stream: Any) -> bool:
-    """By the audit of all times and by that of the last hour, both held against Kafka."""
+    """Audit all times and the last hour, both compared with Kafka."""
     tables = open_stream(stream.spec).tables
     for window in (None, last(timedelta(hours=1), datetime.now(UTC))):
         found = audit_stream(tables, window=window, ask_kafka=partial(ask_kafka, stream.spec))

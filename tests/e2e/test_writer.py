@@ -111,7 +111,7 @@ def test_a_second_run_goes_on_where_the_first_ended(stream: Any, events: Events)
 def test_a_writer_that_starts_with_nothing_unread_waits_in_one_epoch_and_takes_what_comes_later(
     stream: Any, events: Events, eventually: Any
 ):
-    """On an empty topic and on a stream that is caught up."""
+    """The topic is empty, or the stream is caught up."""
     stream.declare("commit: {interval: 1s}\nwatermark: {idle-timeout: 2s}\n")
     for epoch in (1, 2):
         known = range(1000 * (epoch - 1))

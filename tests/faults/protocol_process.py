@@ -32,7 +32,7 @@ class Process:
         self.committer: Committer | None = None
         self.route: StreamRoute | None = None
         self.marker: Marker | None = None
-        """None before it began, and after its batch was stale."""
+        """The marker; None before it began, and after its batch was stale."""
         self.staged: Journal | None = None
         self.journaled = False
         self.decided = False

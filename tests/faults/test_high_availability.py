@@ -99,7 +99,7 @@ class Deployment:
         return seen.process is ProcessState.RUNNING and seen.heartbeat is not None and seen.heartbeat.epoch is not None
 
     def task(self, stream: str) -> dict[str, Any]:
-        """Of the stream's latest run."""
+        """The task of the stream's latest run."""
         dag_id = f"frazil_writer_{stream}"
         (task,) = self.client.tasks(dag_id, self.client.runs(dag_id)[-1]["dag_run_id"])
         return task

@@ -203,7 +203,7 @@ def test_what_retention_deleted_is_skipped_and_named_where_the_stream_says_so(
 def test_a_log_that_was_cut_is_a_gap_whatever_it_grew_to(
     own_kafka: EmbeddedKafka, faulty: Any, events: Any, grown: bool
 ):
-    """As after an unclean leader election, or a disk that was restored: the log's newest records are gone."""
+    """Truncate the log, as after an unclean leader election or a restored disk: its newest records are gone."""
     faulty.produce(events(range(400)), partitions=4)
     faulty.catch_up()
     with keeping_the_log_of(own_kafka, f"{faulty.topic}-0"):

@@ -89,7 +89,7 @@ def table_folder(stream: Any) -> Path:
 
 
 def make_old(folder: Path) -> None:
-    """Of 1970: older than any age that guards a file."""
+    """Date the files to 1970: older than any age that guards a file."""
     for name in ("data", "metadata"):
         for file in (folder / name).rglob("*"):
             with contextlib.suppress(FileNotFoundError):  # compacted or expired meanwhile

@@ -123,7 +123,7 @@ class Protocol(RuleBasedStateMachine):
     """Writers of two streams that begin, stage, journal, commit and die; and all that others do to their tables."""
 
     steps = 0
-    """Of all examples together."""
+    """Steps of all examples together."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -140,7 +140,7 @@ class Protocol(RuleBasedStateMachine):
         self.writers: list[Writer] = []
         self.moves_seen = 0
         self.last_epochs: dict[Faults, int] = {}
-        """Of each process that ever took over."""
+        """The last epoch of each process that ever took over."""
         self.highest: dict[tuple[str, str], int] = {}
         """The highest epoch that each stream ever had in each table."""
         self.resetting = False
@@ -469,7 +469,7 @@ class Protocol(RuleBasedStateMachine):
         self.declared -= {stream}
 
     def _ask_for_adoption(self, stream: str) -> None:
-        """Where it was forgotten, or no stream is known, a stream does not begin by itself in a table with rows."""
+        """A stream does not begin by itself in a table with rows if it was forgotten, or no stream is known."""
         unknown = not any(self.world.marker(of) for of in STREAMS)
         if rows_of(self.world.catalog.metadata[MAIN]) and (stream in self.forgotten or unknown):
             self._adopt(stream)

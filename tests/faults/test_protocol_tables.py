@@ -93,7 +93,7 @@ class Tables(RuleBasedStateMachine):
     """Writers of one stream that stage, journal, commit, follow and die; and all that others do to its tables."""
 
     steps = 0
-    """Of all examples together."""
+    """Steps of all examples together."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -72,7 +72,7 @@ class SupervisedStream:
 
     @property
     def pid(self) -> int:
-        """Of the writer that runs and has committed; 0 where there is none."""
+        """The pid of the writer that runs and has committed; 0 if none does."""
         seen = self.observe()
         heartbeat = Heartbeat.read(open_exchange(self.launcher.folder))
         committed = heartbeat is not None and (heartbeat.batch or 0) > 0 and not heartbeat.error
@@ -103,7 +103,7 @@ class SupervisedStream:
         return dict(json.loads(value) if isinstance(value, str) else value)
 
     def log(self, run: dict[str, Any]) -> str:
-        """Of the task's latest try; empty before the first."""
+        """The log of the task's latest try; empty before the first."""
         return self.airflow.log(self.dag_id, run["dag_run_id"], "write") if self.task(run)["try_number"] else ""
 
 

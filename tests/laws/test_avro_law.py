@@ -319,7 +319,7 @@ def check_damaged(topic: tuple[Kind, list[Any]], damages: list[Callable[[bytes],
 
 
 def as_uuids(text: str) -> str:
-    """Without what the peer forgets of a UUID that is written as text, and a column of text keeps."""
+    """Drop what the peer forgets of a UUID written as text, and a column of text keeps."""
     return text.lower().replace("-", "")
 
 

@@ -296,7 +296,7 @@ def on_disk(table: Table) -> set[str]:
 
 
 def referenced(table: Table) -> set[str]:
-    """By any snapshot of the table."""
+    """The files that any snapshot of the table refers to."""
     found: set[str] = set()
     for snapshot in table.metadata.snapshots:
         found.add(snapshot.manifest_list)

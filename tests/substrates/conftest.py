@@ -19,7 +19,7 @@ from tests.made_batches import MadeStream
 
 SUBSTRATES = ("sqlite+local", "postgres+local", "postgres+s3", "rest+s3")
 NOW_MS = clock.now_ms()
-"""Not a made-up time: a server refuses a change that is dated before the last one, and dates some by its own clock."""
+"""The real time: a server refuses a change that is dated before the last one, and dates some by its own clock."""
 
 _serial = itertools.count(1)
 

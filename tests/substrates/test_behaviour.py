@@ -234,7 +234,7 @@ class Minutes:
         return seen
 
     def signal(self, seen: Assessment | None = None) -> list[tuple[str, int, int, int]]:
-        """Of each window that is signalled: its hour, revision, rows and late rows."""
+        """Signal windows; returns the hour, revision, rows and late rows of each."""
         sent = signal(self.catalog, seen or self.assess(), clock_ms=NOW_MS)
         return [(s.partition[-3:], s.revision, s.rows, s.late_rows) for s in sent]
 

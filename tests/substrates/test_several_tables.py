@@ -16,7 +16,7 @@ from frazil.table.atomic_catalogs import commit_tables_of
 from tests.several_tables import NAMES, NAMESPACE, Cuts, commit_number, handles, make_tables, open_catalog
 
 FIRST_SEED = 103
-"""With the seed after it, a process loses answers and commits late before it kills itself at its seventh attempt."""
+"""With the next seed, a process loses answers and commits late before it kills itself at its seventh attempt."""
 
 
 @pytest.fixture(params=["sqlite", "postgres"])

@@ -367,8 +367,8 @@ def compare_repeats(
         return (Finding(FindingKind.NOT_COMPARED, records - rows, sentence, stream),)
     off = records - repeats - rows
     sentence = (
-        f"the table has {counted(rows, 'row')} of {counted(records, 'committed record')}, of which {repeats:,} were "
-        f"dropped as repeats: {counted(abs(off), 'row', 'is|are')} {'missing' if off > 0 else 'too many'}"
+        f"the table has {counted(rows, 'row')} of {counted(records, 'committed record')}; {repeats:,} of them "
+        f"were dropped as repeats: {counted(abs(off), 'row', 'is|are')} {'missing' if off > 0 else 'too many'}"
     )
     return (Finding(FindingKind.MISCOUNTED, abs(off), sentence, stream),) if off else ()
 

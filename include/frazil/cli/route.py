@@ -96,7 +96,7 @@ class _Found:
     coming: list[Behind]
     """Tables that miss only the default table's last batch, which their writer may be about to bring."""
     dropped: list[DroppedTable]
-    """Without rows that wait for them."""
+    """Dropped tables for which no rows wait."""
     ahead: list[str]
 
     @classmethod

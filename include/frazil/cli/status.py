@@ -96,7 +96,7 @@ class Report:
     application: str | None = None
     """The state of the application whose streams were asked for, in words."""
     left: int | None = None
-    """Of a stream that is shown in full: how many of the last day's rejected records are dead letters, if not all."""
+    """How many of the last day's rejected records are still dead letters, if not all; for a stream shown in full."""
 
     def lines(self) -> list[RenderableType]:
         lines: list[RenderableType] = [self.application] if self.application else []
@@ -143,17 +143,17 @@ def _sentences(streams: list[StreamState]) -> list[str]:
 
 
 def _letters_left(spec: StreamSpec, one: StreamState, *, now_ms: int) -> int | None:
-    """How many of the records that were rejected in the last day are dead letters still; None where all are, or where
-    error classes do not tell of all: those that a person accepted have none.
+    """Return how many of the last day's rejected records are still dead letters.
 
-    By the metadata of both tables, which it loads where any record was rejected.
+    None if all are, or if error classes do not cover all: those that an operator accepted have none. Loads the metadata
+    of both tables if any record was rejected.
     """
     if one.flow is None or not one.flow.rejected_last_day:
         return None
     try:
         main = load_stream_table(spec)
         letters = main and main.catalog.load_table(spec.dead_letter_table)
-    except Exception:  # catalogs' clients raise anything, and why is said of the stream
+    except Exception:  # catalogs' clients raise anything, and the reason is shown with the stream
         return None
     if main is None or letters is None:
         return None

@@ -18,7 +18,7 @@ from frazil.ingest.parquet import FileLayout
 from frazil.ingest.write import BUFFER_BYTES, UNSPLIT_BYTES, TableWriter, held_bytes
 
 FIELD_ID = b"PARQUET:field_id"
-"""Where an Arrow field has the id of its column."""
+"""The metadata key of an Arrow field's column id."""
 
 
 class RoutedWriters:

@@ -74,8 +74,8 @@ def _of_stream(state: StreamState, alerts: Alerts, now_ms: int) -> Iterator[Read
             "writer",
             True,
             f"stream {name} has no writer, and its supervisor gave up: {state.given_up}. `frazil status {name}` says "
-            f"more. Once the cause is fixed, `frazil resume {name}` starts it; `frazil pause {name}` says that "
-            "none shall run",
+            f"more. Once the cause is fixed, `frazil resume {name}` starts it; `frazil pause {name}` ends the "
+            "alert",
             "the supervisor gave up",
         )
     )
@@ -172,7 +172,7 @@ def _writer(state: StreamState, down_s: float | None, alerts: Alerts) -> Reading
         f"stream {name} is wanted, and no writer {runs}.{last_words} `frazil status {name}` says more. "
         f"`frazil run {name}` starts one in a terminal; where Airflow supervises it, its DAG frazil_writer_{name} must "
         f"be unpaused, and a triggerer must run. `frazil resume {name}` tries again what was given up; "
-        f"`frazil pause {name}` declares that none should run",
+        f"`frazil pause {name}` ends the alert",
     )
 
 

@@ -173,7 +173,7 @@ def moved(act: Act, before: str, now: str) -> str:
     ]
     if then_table != by_table and then_table and by_table:
         said.append(_MOVED_TABLE[act])
-    return ", and ".join(said) or "what was confirmed is none of its plans"
+    return ", and ".join(said) or "the confirmed plan is not one of its plans"
 
 
 def _moved_dag(was: str, now: str) -> str:

@@ -56,7 +56,7 @@ MAX_FILES = 20_000
 
 
 def fetch_stream(spec: StreamSpec) -> StreamState:
-    """Where a stream stands now."""
+    """Return the present state of a stream."""
     return stream_state(spec, now_ms=clock.now_ms())
 
 

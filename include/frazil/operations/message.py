@@ -188,7 +188,7 @@ def message_of(alerts: Iterable[Mapping[str, Any]], *, is_over: bool, standing: 
     return Message(troubles, key, is_over, standing, overview)
 
 
-def failed_task(  # noqa: PLR0913 - what Airflow knows of it, each in a keyword
+def failed_task(  # noqa: PLR0913 - what Airflow has about it, each in a keyword
     *,
     dag_id: str,
     task: str,

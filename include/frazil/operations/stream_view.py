@@ -205,7 +205,7 @@ class StreamView:
     range: Range = Range.SIX_HOURS
 
 
-def history_of(  # noqa: PLR0913 - all that is known of a stream's past
+def history_of(  # noqa: PLR0913 - all facts about a stream's past
     metadata: TableMetadata,
     spec: StreamSpec,
     marker: Marker | None,

@@ -135,7 +135,7 @@ class TableView:
     """Airflow components without a recent heartbeat."""
 
 
-def shape_of(  # noqa: PLR0913 - all that is known of a table
+def shape_of(  # noqa: PLR0913 - all facts about a table
     metadata: TableMetadata,
     health: TableHealth,
     actions: Mapping[DueAction, Due],

@@ -77,7 +77,7 @@ STANDARD_LEFT_OUT = (
 FRAZIL_LEFT_OUT = ("airflow", "dev", "quality", "cli", "spark_apps", "maintenance", "aggregate")
 LAUNCHER = """\
 #!/bin/sh
-# Python finds its shared library beside itself, wherever the archive was unpacked.
+# Python finds its shared library next to itself, wherever the archive was unpacked.
 here=$(cd "$(dirname "$0")" && pwd)
 LD_LIBRARY_PATH="$here/../lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" exec "$here/@PYTHON@" "$@"
 """

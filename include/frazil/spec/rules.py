@@ -235,7 +235,7 @@ def _resources(spec: StreamSpec) -> Iterator[Problem]:
         what = "needs a cluster: let resources.master name one"
         yield Problem("resources.deploy-mode", r.deploy_mode.value, what)
     elif not r.spark.get("spark.master", "local").startswith(("local", "${")):
-        what = "names a cluster, of which only resources.master tells frazil"
+        what = "names a cluster, which only resources.master may name"
         yield Problem("resources.spark.spark.master", r.spark["spark.master"], what)
     if "spark.archives" in r.spark and r.package:
         yield Problem("resources.spark.spark.archives", r.spark["spark.archives"], "is set by resources.package")

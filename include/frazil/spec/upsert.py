@@ -26,7 +26,7 @@ DELETE_TYPES: dict[str, type] = {"string": str, "int": int, "long": int, "boolea
 
 
 class Delete(Model):
-    """Which records delete the row of their key; `tombstones` alone, or a mapping."""
+    """The records that delete the row of their key: `tombstones` alone, or a mapping."""
 
     column: str | None = Field(default=None, description="A column whose value tells a delete from other changes.")
     values: tuple[str | int | bool, ...] = Field(default=(), description="The values of `column` that mean a delete.")

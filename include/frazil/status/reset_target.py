@@ -127,7 +127,7 @@ def consequences(plan: Sequence[Move], *, seen: BeforeReset, now: Available, mer
                 "next to those that Kafka lost."
             )
     if skipped:
-        also = f", {gone:,} of which Kafka has deleted already" if gone else ""
+        also = f"; Kafka has already deleted {gone:,} of them" if gone else ""
         said.append(f"It skips {counted(skipped, 'offset')}{also}: their records never reach the table.")
     if repeated:
         said.append(f"It reads {counted(repeated, 'offset')} again that the table holds: {_AGAIN[merged]}")

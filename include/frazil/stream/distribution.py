@@ -92,7 +92,7 @@ class Distribution:
         return self.shuffle is not None
 
 
-def decide(  # noqa: PLR0913 - what is known of one batch
+def decide(  # noqa: PLR0913 - the facts about one batch
     declared: Literal["none", "hash", "auto"],
     recent: Recent,
     *,

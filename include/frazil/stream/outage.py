@@ -57,7 +57,7 @@ def waited_out(
             if left_s < wait_s:
                 raise
             sentence = f"{what}: {error}; trying again in {wait_s:.0f} s, for {left_s:.0f} s at most"
-            log.log(logging.WARNING if tries == 1 else logging.INFO, "%s", sentence)  # people hear of it once
+            log.log(logging.WARNING if tries == 1 else logging.INFO, "%s", sentence)  # users see it once
             again()
             tell(sentence)
             if wait(wait_s):

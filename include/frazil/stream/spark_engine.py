@@ -41,7 +41,7 @@ WARN_S = 30.0
 LOG_HINTS: Mapping[ClusterManager | None, str] = {
     ClusterManager.STANDALONE: "The master's web page shows who uses them",
     ClusterManager.YARN: "`yarn application -list` and the ResourceManager's web page show who uses them",
-    ClusterManager.KUBERNETES: "`kubectl describe pod` says of each executor's pod why it waits",
+    ClusterManager.KUBERNETES: "`kubectl describe pod` shows why an executor's pod waits",
 }
 NOT_CONNECTED = "Python worker failed to connect back"
 """Spark's error for a Python process that takes longer than 10 s to start. The limit is fixed."""

@@ -128,7 +128,7 @@ class WholeTransactions:
 
     def _settle(self, log: Boundaries, *, all_read: bool) -> str:
         open_one = log.settle(whole=all_read)
-        more = not (all_read and self._waits)  # else all ends were heard of before the log's end was asked for
+        more = not (all_read and self._waits)  # else all ends arrived before the log's end was requested
         while open_one and more:
             more = self._heard()
             open_one = log.settle(whole=False)
@@ -171,8 +171,8 @@ class WholeTransactions:
             several = (*sorted(self._tables), *one.tables)
             names = " and ".join(safe(name[:MAX_NAME_CHARACTERS], lines=False) for name in several)
             raise SpecError(
-                f"source.format.envelope.transactions: topic {tp[0]} has events of several tables ({names}), of which "
-                "one stream cannot tell whole transactions: leave it out, or let each table have a topic of its own"
+                f"source.format.envelope.transactions: topic {tp[0]} has events of several tables ({names}), and "
+                "one stream cannot see their whole transactions: leave it out, or give each table its own topic"
             )
 
     def _heard(self) -> bool:

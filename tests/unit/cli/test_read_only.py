@@ -26,7 +26,7 @@ from tests.made_routes import MadeRoute, shop
 
 @pytest.fixture
 def spec(tmp_path: Path, frazil_home: Path) -> StreamSpec:  # noqa: ARG001
-    """Of a stream whose dead-letter table was dropped with its files."""
+    """A stream whose dead-letter table was dropped with its files."""
     text = shop().model_dump(mode="json", by_alias=True, exclude_unset=True)
     (tmp_path / "shop.yaml").write_text(yaml.safe_dump(text))
     made = MadeRoute(load_stream(tmp_path / "shop.yaml"), time.time_ns() // 1_000_000)

@@ -136,7 +136,7 @@ def test_a_file_that_broke_shows_its_writer_as_it_runs_and_what_is_wrong(streams
 def test_a_user_without_a_name_can_pause_a_stream_and_is_reported_by_number(
     streams: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """As in a container that runs as a number that its /etc/passwd does not have."""
+    """The user of a container that runs as a number that its /etc/passwd does not have."""
 
     def nobody(uid: int) -> Any:
         raise KeyError(f"getpwuid(): uid not found: {uid}")
@@ -462,7 +462,7 @@ def test_a_writer_that_was_killed_is_said_with_its_signal_and_the_end_of_its_log
 
 @pytest.mark.processes
 def test_watching_shows_the_streams_until_ctrl_c(streams: Path) -> None:
-    """On a terminal of its own: a change is seen at the next look, and Ctrl-C is no error."""
+    """The command has its own terminal: a change is seen at the next poll, and Ctrl-C is no error."""
     ours, theirs = pty.openpty()
     begin = "signal.signal(signal.SIGINT, signal.default_int_handler)"  # a shell's background ignores it
     program = f"import signal; {begin}; from frazil.cli.main import main; main()"

@@ -99,7 +99,7 @@ class RepeatedWorld(World):
         return tuple(dataclasses.replace(file, content="candidates") for file in found)
 
     def offsets(self) -> list[int]:
-        """Of the table's rows."""
+        """Offsets of the table's rows."""
         return sorted(self.load().scan().to_arrow()["kafka_offset"].to_pylist())
 
     def summary(self) -> dict[str, str]:

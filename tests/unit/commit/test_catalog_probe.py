@@ -83,7 +83,7 @@ def unconditional(catalog: Any, base: Table) -> None:
 
 
 def branches_are_main(_: Any, updates: Any) -> Any:
-    """As Nessie's: a commit to any branch is one to main."""
+    """Behave like Nessie: a commit to any branch is one to main."""
     return (), tuple(
         u.model_copy(update={"ref_name": "main"}) if isinstance(u, SetSnapshotRefUpdate) else u for u in updates
     )

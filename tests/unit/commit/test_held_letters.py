@@ -92,7 +92,7 @@ def test_the_table_is_read_only_where_it_is_ahead(world: World, monkeypatch: pyt
 
 
 def test_a_batch_beside_whose_reading_dead_letters_landed_is_staged_anew(world: World) -> None:
-    """As after a journal that a paused writer wrote late, over the same records."""
+    """A paused writer wrote a journal late, over the same records."""
     writer = world.begin()
     early = world.stage(writer, {0: (0, 10)}, rejected={0: [3]})
     world.commit_dead_letters(writer, early)

@@ -189,7 +189,7 @@ def test_a_batch_is_taken_while_the_dead_letters_are_those_that_it_was_staged_be
 
 @given(positions, spans)
 def test_a_journal_that_says_nothing_of_dead_letters_is_taken_beyond_them_only(at, progress):
-    """Of an earlier frazil, which left out what it rejected below the table's offsets."""
+    """The journal is an earlier frazil's, which left out what it rejected below the table's offsets."""
     result = dead_letter_continuity(marker_at(at), journal_of(progress, key=BatchKey(1, 4)))
     assert (result is Continuity.COMMIT) == all(at.get(p, -1) <= start for p, (start, _) in progress.items())
 

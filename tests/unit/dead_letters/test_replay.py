@@ -52,7 +52,7 @@ WHEN = datetime(2024, 1, 1, tzinfo=UTC)
 
 
 class Killed(BaseException):
-    """As SIGKILL: nothing of ours catches it."""
+    """Stands for SIGKILL: nothing of ours catches it."""
 
 
 @pytest.fixture
@@ -401,7 +401,7 @@ STEPS: tuple[tuple[type, str], ...] = (
 )
 """What changes anything that outlives the process."""
 STEPS_MADE = 22
-"""So many times a replay does any of that."""
+"""Number of these steps in one replay."""
 
 
 @contextmanager

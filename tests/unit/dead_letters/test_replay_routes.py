@@ -40,10 +40,10 @@ from tests.made_routes import MadeRoute, shop
 from tests.unit.dead_letters.test_replay import MARK, Killed, discard_once_copied, is_killed
 
 KINDS = [None, "order", "a", "new", "other", None]
-"""Of the records that are letters; the last of them is still no JSON."""
+"""Kinds of the records that are letters; the last of them is still no JSON."""
 HOME, ORDERS, RAW_A, NEW = "shop.other", "shop.orders", "shop.raw_a", "shop.raw_new"
 LANDED = {HOME: 1, ORDERS: 1, RAW_A: 1, NEW: 1}
-"""Of the letters."""
+"""Rows of the letters by table."""
 BEFORE = {"main": 1, RAW_A: 2}
 
 
@@ -122,7 +122,7 @@ def test_each_letter_goes_to_the_table_that_its_record_routes_to(made: Shop) -> 
 
 
 STEPS_MADE = 45
-"""So many times a replay changes anything that outlives its process."""
+"""Number of changes of one replay that outlive its process."""
 
 
 SOME = {0, 9, STEPS_MADE, *range(12, STEPS_MADE, 5)}

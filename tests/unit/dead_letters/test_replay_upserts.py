@@ -70,7 +70,7 @@ LETTERS: dict[int, Change | None] = {
     7: None,
     9: (5, 1, "equal to a record after it"),
 }
-"""By offset; None for one that no declaration accepts."""
+"""Values by offset; None for one that no declaration accepts."""
 RECORDS: dict[int, Change] = {
     1: (1, 1, "first"),
     3: (2, 4, "second"),
@@ -449,7 +449,7 @@ def _changes(live: World) -> tuple[StagedFile, ...]:
 
 
 STEPS_MADE = 22
-"""So many times a replay changes anything that outlives its process."""
+"""Number of changes of one replay that outlive its process."""
 
 
 @pytest.mark.parametrize("after", [False, pytest.param(True, marks=pytest.mark.soak)])

@@ -478,7 +478,7 @@ DEPTHS: dict[str, tuple[int, Callable[[int], Record]]] = {
     "debezium": (500, lambda depth: of_debezium(f'{{"other": {nested(depth - 2)}}}')),
     "avro": (500, lambda depth: ({"type": "avro", "schema-text": json.dumps(NODE)}, b"\x02" * (depth - 1) + b"\x00")),
 }
-"""Without Protobuf, which passes over what no column wants by its length, unread."""
+"""Formats but Protobuf, which passes over what no column wants by its length, unread."""
 
 
 def _messages(depth: int) -> bytes:

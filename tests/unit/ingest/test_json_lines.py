@@ -31,7 +31,7 @@ RECORDS = st.none() | st.lists(st.sampled_from((*GOOD, *GOOD, *BLANK, *BAD)), ma
 
 
 def outcomes(decoded: Decoded, count: int) -> list[Any]:
-    """For each record its rows with their numbers, or the class and the text of its one error."""
+    """The rows of each record with their numbers, or the class and the text of its one error."""
     found: list[Any] = [[] for _ in range(count)]
     for place, number, row in zip(
         decoded.kept.tolist(), line_numbers(decoded.kept).tolist(), decoded.rows.to_pylist(), strict=True

@@ -73,7 +73,7 @@ def _outcome(declared: str, unit: str, record: bytes | None) -> str:
 
 
 def _shown(value: Any) -> str:  # noqa: PLR0911 - a table
-    """As the page writes a column's value."""
+    """A column's value as the page writes it."""
     match value:
         case None:
             return "null"

@@ -92,7 +92,7 @@ class World:
     chunk_records: int = 1000
     reader: FakeReader | None = None
     writers: int = 0
-    """To how many writers rows are shuffled; 0: each task writes what it reads."""
+    """Number of writers that rows are shuffled to; 0: each task writes what it reads."""
 
     def context(self) -> StageContext:
         schema = iceberg.schema(self.spec)
@@ -142,7 +142,7 @@ class World:
         return Shuffle(self.writers, {(None,) * fields: parts} if fields else {})
 
     def _shuffled(self, context: StageContext, task: StageTask) -> StageResult:
-        """As two tasks before and after a shuffle; what is sent arrives in another order."""
+        """Run two tasks before and after a shuffle; what is sent arrives in another order."""
         sent = [*read(context, task, attempt=0, on_progress=lambda _: None, now_us=lambda: NOW_US)]
         reported = sent.pop()
         assert isinstance(reported, Read)
@@ -711,7 +711,7 @@ def test_each_record_lands_once_by_value_whatever_stands_beside_it(
 
 
 def assert_same_value(sent: dict[str, Any], row: dict[str, Any]) -> None:
-    """As far as JSON's value and the row's have one form."""
+    """Compare JSON's value and the row's, as far as they have one form."""
     value, landed = sent.get("x"), row["x"]
     assert (value is None) == (landed is None)
     if isinstance(value, int | str | bool) and type(value) is type(landed):

@@ -1,4 +1,4 @@
-"""Which refusals of a client are final. And a client may be left to the garbage collector, in whatever thread."""
+"""The refusals of a client that are final. And a client may be left to the garbage collector, in whatever thread."""
 
 from __future__ import annotations
 

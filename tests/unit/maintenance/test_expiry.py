@@ -1,4 +1,4 @@
-"""Which snapshots go and which stay, decided on metadata made by hand."""
+"""The snapshots that go and those that stay, decided on metadata made by hand."""
 
 from __future__ import annotations
 

@@ -297,7 +297,7 @@ def test_what_a_backfill_staged_goes_only_once_that_has_ended(world: World):
 
 
 def _end(world: World, committer: BackfillMarker) -> None:
-    """As abandoning does, and dies before it removes the files."""
+    """End a backfill as abandoning does, and die before the files are removed."""
     table = world.table()
     ended = json.loads(table.properties["frazil.backfill.made"]) | {"state": "abandoned"}
     with table.transaction() as change:
@@ -532,7 +532,7 @@ def test_a_folder_that_two_tables_share_is_refused(world: World, whose: str):
 
 
 def test_the_metadata_of_another_table_in_the_same_folder_is_refused(world: World):
-    """As two catalogs may do it; a recreated table looks the same."""
+    """Two catalogs may cause this; a recreated table looks the same."""
     other = make_table(world, "other")
     for file in Path(other.metadata_location.removeprefix("file://")).parent.glob("*"):
         shutil.move(file, world.root / "metadata")

@@ -128,7 +128,7 @@ class World:
         return thread
 
     def tell(self, *, ended: Exit | None = None, words: str = "", **heartbeat: Any) -> None:
-        """As the driver of the order does."""
+        """Report as the driver of the order does."""
         order = self.folder.order()
         assert order is not None
         self._number += 1

@@ -75,7 +75,7 @@ class Shop(MadeRoute):
 
     route: StreamRoute
     waited_s = 0.0
-    """By its patience, which no test has to wait for."""
+    """Seconds that its retries waited, without a real wait."""
     is_ending = False
 
     def start(self) -> Shop:
@@ -530,7 +530,7 @@ def test_a_table_that_was_dropped_lacks_only_what_it_never_had_and_the_writer_na
     (outage,) = said
     assert outage.sentence.startswith(f"{A} is missing 2 rows of 1 batch: table {A} of the route of 'shop'")
     assert f"`frazil route shop --give-up {A}`" in outage.sentence
-    assert "says what mends that" not in outage.sentence, "the reason does already"
+    assert "shows the remedy" not in outage.sentence, "the reason does already"
     (behind,) = missing_rows(made.tables, made.home())
     assert (behind.rows, behind.batches) == (2, 1)
 

@@ -1,4 +1,4 @@
-"""Where transactions of a captured database are whole, whatever its connector sends again."""
+"""The offsets at which transactions of a captured database are whole, whatever its connector sends again."""
 
 from __future__ import annotations
 

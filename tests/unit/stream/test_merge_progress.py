@@ -88,7 +88,7 @@ class MergingWriter:
         return hung(observed, launch, now_ms=self.now_ms, policy=Policy.for_stream(SPEC))
 
     def merge(self, plans: Sequence[str], work: MergeTasks) -> Sequence[str]:
-        """As an engine does."""
+        """Merge as an engine does."""
         arrived = pickle.loads(pickle.dumps(work))
         return [*arrived(plans)]
 

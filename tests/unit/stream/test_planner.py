@@ -32,10 +32,10 @@ class StandInKafka:
     def __init__(self) -> None:
         self.end = {TP0: 0, TP1: 0}
         self.high: dict[tuple[str, int], int] = {}
-        """Where it is not the end: the records of an open transaction lie between."""
+        """High watermarks that differ from the end: the records of an open transaction lie between."""
         self.leader_epoch: int | None = None
         self.log_cut: dict[tuple[str, int], int] = {}
-        """Where logs were cut that have grown again."""
+        """Offsets at which logs were truncated that have grown again."""
         self.requested: set[tuple[str, int]] = set()
         self.begin = {TP0: 0, TP1: 0}
         self.identity = SourceIdentity("c1", {"t": "id-1"})
@@ -386,7 +386,7 @@ def test_a_topic_made_again_is_reported_as_such_where_its_log_ends_earlier(world
 
 
 def test_brokers_that_stay_behind_an_earlier_leader_end_the_writer_and_say_why(world: World):
-    """As where the cluster's metadata was restored from a backup: what they answer is never believed."""
+    """The cluster's metadata was restored from a backup: its answers are never believed."""
     world.kafka.leader_epoch = 5
     world.kafka.end = {TP0: 5, TP1: 5}
     world.after(1)

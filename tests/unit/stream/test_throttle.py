@@ -47,7 +47,7 @@ def evaluated(seen: list[tuple[timedelta, int, int]], bounds: Bounds = BOUNDS) -
 
 
 def after(counts: list[int], bounds: Bounds = BOUNDS) -> list[Throttle]:
-    """By the fewest snapshots of each half hour."""
+    """The throttle after the fewest snapshots of each half hour."""
     return evaluated([(n * HOUR / 2, count, 10) for n, count in enumerate(counts)], bounds)
 
 

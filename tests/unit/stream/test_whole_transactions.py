@@ -181,7 +181,7 @@ def test_a_new_writer_knows_the_last_transaction_whatever_was_read_since(topics:
 
 
 class StandInKafka:
-    """Where the topic of transactions ends, and which one it is."""
+    """Kafka with the topic of transactions, and its end."""
 
     def __init__(self) -> None:
         self.id, self.end = "first", 0

@@ -81,7 +81,7 @@ def index(monkeypatch: pytest.MonkeyPatch) -> Seconds:
 def test_a_check_at_a_stream_costs_the_same_however_many_are_declared(
     streams: Path, times: Times, index: Seconds, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of its own file and the defaults each look asks the file system again; of the others only once a second."""
+    """Each read checks its own file and the defaults in the file system; the others only once a second."""
     monkeypatch.setattr(file_cache, "SETTLED_NS", -(10**12))
     text = (streams / "ticks.yaml").read_text()
     for number in range(40):

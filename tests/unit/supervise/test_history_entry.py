@@ -1,4 +1,4 @@
-"""Which decisions a stream's history tells, and in what words."""
+"""The decisions that a stream's history records, and their words."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def test_a_file_that_cannot_be_deleted_is_reported_and_all_others_go(store: Obje
 
 
 class FakeS3:
-    """As much of s3fs as deletion needs: what S3 answers to each request is scripted."""
+    """The part of s3fs that deletion needs: what S3 answers to each request is scripted."""
 
     def __init__(self, refused: dict[str, str] | None = None, *, batches: bool = True) -> None:
         self.refused, self.batches = refused or {}, batches

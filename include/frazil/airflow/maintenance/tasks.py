@@ -74,7 +74,7 @@ def due_sentences(names: Collection[str], streams: Path, *, actions: Collection[
     for table, catalog in _tables(names, streams):
         answers = due_actions(catalog, table, actions)
         if not answers:
-            log.info("%s: nothing to look at: there is no table yet, or only orphans were asked for", table.name)
+            log.info("%s: nothing to measure: the table does not exist yet, or only orphans were requested", table.name)
         for action, answer in answers.items():
             said = sentence(table.name, action, answer)
             log.info("%s", said)

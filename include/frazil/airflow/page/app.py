@@ -229,7 +229,7 @@ def _warm() -> None:
     try:
         page_servers.announce()
     except OSError as error:
-        log.warning("`frazil doctor` will not know of this API server: %s", error)
+        log.warning("`frazil doctor` cannot list this API server: %s", error)
     views.declared()
 
 

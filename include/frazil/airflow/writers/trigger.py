@@ -304,7 +304,9 @@ async def _connections(ids: frozenset[str]) -> dict[str, str]:
         try:
             found[name] = _as_json(await Connection.async_get(name))
         except AirflowNotFoundException:
-            raise SpecError(f"the spec refers to the Airflow connection {name!r}, which is not there; add it") from None
+            raise SpecError(
+                f"the spec refers to the Airflow connection {name!r}, which does not exist; add it"
+            ) from None
     return found
 
 
