@@ -213,7 +213,7 @@ def main() -> None:
         os.environ["FRAZIL_HOME"] = folder
         Path(folder, "warehouse").mkdir()
         for routed in (False, True):
-            print(f"{options.records:,} records, {f'{asked.tables:,} tables' if routed else 'one table'}", flush=True)
+            print(f"{options.records:,} records, {f'{options.tables:,} tables' if routed else 'one table'}", flush=True)
             bench = Bench(declared(max(options.tables, 1), options.mode, routed=routed), records)
             for number in range(options.batches):
                 times = Times()

@@ -209,8 +209,8 @@ def test_a_topic_that_may_be_described_and_not_read_is_found_before_a_writer_sta
     found = Connections.of({Path("events.yaml"): spec})
     (fault,) = found.faults
     assert fault.said == (
-        f"events.yaml: source: AccessDenied: stream {requested.name}, brokers {requested.bootstrap}: Kafka refuses to let the "
-        "stream read theirs. Grant Read on them"
+        f"events.yaml: source: AccessDenied: stream {requested.name}, brokers {requested.bootstrap}: Kafka refuses to "
+        "let the stream read theirs. Grant Read on them"
     )
     assert fault.fix.endswith("--operation Describe --operation Read --topic NAME")
 
