@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import os
+import random
 import subprocess
 import sys
 import tempfile
@@ -60,12 +61,13 @@ settings.register_profile("soak", deadline=None, max_examples=2000)
 settings.load_profile(os.environ.get("FRAZIL_TEST_EXAMPLES", "test"))
 
 TEST_SEED = "FRAZIL_TEST_SEED"
-"""The variable of the number that chooses this run's acceptance cells and rotating tests. Workers inherit it."""
+"""The variable of the number that chooses this run's acceptance cells, rotating tests and random faults."""
 if TEST_SEED not in os.environ:
     counted = subprocess.run(
         ["git", "rev-list", "--count", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True, check=False
     )
-    os.environ[TEST_SEED] = counted.stdout.strip() or "1"
+    soaks = os.environ.get("FRAZIL_TEST_EXAMPLES") == "soak"
+    os.environ[TEST_SEED] = (not soaks and counted.stdout.strip()) or str(random.randrange(2**32))
 
 SPARK_JARS = ("spark", "s3", "postgres")
 """One JVM serves the tests of all catalogs and storages."""
@@ -75,7 +77,7 @@ TopicFactory = Callable[..., str]
 
 def pytest_report_header() -> list[str]:
     number = os.environ[TEST_SEED]
-    header = [f"rotating tests and acceptance cells: {TEST_SEED}={number} runs the same ones again"]
+    header = [f"{TEST_SEED}={number} chooses the same acceptance cells, rotating tests and random faults again"]
     if chromium.installed() is None and not chromium.may_install():
         header.append("no Chromium: the browser tests are skipped. Debian: apt-get install chromium")
     return header
