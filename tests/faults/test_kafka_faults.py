@@ -54,6 +54,7 @@ def faulty(
     return stream
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.usefixtures("each_reader")
 def test_a_broker_that_is_killed_and_started_again_costs_nothing(
     own_kafka: EmbeddedKafka, faulty: Any, events: Any, eventually: Any
@@ -68,6 +69,7 @@ def test_a_broker_that_is_killed_and_started_again_costs_nothing(
     check_exact(faulty, range(2000))
 
 
+@pytest.mark.rotates(3)
 @pytest.mark.usefixtures("spark")
 @for_a_while
 def test_a_writer_sits_out_brokers_that_are_silent(
@@ -198,6 +200,7 @@ def test_what_retention_deleted_is_skipped_and_named_where_the_stream_says_so(
     assert [text for text in named if text] == [f"{stream.topic}-0 offsets 100 to 149"]
 
 
+@pytest.mark.rotates(4)
 @pytest.mark.usefixtures("each_reader")
 @pytest.mark.parametrize("grown", [False, True])
 def test_a_log_that_was_cut_is_a_gap_whatever_it_grew_to(

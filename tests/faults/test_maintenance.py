@@ -106,6 +106,7 @@ def supervised_writer(stream: Any) -> Iterator[None]:
         LocalLauncher(stream.name).stop(force=True)
 
 
+@pytest.mark.rotates(3)
 @pytest.mark.parametrize(
     "seconds",
     [15, pytest.param(1200, marks=[pytest.mark.soak, pytest.mark.timeout(3600)])],

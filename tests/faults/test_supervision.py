@@ -189,6 +189,7 @@ def test_a_killed_writer_runs_again_within_ten_seconds_and_its_task_stays_deferr
     eventually(lambda: f"fake writer {killed.pid} starts" in killed.log(run))
 
 
+@pytest.mark.rotates(3)
 def test_scheduler_and_triggerer_may_die_and_the_writer_does_not_notice(stream: Any, airflow: EmbeddedAirflow) -> None:
     restarts = stream("restarts")
     pid = restarts.pid
