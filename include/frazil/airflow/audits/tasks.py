@@ -30,8 +30,8 @@ WITHIN = timedelta(minutes=20)
 """Time after which a stream's audit, for example behind a silent catalog, is left to a separate task."""
 
 AuditJson = dict[str, Any]
-"""One audit as JSON: stream, from and to (ISO 8601, UTC), whether Kafka was asked, whether everything was compared and
-what was not, the number of findings, and the first ones as sentences.
+"""One audit as JSON: stream, from and to (ISO 8601, UTC), whether Kafka was asked, whether everything was compared,
+the number of findings, and the first ones as sentences. `not-compared` describes what was left out.
 """
 
 
