@@ -273,7 +273,7 @@ def runs_reading(dag_id: str, failed: int | None, limit: int, *, paused: bool = 
 
     A paused DAG is beyond the threshold: it does its work as little as one whose runs fail.
     """
-    if paused and (failed or 0) <= most:
+    if paused and (failed or 0) <= limit:
         sentence = f"the DAG {dag_id} is paused in Airflow, so its work is not done: unpause it"
         return Reading(f"runs:{dag_id}", limit + 1, limit, "the DAG is paused", sentence)
     return Reading(
