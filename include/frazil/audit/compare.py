@@ -6,136 +6,20 @@ beginning. An offset outside all commit records was never claimed: a reset skipp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 from pyroaring import BitMap64
 
-from frazil.audit.ranges import (
-    CommittedRange,
-    Group,
-    by_topic_id,
-    claimed_offsets,
-    covered,
-    groups,
-    merged_ranges,
-)
+from frazil.audit.evidence import Evidence
+from frazil.audit.findings import Finding, FindingKind
+from frazil.audit.ranges import CommittedRange, Group, claimed_offsets, covered, merged_ranges
 from frazil.offsets.spans import between
 from frazil.offsets.tally import OffsetTally, spans
 from frazil.spec.units import counted
 
 SPANS_NAMED = 5
-
-
-@dataclass(frozen=True, slots=True)
-class InKafka:
-    """The offsets that Kafka has in `[first, marker)`, read with `read_committed`."""
-
-    first: int
-    offsets: BitMap64
-    cut: int | None = None
-    """The offset where its log was truncated, below what was committed: from there on, records are new ones."""
-
-
-@dataclass(frozen=True, slots=True)
-class Evidence:
-    """The evidence for one topic-partition."""
-
-    topic: str
-    partition: int
-    marker: int
-    topic_id: str
-    """The id of the current topic."""
-    ranges: tuple[CommittedRange, ...]
-    """The audited ranges."""
-    rows: OffsetTally
-    dead_letters: OffsetTally
-    kafka: InKafka | None = None
-    """Kafka's records; None if the audit does not compare with them."""
-    whole: bool = True
-    """False if `ranges`, rows and dead letters cover only a period."""
-    elsewhere: tuple[CommittedRange, ...] = ()
-    """Ranges committed outside the period, if they were read: they may explain what looks wrong."""
-    rewritten: tuple[tuple[int, int], ...] = ()
-    """Offsets `[start, end)` that Kafka assigned to a second record.
-
-    Operators accepted that, so rows may occur twice.
-    """
-    given_up: tuple[tuple[int, int], ...] = ()
-    """Committed offsets `[start, end)` whose loss an operator accepted after a rollback."""
-    replayed: BitMap64 = field(default_factory=BitMap64)
-    """Records that were committed as dead letters and have become rows."""
-    tables: str = "the table"
-    """What findings call the tables that have `rows`."""
-    drops_repeats: bool = False
-    """Whether repeats were dropped: then the table may have fewer rows than the commit records count."""
-    groups: list[Group] = field(init=False, repr=False, compare=False)
-    """The audited ranges, each with the ranges that overlap it."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "groups", groups(self.ranges, self.elsewhere))
-
-    @property
-    def generations(self) -> dict[str, list[CommittedRange]]:
-        """All known ranges, by topic id."""
-        return by_topic_id((*self.ranges, *self.elsewhere))
-
-    @property
-    def letter_groups(self) -> list[Group]:
-        """Groups of the current topic only: dead letters of a former topic share no offsets with it."""
-        current = ([r for r in of if r.topic_id == self.topic_id] for of in (self.ranges, self.elsewhere))
-        return groups(*current)
-
-
-class FindingKind(StrEnum):
-    DUPLICATES = "duplicates"
-    """An offset occurs more than once in the table, or in the dead-letter table."""
-    MISSING = "missing"
-    """Kafka has the record and a commit claims it, but no table has it."""
-    MISCOUNTED = "miscounted"
-    """The tables have more or fewer rows than the commit records count."""
-    ROW_AND_DEAD_LETTER = "row and dead letter"
-    UNCLAIMED = "unclaimed"
-    """Rows that no commit covers."""
-    ROLLED_BACK = "rolled back"
-    RECORD_GONE = "record gone"
-    """A snapshot names a commit record that is missing or unreadable."""
-    LOG_CUT = "log cut"
-    """Kafka lost committed records and assigned their offsets to new ones, which no table has."""
-    UNCHECKED = "unchecked"
-    """One source of evidence is silent, but another was compared."""
-    NOT_COMPARED = "not compared"
-    """Committed records were compared with nothing."""
-    SKIPPED = "skipped"
-    READ_AGAIN = "read again"
-    """Offsets were committed more than once, for example after a reset, and are counted each time."""
-    CHANGED = "changed"
-    """Commits of another program deleted or overwrote rows."""
-
-    @property
-    def is_wrong(self) -> bool:
-        return self not in {
-            FindingKind.UNCHECKED,
-            FindingKind.NOT_COMPARED,
-            FindingKind.SKIPPED,
-            FindingKind.READ_AGAIN,
-            FindingKind.CHANGED,
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    kind: FindingKind
-    count: int
-    """Number of offsets or rows."""
-    sentence: str
-    where: str
-    """The topic-partition, or the stream."""
-    keys: tuple[Mapping[str, Any], ...] = ()
-    """The first keys that it concerns, for a stream with a key: values by column, as stored."""
 
 
 def compare(evidence: Evidence) -> tuple[Finding, ...]:

@@ -16,7 +16,9 @@ from pyiceberg.table import Table
 from pyroaring import BitMap64
 
 from frazil.audit.claims import Claims
-from frazil.audit.compare import Evidence, Finding, FindingKind, counted_once
+from frazil.audit.compare import counted_once
+from frazil.audit.evidence import Evidence
+from frazil.audit.findings import Finding, FindingKind
 from frazil.audit.ranges import merged_ranges
 from frazil.commit.backfill_marker import BackfillMarker, has_rows_of, unsettled_replay
 from frazil.commit.backfill_records import chunks, given_up, published

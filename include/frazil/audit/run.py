@@ -9,19 +9,9 @@ from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Operation
 
 from frazil.audit.claims import Claims, claims, window_claims
-from frazil.audit.compare import (
-    Evidence,
-    Finding,
-    FindingKind,
-    InKafka,
-    compare,
-    compare_counts,
-    compare_letters,
-    compare_repeats,
-    duplicates,
-    missing,
-)
-from frazil.audit.evidence import explained, gather
+from frazil.audit.compare import compare, compare_counts, compare_letters, compare_repeats, duplicates, missing
+from frazil.audit.evidence import Evidence, InKafka, explained, gather
+from frazil.audit.findings import Finding, FindingKind
 from frazil.audit.ranges import merged_ranges
 from frazil.audit.routed import Replays, compare_tables, routed_rows
 from frazil.commit.backfill_marker import BackfillState, read_backfill, unsettled_replay

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pyiceberg.table import Table
 
-from frazil.audit.compare import Finding, FindingKind
+from frazil.audit.findings import Finding, FindingKind
 from frazil.commit.followers import Followers, missing_journals
 from frazil.commit.following import is_ahead
 from frazil.commit.marker import Marker, read_marker

@@ -6,7 +6,8 @@ import os
 from collections.abc import Mapping, Sequence
 
 from frazil.audit.claims import Claims
-from frazil.audit.compare import Finding, FindingKind, InKafka
+from frazil.audit.evidence import InKafka
+from frazil.audit.findings import Finding, FindingKind
 from frazil.audit.ranges import CommittedRange, claimed_offsets
 from frazil.commit.marker import Marker
 from frazil.commit.opened import open_kafka

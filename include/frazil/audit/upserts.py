@@ -21,7 +21,7 @@ from pyroaring import BitMap64
 
 from frazil.audit.changed_keys import ChangedKeys, Key, changed_keys
 from frazil.audit.claims import Claims, claims, window_claims
-from frazil.audit.compare import Finding, FindingKind
+from frazil.audit.findings import Finding, FindingKind
 from frazil.audit.ranges import by_topic_id, merged_ranges, read_again
 from frazil.audit.run import Audit, PartitionAudit, audit_letters, marker_of, standing_findings
 from frazil.audit.sinks import Sinks

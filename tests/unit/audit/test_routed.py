@@ -10,8 +10,9 @@ import pytest
 from pyroaring import BitMap64
 
 from frazil.audit.claims import Claims
-from frazil.audit.compare import Evidence, FindingKind
 from frazil.audit.declared import audit
+from frazil.audit.evidence import Evidence
+from frazil.audit.findings import FindingKind
 from frazil.audit.ranges import CommittedRange
 from frazil.audit.routed import Replays, RoutedRows, compare_tables
 from frazil.audit.run import Audit, audit_stream

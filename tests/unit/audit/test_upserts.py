@@ -12,7 +12,7 @@ import pytest
 from frazil.audit import upserts
 from frazil.audit.changed_keys import ChangedKeys
 from frazil.audit.claims import Claims
-from frazil.audit.compare import Finding, FindingKind
+from frazil.audit.findings import Finding, FindingKind
 from frazil.audit.ranges import CommittedRange
 from frazil.audit.upserts import _differences, _of_keys, _read_again
 from frazil.merge.contract import Counts

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 from pyiceberg.exceptions import CommitFailedException
 
-from frazil.audit.compare import FindingKind
+from frazil.audit.findings import FindingKind
 from frazil.audit.upserts import audit_upserts
 from frazil.backfill.changes import changes_of
 from frazil.backfill.commit import BackfillCommitter, abandon

@@ -411,6 +411,7 @@ def test_a_table_is_in_shape_or_has_something_due_or_an_alert_and_says_which():
     tables = ["demo.ticks", "demo.ticks_eu"]
     assert health_of(tables, [shape, writer], due) == Health(Level.TROUBLE, "alert", ("small-files",))
     assert health_of(tables, [writer], due) == Health(Level.QUIET, "maintenance due", ("compaction", "expiry"))
-    assert health_of(tables, [], {}) == Health(Level.WELL, "in shape")
+    assert health_of(tables, [], dict.fromkeys(tables, ())) == Health(Level.WELL, "in shape")
+    assert health_of(tables, [], {}) == Health(Level.UNKNOWN, "not measured"), "no run of frazil_health had them"
     assert health_of(tables, [], {"demo.ticks_eu": ["not measured"]}) == Health(Level.UNKNOWN, "not measured")
     assert health_of(tables, [], None) is None
