@@ -457,7 +457,6 @@ def test_a_stream_offers_what_its_kind_can_have_and_refuses_the_rest_as_the_comm
         assert (answer["status"], answer["body"][said]) == (200 if what == "plan" else 422, str(raised.value))
     acts = {name: ask("OP", f"api/stream/{name}")["body"]["acts"] for name in ("ghosts", "orders", "wrong")}
     assert acts["ghosts"] == ["pause", "restart", "reset", "backfill", "replay"], "nobody knows what its table says"
-    assert "backfill" not in acts["orders"]
     assert acts["wrong"] == []
 
 

@@ -21,7 +21,7 @@ from frazil.audit.ranges import merged_ranges
 from frazil.commit.beside_home import all_beside, is_beside, some_beside
 from frazil.commit.followers import Followers, lacked
 from frazil.commit.journal import Journal
-from frazil.commit.lane import Lane, has_lane, unsettled_replay
+from frazil.commit.lane import Lane, has_lane, unsettled
 from frazil.commit.lane_records import chunks, given_up, published
 from frazil.commit.marker import Marker, property_name
 from frazil.commit.members import Member, member_of, never_had, newest_left, renamed
@@ -76,7 +76,7 @@ class Replays:
             for found, of in ((rows, record.replayed), *((routed[t], of) for t, of in record.routed.items())):
                 for tp, offsets in of.items():
                     found[tp] |= offsets
-        last = unsettled_replay(home.properties, tables.dead_letters.refresh().properties, tables.stream)
+        last = unsettled(home.properties, tables.dead_letters.refresh().properties, tables.stream)
         if last is None:
             return cls(rows, routed)
         return cls(rows, routed, last, chunks(tables.journals, last), given_up(tables.journals, last.id))

@@ -114,7 +114,7 @@ def replaced(lane: Lane, seen: str) -> str:
     """Return the message for a run that another run replaced; `seen` is the evidence."""
     if lane.replays:
         return (
-            f"another `frazil dlq replay {lane.stream}` took this replay over, or a person abandoned it: this command "
+            f"another `{command_of(lane)}` took this replay over, or a person abandoned it: this command "
             f"changes nothing more. If no other command runs, run it again ({seen})"
         )
     return (
@@ -123,11 +123,25 @@ def replaced(lane: Lane, seen: str) -> str:
     )
 
 
+def command_of(lane: Lane) -> str:
+    """Return the command that continues a backfill or a replay."""
+    return f"frazil {'dlq replay' if lane.replays else 'backfill'} {lane.stream}"
+
+
 def overtaken(lane: Lane, lost: str) -> str:
-    """Return the message for a replay that lost every commit attempt."""
+    """Return the message for a merge that lost every commit attempt."""
     return (
-        f"{lost}. If it is the stream's writer: `frazil pause {lane.stream}`, then `frazil dlq replay {lane.stream}` "
+        f"{lost}. If it is the stream's writer: `frazil pause {lane.stream}`, then `{command_of(lane)}` "
         f"finishes this one, and `frazil resume {lane.stream}` lets the writer go on"
+    )
+
+
+def read_on(lane: Lane) -> str:
+    """Return the message for a backfill of a stream with deletes whose writer read on before the publication."""
+    return (
+        f"the writer of stream {lane.stream!r} read on since backfill {lane.id} was staged, and what it read may "
+        f"delete rows that the backfill would bring back. Nothing was published. `frazil pause {lane.stream}`, run the "
+        f"backfill again to stage the rest, then `frazil resume {lane.stream}`"
     )
 
 

@@ -1,8 +1,8 @@
-"""The routed tables of a replay: which table gets a dead letter's row, and how the row lands there.
+"""The routed tables of a backfill or a replay: which table gets a record's row, and how the row lands there.
 
-The default table's commit decides which dead letters become rows, in all tables. Until a table has its rows, they wait
-next to the journals, in the default table's format. Each table gets them in one commit that also records the replay in
-its properties, so they land once. Then the dead letters leave.
+The default table's commit publishes the rows of all tables. Until a table has its rows, they wait next to the journals,
+in the default table's format. Each table gets them in one commit that also records the backfill in its properties, so
+they land once. Then the dead letters of a replay leave, and those of a backfill come.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from collections.abc import Collection, Iterable
 from pyiceberg.table import Table
 from pyiceberg.table.update import SetPropertiesUpdate
 
-from frazil.backfill.changes import replaying
+from frazil.backfill.changes import merging_older
+from frazil.backfill.lane_rules import command_of
 from frazil.commit.beside_home import written_anew
 from frazil.commit.followers import check_routed_not_rolled_back
 from frazil.commit.journal import Journal
@@ -23,10 +24,7 @@ from frazil.commit.lacking import lacking
 from frazil.commit.lane import Lane, has_lane, lane_stream, property_name, read_lane
 from frazil.commit.lane_records import given_up
 from frazil.commit.marker import BatchKey, Marker, read_marker
-from frazil.commit.merging import MergeWriter
-from frazil.commit.mode import MERGED
 from frazil.commit.rules import files_fit
-from frazil.commit.snapshot import SnapshotWriter
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.swap import Change, Done, commit_snapshot
 from frazil.errors import (
@@ -55,14 +53,17 @@ MAX_OPENED = 3
 
 
 @dataclasses.dataclass(slots=True)
-class LettersRoute:
-    """The route of a stream whose dead letters are replayed. Every table exists and is up to date."""
+class BackfillRoute:
+    """The route of a stream that is backfilled, or whose dead letters are replayed.
+
+    Every table exists and is up to date.
+    """
 
     tables: StreamTables
     routed: RoutedTables
 
     @classmethod
-    def open(cls, spec: StreamSpec, tables: StreamTables) -> LettersRoute | None:
+    def open(cls, spec: StreamSpec, tables: StreamTables) -> BackfillRoute | None:
         """Load the tables, and create those that are declared; None for a stream without a route.
 
         Raises RouteBehind while a table is missing or behind, and what `RoutedTables.open` raises.
@@ -107,7 +108,7 @@ def _settled(tables: StreamTables) -> Marker:
     while True:
         home = tables.marker()
         if home is None:
-            raise AdoptionRequired(f"stream {tables.stream!r} has no marker: nothing tells which letters are its own")
+            raise AdoptionRequired(f"stream {tables.stream!r} has no marker: nothing tells which records are its own")
         behind = lacking(tables, home)
         if not behind:
             return home
@@ -117,8 +118,8 @@ def _settled(tables: StreamTables) -> Marker:
 
 def _refused(stream: str, why: str) -> str:
     return (
-        f"dead letters of stream {stream!r} are not replayed: {why}. Mend the table first: "
-        f"`frazil route {stream}` says what it lacks"
+        f"stream {stream!r} is neither backfilled nor are its dead letters replayed: {why}. Fix the table first: "
+        f"`frazil route {stream}` shows what it lacks"
     )
 
 
@@ -136,7 +137,7 @@ def _waiting(journals: Iterable[Journal]) -> dict[Target, list[StagedFile]]:
 
 
 def bring(tables: StreamTables, lane: Lane, journals: Iterable[Journal]) -> None:
-    """Commit the rows of a published replay to the routed tables that do not have them yet, except those given up.
+    """Commit the rows of a published backfill to the routed tables that do not have them yet, except those given up.
 
     Raises CommitUnavailable for a table that cannot take them, after all others were tried.
     """
@@ -155,14 +156,14 @@ def bring(tables: StreamTables, lane: Lane, journals: Iterable[Journal]) -> None
     if behind:
         rows = counted(sum(file.records for file in waiting[behind]), "row", "waits|wait")
         raise CommitUnavailable(
-            f"replay {lane.id} of stream {lane.stream!r} has landed, and {rows} for table {behind}: {reason}. Their "
-            f"letters stay until then. Mend the table, or let it go on: `frazil route {lane.stream} --give-up {behind}`"
-            f"; then run `frazil dlq replay {lane.stream}` again"
+            f"{'replay' if lane.replays else 'backfill'} {lane.id} of stream {lane.stream!r} has landed, and {rows} "
+            f"for table {behind}: {reason}. Its dead letters wait for that too. Fix the table, or let it go on: "
+            f"`frazil route {lane.stream} --give-up {behind}`; then run `{command_of(lane)}` again"
         )
 
 
 def _follow(tables: StreamTables, lane: Lane, target: Target, files: list[StagedFile]) -> None:
-    """Commit a table's rows, rewritten for its columns, in one update with the replay's state."""
+    """Commit a table's rows, rewritten for its columns, in one update with the backfill's state."""
     handle = tables.handle(target)
     table = handle.refresh()
     if has_lane(table.metadata.properties, lane):
@@ -170,11 +171,9 @@ def _follow(tables: StreamTables, lane: Lane, target: Target, files: list[Staged
     _check_followed(table, tables.stream, target)
     folder = f"{data_location(table)}/{lane_stream(tables.stream, lane.id)}/{lane.epoch:08d}/{1:08d}"
     written = written_anew(tables, table, files, target, folder=folder)
-    writer: SnapshotWriter | MergeWriter = SnapshotWriter(written)
-    if written and written[0].content in MERGED and tables.merging:
-        writer = MergeWriter(tables.stream, written, replaying(tables.merging))
+    writer = merging_older(tables, written)
     summary = {
-        "frazil.operation": "replay",
+        "frazil.operation": "replay" if lane.replays else "backfill",
         "frazil.backfill": lane.id,
         "frazil.backfill-stream": lane.stream,
         "frazil.records": str(sum(file.records for file in written)),
@@ -195,10 +194,10 @@ def _follow(tables: StreamTables, lane: Lane, target: Target, files: list[Staged
 
 
 def _check_last(tables: StreamTables, lane: Lane) -> None:
-    """Check that no later replay has begun: it would mean that all tables have these rows. Raises Fenced."""
+    """Check that no later backfill has begun: it would mean that all tables have these rows. Raises Fenced."""
     found = read_lane(tables.main.refresh().metadata.properties, tables.stream)
     if found is None or found.id != lane.id:
-        raise Fenced(f"another `frazil dlq replay {lane.stream}` finished this one: this command changes nothing more")
+        raise Fenced(f"another `{command_of(lane)}` finished this one: this command changes nothing more")
 
 
 def _check_followed(table: Table, stream: str, target: Target) -> None:

@@ -15,7 +15,7 @@ from frazil.cli.options import json_option, streams_argument, streams_option
 from frazil.cli.output import echo, echo_json, echo_table
 from frazil.cli.positions import MomentText
 from frazil.commit.cut import TAG, Cut, CutTable, StreamHistory, cut_of, remove_tag, set_tag
-from frazil.commit.lacking import lacking_replayed, lacking_since
+from frazil.commit.lacking import lacking_backfilled, lacking_since
 from frazil.commit.lane import LaneState, read_lane
 from frazil.commit.marker import read_marker
 from frazil.commit.opened import RETRY_TIMEOUT_S, read_stream
@@ -159,19 +159,19 @@ def _looked_at(
 
 
 def _check_whole(spec: StreamSpec, tables: StreamTables, there: Mapping[str, Table]) -> None:
-    """Check that the catalog has each table that the route lists or had, with all replayed rows.
+    """Check that the catalog has each table that the route lists or had, with all rows of backfills.
 
-    Raises TableLost, or RouteBehind if rows wait that a replay brings.
+    Raises TableLost, or RouteBehind if rows wait that a backfill brings.
     """
     dropped = dropped_tables(spec, tables, there)
     named = set(spec.route.tables.values()) if spec.route else set()
     unknown = sorted(named - {*there, *(found.target for found in dropped)})
     with catalog_errors(tables.main.catalog_name):
         said = [*told_dropped(dropped), *(unknown_sentence(spec, tables, target) for target in unknown)]
-    replayed = [*map(str, lacking_replayed(tables, there))]
-    if said or replayed:
+    backfilled = [*map(str, lacking_backfilled(tables, there))]
+    if said or backfilled:
         error = TableLost if said else RouteBehind
-        lacks = [*said, *replayed]
+        lacks = [*said, *backfilled]
         between = "\n- " if len(lacks) > 1 else " "  # each has its remedy, and is long
         raise error(f"no cut of {spec.name!r} has all rows:{between}{between.join(lacks)}")
 

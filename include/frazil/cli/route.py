@@ -48,7 +48,7 @@ def route(stream: str, streams_folder: Path, *, given_up: tuple[str, ...], yes: 
     With --give-up, one of them goes on as it stands: rows that wait for it never reach it, and batches that home does
     not have are taken as they are. A table that was dropped is made again, empty; where files of the old one are left,
     in a folder of its own. Where another one has its name by now, that one goes on. One that the route no longer has is
-    not made again: all rows that wait for it are let go, also those of a replay.
+    not made again: all rows that wait for it are let go, also those of a backfill.
 
     Exits with 1 where a table does not stand where home does, and with 0 where all do, or go on by --give-up, also
     if it finds nothing to give up. Rows of home's last batch may be on their way for a minute: they are told, and do
@@ -118,13 +118,13 @@ class _Found:
         """Those that go on only when a person lets them, whether rows wait for them or not."""
         return {*(found.target for found in self.dropped), *self.ahead}
 
-    def rows_for(self, table: str, *, replayed: bool) -> int:
-        """How many rows of batches wait for a table, or also those of a replay."""
-        return sum(b.rows for b in self._lacking() if b.target == table and (replayed or b.replay is None))
+    def rows_for(self, table: str, *, backfilled: bool) -> int:
+        """Count the rows of batches that wait for a table, or also those of a backfill."""
+        return sum(b.rows for b in self._lacking() if b.target == table and (backfilled or b.backfill is None))
 
-    def replay_for(self, table: str) -> str | None:
-        """The replay of dead letters whose rows wait for a table."""
-        return next((b.replay for b in self.behind if b.target == table and b.replay), None)
+    def backfill_for(self, table: str) -> Behind | None:
+        """The backfill or replay whose rows wait for a table."""
+        return next((b for b in self.behind if b.target == table and b.backfill), None)
 
     def named(self) -> set[str]:
         return {*(found.target for found in self._lacking()), *(found.target for found in self.dropped)}
@@ -165,11 +165,11 @@ def _give_up(opened: OpenStream, home: Marker, found: _Found, table: str, asking
     has, there = route_has(opened.spec, opened.tables, table), _is_there(opened, table)
     if has and not there:
         value_of_dropped(opened.spec, opened.tables, table)  # raises before anything is said
-    rows = found.rows_for(table, replayed=not has)  # the route's own tables get those of a replay all the same
+    rows = found.rows_for(table, backfilled=not has)  # the route's own tables get those of a backfill all the same
     if not rows and _is_well(opened, home, found, table, there=there):
-        asking.teller.say(
-            f"No row of a batch waits for {table}: nothing is given up.{_to_be_replayed(found, table, home.stream)}"
-        )
+        waiting = found.backfill_for(table)
+        more = f" {waiting}." if waiting else ""
+        asking.teller.say(f"No row of a batch waits for {table}: nothing is given up.{more}")
         return False
     asking.teller.say(
         f"Rows that never reach {table}: {rows:,}. Their files become orphans. Audits of the time of these rows, and "
@@ -219,23 +219,17 @@ def _is_well(opened: OpenStream, home: Marker, found: _Found, table: str, *, the
     return marker is not None
 
 
-def _to_be_replayed(found: _Found, table: str, stream: str) -> str:
-    rows = found.rows_for(table, replayed=True)
-    waits = counted(rows, "row", "of a replay waits|of a replay wait")
-    return f" {waits}, and `frazil dlq replay {stream}` brings {'it' if rows == 1 else 'them'}." if rows else ""
-
-
 def _let_rows_go(opened: OpenStream, home: Marker, found: _Found, table: str, *, there: bool) -> bool:
     """Let rows go that wait for a table that the route no longer has, which is not made again.
 
     Returns whether that is all, and the table itself, if it is `there`, stays as it is.
     """
-    replay, of_batches = found.replay_for(table), found.rows_for(table, replayed=False)
-    if replay:
-        give_up_rows(opened.tables.journals, replay, table)
+    waiting, of_batches = found.backfill_for(table), found.rows_for(table, backfilled=False)
+    if waiting and waiting.backfill:
+        give_up_rows(opened.tables.journals, waiting.backfill, table)
     if of_batches and not there:
         following.give_up_beside(opened.tables, table, home)
-    return not there or (replay is not None and not of_batches)
+    return not there or (waiting is not None and not of_batches)
 
 
 def _take(opened: OpenStream, table: str) -> None:

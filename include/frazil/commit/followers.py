@@ -85,8 +85,8 @@ class Behind:
     batches: int
     rows: int
     reason: str
-    replay: str | None = None
-    """The replay of dead letters whose rows these are, in `batches` chunks; None for rows of batches."""
+    backfill: str | None = None
+    """The backfill or replay whose rows these are, in `batches` chunks; None for rows of batches."""
     only_last: bool = False
     """Whether only the default table's last batch is missing and no error is known: its writer commits it next."""
     gone: Gone | None = None
@@ -102,7 +102,7 @@ class Behind:
         return self.only_last and now_ms - self.since_ms < COMING_MS
 
     def __str__(self) -> str:
-        of = counted(self.batches, "batch") if self.replay is None else f"replay {self.replay}"
+        of = counted(self.batches, "batch") if self.backfill is None else f"backfill {self.backfill}"
         return f"{self.target} lacks {counted(self.rows, 'row')} of {of}: {self.reason}"
 
 

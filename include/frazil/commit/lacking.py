@@ -22,7 +22,7 @@ from frazil.commit.followers import (
     told_error,
 )
 from frazil.commit.journal import Journal, later_journals
-from frazil.commit.lane import Lane, has_lane, unsettled_replay
+from frazil.commit.lane import Lane, has_lane, unsettled
 from frazil.commit.lane_records import chunks, given_up
 from frazil.commit.marker import BatchKey, Marker, read_marker
 from frazil.commit.members import never_had
@@ -75,13 +75,13 @@ def _lacks(
     return dataclasses.replace(behind_of(target, journals, reason), only_last=only_last, gone=gone)
 
 
-def lacking_replayed(tables: StreamTables, there: Mapping[Target, Table]) -> list[Behind]:
-    """Return the tables without the rows of the last published replay of dead letters. Commits nothing.
+def lacking_backfilled(tables: StreamTables, there: Mapping[Target, Table]) -> list[Behind]:
+    """Return the tables without the rows of the last published backfill or replay. Commits nothing.
 
-    `there` has tables that are loaded already. Costs nothing once the replay's dead letters have left their table: all
-    tables have its rows then.
+    `there` has tables that are loaded already. Costs nothing once the dead-letter table has ended it too: all tables
+    have its rows then.
     """
-    lane = unsettled_replay(tables.main.current().properties, _letters_properties(tables), tables.stream)
+    lane = unsettled(tables.main.current().properties, _letters_properties(tables), tables.stream)
     if lane is None:
         return []
     gone = given_up(tables.journals, lane.id)
@@ -89,9 +89,10 @@ def lacking_replayed(tables: StreamTables, there: Mapping[Target, Table]) -> lis
     for journal in chunks(tables.journals, lane):
         for target in journal.routed - gone:
             staged[target].append(journal)
-    reason = f"home has them; `frazil dlq replay {tables.stream}` brings them, or says why it cannot"
+    command = f"frazil {'dlq replay' if lane.replays else 'backfill'} {tables.stream}"
+    reason = f"the default table has them; `{command}` brings them, or shows why it cannot"
     return [
-        dataclasses.replace(behind_of(target, journals, reason), replay=lane.id)
+        dataclasses.replace(behind_of(target, journals, reason), backfill=lane.id)
         for target, journals in sorted(staged.items())
         if not _has_lane(tables, there.get(target), target, lane)
     ]

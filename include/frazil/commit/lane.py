@@ -152,22 +152,22 @@ def read_lane(properties: Mapping[str, str], stream: str) -> Lane | None:
         ) from error
 
 
-def unsettled_replay(
+def unsettled(
     home: Mapping[str, str], letters: Mapping[str, str], stream: str, *, abandoned: bool = False
 ) -> Lane | None:
-    """Return the replay that the default table has but whose dead letters remain: routed tables may not have its rows.
+    """Return the backfill that only the default table has ended: routed tables may not have its rows.
 
-    With `abandoned`, also one that was abandoned in the default table: no table gets its rows, and its dead letters
-    stay. Takes the properties of both tables.
+    With `abandoned`, also one that was abandoned in the default table: no table gets its rows, and the dead letters of
+    a replay stay. Takes the properties of both tables.
     """
     lane, own = read_lane(home, stream), read_lane(letters, stream)
-    if lane is None or own is None or own.id != lane.id or not (own.is_open and own.replays):
+    if lane is None or own is None or own.id != lane.id or not own.is_open:
         return None
     return lane if lane.state is LaneState.PUBLISHED or (abandoned and not lane.is_open) else None
 
 
 def has_lane(properties: Mapping[str, str], lane: Lane) -> bool:
-    """Whether a routed table has the rows of a replay: its properties name the last one that had any for it."""
+    """Whether a routed table has the rows of a backfill: its properties name the last one that had any for it."""
     found = read_lane(properties, lane.stream)
     return found is not None and found.id == lane.id
 

@@ -11,7 +11,7 @@ from pyiceberg.table import Table
 from pyroaring import BitMap64
 
 from frazil.commit.branch_end import stands
-from frazil.commit.lane import Lane, LaneState, branch_name, read_lane, unsettled_replay
+from frazil.commit.lane import Lane, LaneState, branch_name, read_lane, unsettled
 from frazil.commit.lane_records import chunks, record_of, topic_ids
 from frazil.commit.opened import OpenStream
 from frazil.commit.replayed_letters import letters_at
@@ -49,7 +49,7 @@ def discard(opened: OpenStream, selection: Selection, mark: Mark) -> int:
     handle = opened.tables.dead_letters
     letters = identities(opened, selection)
     own, home = handle.current().properties, opened.tables.main.refresh().properties
-    decided = unsettled_replay(home, own, opened.spec.name, abandoned=True)
+    decided = unsettled(home, own, opened.spec.name, abandoned=True)
     if decided is not None and letters:
         letters = _without_rows(opened, letters, decided)
     if not letters:

@@ -17,7 +17,7 @@ from pyiceberg.table import Table
 
 from frazil.commit.beside_home import note_of
 from frazil.commit.followers import Behind, Followers, Gone
-from frazil.commit.lacking import lacking_of, lacking_replayed
+from frazil.commit.lacking import lacking_backfilled, lacking_of
 from frazil.commit.marker import Marker
 from frazil.commit.members import Member, member_names, member_of, write_member
 from frazil.commit.stream_tables import StreamTables
@@ -134,13 +134,13 @@ def not_with_home(
         dataclasses.replace(b, reason=found.reason, gone=found.amiss) if (found := dropped.pop(b.target, None)) else b
         for b in behind
     ]
-    replayed = [
+    backfilled = [
         b
         if route_has(spec, tables, b.target) or catalog.table_exists(b.target)
         else dataclasses.replace(b, reason=mending(b.target), gone=Gone.MISSING)
-        for b in lacking_replayed(tables, there or {})
+        for b in lacking_backfilled(tables, there or {})
     ]
-    return [*told, *replayed], list(dropped.values())
+    return [*told, *backfilled], list(dropped.values())
 
 
 def _made_again_meanwhile(spec: StreamSpec, tables: StreamTables, target: Target) -> dict[Target, DroppedTable]:

@@ -197,7 +197,7 @@ def test_rows_of_a_replay_that_home_has_and_a_table_lacks_are_told_and_no_cut_is
     (behind,) = json.loads(call("route", "shop", "--json").stdout)["behind"]
     assert (behind["target"], behind["rows"]) == (ORDERS, 1)
     (status,) = json.loads(call("status", "shop", "--json").stdout)["streams"]
-    said = f"{ORDERS} lacks 1 row of replay {behind['replay']}: home has them; `frazil dlq replay shop` brings them"
+    said = f"{ORDERS} lacks 1 row of backfill {behind['backfill']}: the default table has them"
     assert any(problem.startswith(said) for problem in status["problems"])
     for words in ((), ("--tag", "x")):
         refused = call("cut", "shop", *words)
@@ -206,12 +206,12 @@ def test_rows_of_a_replay_that_home_has_and_a_table_lacks_are_told_and_no_cut_is
     discarded = call("dlq", "discard", "shop", "--because", "a test", "--yes")
     assert "2 dead letters of stream shop discarded." in discarded.stdout, "those that failed again"
     assert (
-        f"by replay {behind['replay']} are not discarded: they leave once each table has its rows" in discarded.stderr
+        f"by replay {behind['backfill']} are not discarded: they leave once each table has its rows" in discarded.stderr
     )
     given_up = call("route", "shop", "--give-up", ORDERS, "--yes")
     assert given_up.stdout == (
         f"No row of a batch waits for {ORDERS}: nothing is given up. "
-        "1 row of a replay waits, and `frazil dlq replay shop` brings it.\n"
+        f"{said}; `frazil dlq replay shop` brings them, or shows why it cannot.\n"
     )
     finished, nothing = call("dlq", "replay", "shop").stdout.splitlines()
     assert finished.endswith("Stream shop: 4 dead letters are rows now; 2 failed again.")
@@ -357,7 +357,7 @@ def test_a_cut_before_a_replay_is_before_a_batch_that_a_table_got_after_it(
 
 def test_while_a_table_lacks_rows_or_is_not_there_nothing_is_replayed(made: Shop) -> None:
     made.batch({RAW_A: 1})
-    with pytest.raises(RouteBehind, match=r"shop.raw_a lacks 1 row of 1 batch: .* Mend the table first"):
+    with pytest.raises(RouteBehind, match=r"shop.raw_a lacks 1 row of 1 batch: .* Fix the table first"):
         replay(open_stream(made.spec), Selection())
     made.follow()
     load_catalog(None).drop_table(ORDERS)
