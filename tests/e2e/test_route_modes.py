@@ -119,6 +119,31 @@ def test_a_table_behind_gets_the_changes_that_wait_in_order_from_a_later_writer(
     assert there <= referenced(table), "changes that are merged are deleted"
 
 
+@pytest.mark.parametrize("mode", [UPSERT, "dedupe: {key: id, within: 10s}\n"])
+@pytest.mark.parametrize("routed", [True, False], ids=["has a route", "had a route"])
+def test_without_kafka_the_audit_compares_the_rows_that_are_there(
+    stream: Any, declare: Any, mode: str, routed: bool
+) -> None:
+    declare(COMMIT + mode + ROUTE)
+    stream.produce([record(1, "a", 1), record(2, "b", 2), record(1, "a", 3)])
+    stream.catch_up()
+    if not routed:
+        declare(COMMIT + mode)
+        stream.produce([record(3, "a", 1)])
+        stream.catch_up()
+    assert [*audit(stream.spec, window=None, with_source=False).wrong] == []
+    for source in (False, True):
+        found = audit(stream.spec, window=None, with_source=source)
+        assert found.clean is (source and routed)
+        if not found.clean:
+            (open_,) = [f for f in found.findings if f.kind is FindingKind.NOT_COMPARED]
+            assert open_.count == (4 if source else 1), open_
+    table = load_catalog(None).load_table("test.of_b")
+    table.append(table.scan().to_arrow())
+    doubled = audit(stream.spec, window=None, with_source=False).wrong
+    assert [(f.kind, f.count) for f in doubled] == [(FindingKind.DUPLICATES, 1)]
+
+
 def test_an_upsert_is_not_routed_by_a_field_outside_its_key(stream: Any) -> None:
     stream.declare("mode: upsert\nkey: id\n" + ROUTE)
     with pytest.raises(Exception, match="is not in the key: a record could move its key to another table"):
