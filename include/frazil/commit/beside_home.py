@@ -107,7 +107,7 @@ def written_anew(
 
     Never overwrites a file.
     """
-    from frazil.ingest.routed_writers import fitted  # noqa: PLC0415 - loads Numba, which commands that look do not need
+    from frazil.ingest.routed_writers import fitted, other_names  # noqa: PLC0415 - loads Numba, for writers only
 
     if tables.merging and files[0].content in MERGED:
         layout = tables.merging.staged(table, folder=folder)
@@ -116,13 +116,14 @@ def written_anew(
     writer = TableWriter(layout, target, io=table.io, file_name=file_namer(0, 0))
     home = tables.main.current()
     homes = f"{bare_path(data_location(home))}/"
+    names = other_names(layout.schema_json, layout.properties, home.schema().model_dump_json(), home.properties)
     try:
         for file in files:
             is_homes = is_beside(tables, file) or bare_path(file.path).startswith(homes)
             source = (home if is_homes else table).io
             with source.new_input(file.path).open() as stream:
                 for batch in pq.ParquetFile(stream).iter_batches():
-                    writer.add(fitted(pa.Table.from_batches([batch]), writer.layout.arrow_schema))
+                    writer.add(fitted(pa.Table.from_batches([batch]), writer.layout.arrow_schema, names))
         written = tuple(writer.finish())
     except BaseException:
         writer.abort()
