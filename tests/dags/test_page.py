@@ -121,6 +121,7 @@ def declared(ask: Ask, streams: Path) -> None:
     ghosts = YAML.format(name="ghosts", table="{identifier: far.ghosts, catalog: silent}")
     (streams / "ghosts.yaml").write_text(ghosts)
     route = "route: {by: field, name: id, tables: {'1': demo.orders_one}, template: 'demo.orders_of_{value}'}\n"
+    route += "coordinates: false\n"
     (streams / "orders.yaml").write_text(YAML.format(name="orders", table="demo.orders") + route)
     (streams / "wrong.yaml").write_text("name: wrong\nschema: {id: lung}\n")
     eventually(lambda: ask("VIEWER", "api/overview")["body"]["lines"], within_s=60)
@@ -457,6 +458,7 @@ def test_a_stream_offers_what_its_kind_can_have_and_refuses_the_rest_as_the_comm
         assert (answer["status"], answer["body"][said]) == (200 if what == "plan" else 422, str(raised.value))
     acts = {name: ask("OP", f"api/stream/{name}")["body"]["acts"] for name in ("ghosts", "orders", "wrong")}
     assert acts["ghosts"] == ["pause", "restart", "reset", "backfill", "replay"], "nobody knows what its table says"
+    assert "backfill" not in acts["orders"]
     assert acts["wrong"] == []
 
 
