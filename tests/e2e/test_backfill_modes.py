@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from frazil.backfill.request import parse_request
 from frazil.backfill.run import Backfill, open_backfill
 from frazil.backfill.stage import run, stage
 from frazil.commit.lane import Lane, LaneState
+from frazil.commit.sweep import bare_path
 from frazil.errors import CommitUnavailable, SpecError, WriterBusy
 from frazil.table.catalogs import load_catalog
 from tests.in_process_engine import InProcessEngine
@@ -236,3 +238,21 @@ def test_changes_are_not_put_beside_rows_of_a_former_route(stream: Any, declare:
     with pytest.raises(Exception, match=r"1 record for table test\.a landed in test\.events, when the route"):
         backfilled(stream)
     assert rows("test.a") == [(2, 2)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_abandoned_backfill_leaves_nothing(stream: Any, declare: Any, frazil: Any, kind: str) -> None:
+    stream.produce(OLD)
+    declare(KINDS[kind][0], start=True)
+    stream.produce(NEW)
+    stream.catch_up()
+    before = {name: rows(f"test.{name}") for name in KINDS[kind][1]}
+    folder = Path(bare_path(stream.table().location())).parent  # of all tables
+    files = {*folder.rglob("*.parquet")}
+    with asking(stream) as backfill, InProcessEngine() as engine:
+        stage(backfill, engine)
+    assert files < {*folder.rglob("*.parquet")}
+    assert "is abandoned" in frazil("backfill", "events", "--abandon", "--yes").stdout
+    assert files == {*folder.rglob("*.parquet")}
+    assert {name: rows(f"test.{name}") for name in KINDS[kind][1]} == before
+    assert is_right(stream)

@@ -13,6 +13,7 @@ from pyiceberg.exceptions import ForbiddenError
 
 from frazil.audit.compare import FindingKind
 from frazil.audit.declared import audit
+from frazil.commit.merging import FOLDER
 from frazil.commit.sweep import bare_path, referenced
 from frazil.events import BatchCommitted, Event
 from frazil.table.catalogs import load_catalog
@@ -111,6 +112,9 @@ def test_a_table_behind_gets_the_changes_that_wait_in_order_from_a_later_writer(
                 stream.produce([record(1, "a", second), record(second, "a", second), record(1, "b", second)])
                 eventually(lambda second=second: rows("test.of_b") == [(1, second)], within_s=60)
     assert rows("test.a") == [(1, 1)]
+    table = load_catalog(None).load_table("test.a")
+    merged = Path(bare_path(table.location())).rglob(f"{FOLDER}/**/*.parquet")
+    assert len([path for path in merged if str(path) not in referenced(table)]) <= 2, "those of the first batch"
     stream.produce([record(1, "b", 5)])
     stream.catch_up()
     assert (rows("test.a"), rows("test.of_b")) == ([(1, 4), (2, 2), (3, 3), (4, 4)], [(1, 5)])
